@@ -1,0 +1,101 @@
+"""One tree of errors. Each survives pickling, because Ray carries errors between processes.
+
+    GdpoTuneError                 anything that this package raises on purpose
+    |- UsageError                 the request is wrong: exit status 2, before any work starts
+    |  |- SpecError               the YAML file or a --set override, with every problem at once
+    |  |- PolicyError             a policy that cannot be loaded or trained
+    |  |- ResourcesError          more CPUs or GPUs asked for than the machine or cluster has
+    |  |- LedgerHeldError         another process writes to this sweep's ledger
+    |  |- IdentityError           another sweep lives under the same name
+    |  `- TrackingError           `tracking.required: true` and the server does not answer
+    |- TrialFailure               this trial ends, with a reason that lands in the ledger
+    |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
+    |- SandboxUnavailable         no isolation on this machine: fail closed
+    `- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class GdpoTuneError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+    exit_status = 1
+
+
+class UsageError(GdpoTuneError):
+    """The request cannot be carried out as asked; nothing was started."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a sweep file: where, what, why, and what to do instead."""
+
+    where: str
+    """`file:line`, or the `--set` override as it was typed."""
+    key: str
+    """Dotted key, such as `space.group_size`; empty for the file as a whole."""
+    value: str
+    """The offending value as a reader would type it; empty if there is none."""
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        subject = self.key + (f" = {self.value}" if self.value else "")
+        head = f"{self.where}: {subject}: " if subject else f"{self.where}: "
+        return f"{head}{self.reason}\n    fix: {self.fix}"
+
+
+class SpecError(UsageError):
+    """Every problem of a sweep file, together."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = f"{count} problem{'s' if count != 1 else ''} in the sweep specification"
+        return "\n".join([head, *(str(problem) for problem in self.problems)])
+
+
+class PolicyError(UsageError):
+    """A policy that cannot be found, read or trained."""
+
+
+class ResourcesError(UsageError):
+    """More CPUs or GPUs a trial than the machine or cluster has."""
+
+
+class LedgerHeldError(UsageError):
+    """Another live process holds the lease of this sweep's ledger."""
+
+
+class IdentityError(UsageError):
+    """A sweep with another task, policy, space, objectives or training lives under this name."""
+
+
+class TrackingError(UsageError):
+    """The tracking server does not answer although the spec requires it."""
+
+
+class TrialFailure(GdpoTuneError):
+    """This trial cannot go on; its message is the reason that the ledger keeps."""
+
+
+class NonFiniteError(TrialFailure):
+    """NaN or inf where training needs a number; the message names the quantity and the step."""
+
+
+class SandboxUnavailable(GdpoTuneError):
+    """This machine offers no sufficient isolation, so no candidate code is run."""
+
+    exit_status = 2
+
+
+class SandboxInfraError(GdpoTuneError):
+    """The sandbox failed repeatedly for reasons of its own, so no verdict exists."""
