@@ -1,0 +1,40 @@
+"""What the commands share: exit statuses and how an error reaches a person.
+
+Exit status 0: done. 1: something broke. 2: the request was wrong, nothing was started.
+130: stopped by Ctrl-C, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from gdpo_tune.errors import GdpoTuneError
+
+INTERRUPTED = 130
+
+
+def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a command's `main` on the process's arguments and exit with its status."""
+    try:
+        status = main(sys.argv[1:])
+    except GdpoTuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = error.exit_status
+    sys.exit(status)
+
+
+def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that decide which sweep a command speaks of."""
+    parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="what to search")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override one key, such as training.steps=100; may be repeated",
+    )
+    parser.add_argument("--name", help="name of the sweep (default: the file's name:, or its stem)")
