@@ -1,0 +1,34 @@
+"""What is asked: the YAML of a sweep as frozen models, or every error in it at once."""
+
+from gdpo_tune.spec.domains import Choice, Domain, Fixed, Uniform
+from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.model import (
+    Constraint,
+    Keep,
+    ObjectiveSpec,
+    Replicates,
+    Resources,
+    Scheduler,
+    Search,
+    SweepSpec,
+    Tracking,
+)
+from gdpo_tune.spec.space import Space
+
+__all__ = [
+    "Choice",
+    "Constraint",
+    "Domain",
+    "Fixed",
+    "Keep",
+    "ObjectiveSpec",
+    "Replicates",
+    "Resources",
+    "Scheduler",
+    "Search",
+    "Space",
+    "SweepSpec",
+    "Tracking",
+    "Uniform",
+    "load_spec",
+]

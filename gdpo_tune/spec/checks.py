@@ -1,0 +1,162 @@
+"""What holds between several keys of the file, or between a key and the registry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gdpo_tune import registry
+from gdpo_tune.spec.domains import Domain, Uniform
+from gdpo_tune.spec.model import ObjectiveSpec, Resources, Search
+from gdpo_tune.spec.parse_space import parameter_node
+from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
+from gdpo_tune.spec.space import Space
+from gdpo_tune.trials import TrainingSettings
+
+SHOWN = 6
+"""At most so many values of a long list are named in a message."""
+
+
+def check_name(
+    node: Node, path: KeyPath, what: str, names: Iterable[str], problems: Problems
+) -> bool:
+    """Whether `node` is one of `names`; a problem is noted if not."""
+    known = list(names)
+    if isinstance(node.value, str) and node.value in known:
+        return True
+    fix = f"{did_you_mean(node.plain(), known)}those that exist: {one_of(known)}"
+    problems.at(node, path, f"unknown {what}", fix)
+    return False
+
+
+def check_search(search: Search | None, root: Node, problems: Problems) -> None:
+    """The sampler and the scheduler exist."""
+    if search is None:
+        return
+    sampler = root.find(("search", "sampler"))
+    scheduler = root.find(("search", "scheduler", "type"))
+    if search.sampler not in registry.SAMPLERS:
+        check_name(sampler, ("search", "sampler"), "sampler", registry.SAMPLERS, problems)
+    if search.scheduler.type not in registry.SCHEDULERS:
+        path = ("search", "scheduler", "type")
+        check_name(scheduler, path, "scheduler", registry.SCHEDULERS, problems)
+
+
+def check_reference(
+    name: str, objective: ObjectiveSpec, info: registry.MetricInfo, node: Node, problems: Problems
+) -> None:
+    """Some value of the metric is better than the reference."""
+    path = ("objectives", name, "reference")
+    best = info.high if objective.direction == "maximize" else info.low
+    beaten = (
+        objective.reference < best
+        if objective.direction == "maximize"
+        else objective.reference > best
+    )
+    if not beaten:
+        side = "below" if objective.direction == "maximize" else "above"
+        reason = f"no value of {name} is better than this, so the hypervolume would always be 0"
+        fix = f"write the worst value of interest, {side} {best:g}"
+        problems.at(node.find(("reference",)), path, reason, fix)
+
+
+def check_weights(space: Space | None, root: Node, problems: Problems) -> None:
+    """No trial has only weights of 0."""
+    if space is None:
+        return
+    weights = {n: d for n, d in space.domains.items() if n.startswith("reward_weights.")}
+    if not all(can_be_zero(name, space) for name in weights):
+        return
+    node = root.find(("space", "reward_weights"))
+    always = all(domain.values() == (0,) for domain in weights.values())
+    reason = "every weight is 0" if always else "a trial could have a weight of 0 for every reward"
+    anchor = next(iter(weights)).rpartition(".")[2]
+    fix = f"fix one above 0, such as {anchor}: 1: only ratios matter"
+    problems.at(node, ("space", "reward_weights"), f"{reason}, so nothing would be learnt", fix)
+
+
+def can_be_zero(name: str, space: Space) -> bool:
+    """Whether a trial may have the value 0 for `name`."""
+    values = space.reachable(name)
+    return space.domains[name].contains(0) if values is None else 0 in values
+
+
+def check_group_size(
+    space: Space | None, settings: TrainingSettings | None, root: Node, problems: Problems
+) -> None:
+    """Every reachable group size divides the completions of a step into at least one prompt."""
+    if space is None or settings is None:
+        return
+    total = settings.completions_per_step
+    sizes = [size for size in space.reachable("group_size") or () if isinstance(size, int)]
+    path = ("space", "group_size")
+    node = parameter_node(root, "group_size") or root.find(("training", "completions_per_step"))
+    large = [size for size in sizes if size > total]
+    if large:
+        reason = f"{several(large)} exceeds training.completions_per_step = {total}: below 1 prompt"
+        problems.at(node, path, reason, divisors_fix(space.domains["group_size"], total))
+    uneven = [size for size in sizes if size <= total and total % size]
+    if uneven:
+        reason = f"{several(uneven)} does not divide training.completions_per_step = {total}"
+        problems.at(node, path, reason, divisors_fix(space.domains["group_size"], total))
+
+
+def several(sizes: list[int]) -> str:
+    """A few values, then an ellipsis."""
+    return one_of(sizes[:SHOWN]) + (", ..." if len(sizes) > SHOWN else "")
+
+
+def divisors_fix(domain: Domain, total: int) -> str:
+    """Group sizes that work: those within the range that was asked, else all."""
+    divisors = [size for size in range(2, total + 1) if total % size == 0]
+    if isinstance(domain, Uniform):
+        divisors = [size for size in divisors if domain.low <= size <= domain.high] or divisors
+    return f"use group sizes among {show(divisors)}, or change training.completions_per_step"
+
+
+def check_lengths(settings: TrainingSettings | None, root: Node, problems: Problems) -> None:
+    """The length limit can be exceeded."""
+    if settings is None or settings.length_limit <= settings.max_completion_length:
+        return
+    path = ("training", "length_limit")
+    longest = settings.max_completion_length
+    reason = f"above max_completion_length = {longest}: every completion is within it"
+    node = root.find(path)
+    fix = f"write a limit below {longest}, or raise training.max_completion_length"
+    problems.add(node.mark, "training.length_limit", settings.length_limit, reason, fix)
+
+
+def check_resources_shape(resources: Resources | None, root: Node, problems: Problems) -> None:
+    """Shares that could be granted on some machine."""
+    if resources is None:
+        return
+    if resources.workers > 1:
+        path = ("resources", "workers")
+        reason = "several workers a trial do not exist yet"
+        problems.at(root.find(path), path, reason, "write workers: 1, or remove the key")
+    if resources.gpus > 1 and not resources.gpus.is_integer():
+        path = ("resources", "gpus")
+        fix = f"write {math.floor(resources.gpus)} or {math.ceil(resources.gpus)}"
+        problems.at(root.find(path), path, "above 1 only whole GPUs can be had", fix)
+
+
+def check_storage(storage: str, root: Node, problems: Problems) -> None:
+    """The folder of sweeps is not a file."""
+    if Path(storage).is_file():
+        path = ("storage",)
+        problems.at(root.find(path), path, "is a file, not a folder", "name another folder")
+
+
+def check_bound(
+    op: str, bound: float, info: registry.MetricInfo, node: Node, path: KeyPath, problems: Problems
+) -> None:
+    """Some value of the metric respects the bound."""
+    if (op == ">=" and bound > info.high) or (op == "<=" and bound < info.low):
+        fix = f"the metric lies between {info.low:g} and {info.high:g}"
+        problems.at(node, path, "no trial can ever meet this", fix)
+
+
+def metrics_of(task: str) -> Mapping[str, registry.MetricInfo]:
+    """What the task measures."""
+    return registry.TASKS[task].metrics

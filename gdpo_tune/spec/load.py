@@ -1,0 +1,231 @@
+"""From a YAML file and `--set` overrides to a `SweepSpec`, or to every problem at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from gdpo_tune import registry
+from gdpo_tune.registry import ParameterInfo
+from gdpo_tune.spec import checks
+from gdpo_tune.spec.model import (
+    Constraint,
+    Keep,
+    ObjectiveSpec,
+    Resources,
+    Search,
+    SweepSpec,
+    Tracking,
+)
+from gdpo_tune.spec.parse_space import parse_enqueue, parse_space
+from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean, one_of
+from gdpo_tune.spec.sections import section, training
+from gdpo_tune.spec.source import read
+from gdpo_tune.spec.space import Space
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+
+
+def load_spec(
+    path: Path | str, overrides: Sequence[str] = (), name: str | None = None
+) -> SweepSpec:
+    """Read, merge and validate a sweep file.
+
+    Args:
+        path: the YAML file; what it `extends:` lies beneath it.
+        overrides: `key=value` with dotted keys and YAML values; later ones win.
+        name: the sweep's name, instead of the file's.
+
+    Raises:
+        SpecError: anything is wrong with the file or an override; it lists every problem, each
+            with its line, value, reason and fix. The machine is not looked at, so that a file for
+            a cluster can be read anywhere: see `machine.check_resources`.
+    """
+    path = Path(path)
+    problems = Problems(Mark(str(path), 1))
+    root = read(path, overrides, name, problems)
+    problems.refuse_empty(root)
+    return Document(path, root, root.mapping() or {}, problems).spec()
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file that could be parsed, and what turned out to be wrong with it."""
+
+    path: Path
+    root: Node
+    nodes: Mapping[str, Node]
+    problems: Problems
+
+    def spec(self) -> SweepSpec:
+        """Everything that the file says.
+
+        Raises:
+            SpecError: every problem.
+        """
+        self.refuse_unknown_keys()
+        task = self.task()
+        parameters = self.parameters(task)
+        space = self.space(parameters)
+        objectives, constraints = self.objectives(task), self.constraints(task)
+        settings = training(self.nodes.get("training"), self.problems)
+        search = section(Search, self.nodes.get("search"), ("search",), self.problems)
+        resources = section(Resources, self.nodes.get("resources"), ("resources",), self.problems)
+        tracking = section(Tracking, self.nodes.get("tracking"), ("tracking",), self.problems)
+        enqueue = parse_enqueue(self.nodes.get("enqueue"), space, parameters, self.problems)
+        name, keep = self.name(), self.keep()
+        policy, storage = self.text("policy", "embedded"), self.text("storage", "runs")
+        checks.check_weights(space, self.root, self.problems)
+        checks.check_group_size(space, settings, self.root, self.problems)
+        checks.check_lengths(settings, self.root, self.problems)
+        checks.check_search(search, self.root, self.problems)
+        checks.check_resources_shape(resources, self.root, self.problems)
+        checks.check_storage(storage, self.root, self.problems)
+        self.problems.raise_if_any()
+        # Nothing is missing without a problem; the type checker cannot know.
+        assert task and space and settings and search and resources and tracking
+        return SweepSpec(
+            name=name,
+            task=task,
+            policy=policy,
+            objectives=objectives,
+            constraints=constraints,
+            space=space,
+            enqueue=enqueue,
+            keep=keep,
+            training=settings,
+            search=search,
+            resources=resources,
+            tracking=tracking.model_copy(update={"experiment": tracking.experiment or name}),
+            storage=Path(storage),
+        )
+
+    def refuse_unknown_keys(self) -> None:
+        """Note top-level keys that do not exist."""
+        known = [*SweepSpec.model_fields, "extends"]
+        for key, node in self.nodes.items():
+            if key not in known:
+                fix = f"{did_you_mean(key, known)}keys here are {one_of(known)}"
+                self.problems.at(node, (key,), "unknown key", fix)
+
+    def required(self, key: str, example: str) -> Node | None:
+        """The node of a key that every sweep needs."""
+        node = self.nodes.get(key)
+        if node is None:
+            self.problems.add(self.root.mark, key, None, "missing", f"add {key}: {example}")
+        return node
+
+    def text(self, key: str, default: str) -> str:
+        """A key whose value is a piece of text."""
+        node = self.nodes.get(key)
+        if node is None:
+            return default
+        if isinstance(node.value, str) and node.value.strip():
+            return node.value
+        self.problems.at(node, (key,), "not a piece of text", "write a word, quoted if need be")
+        return default
+
+    def task(self) -> str | None:
+        """The task's name; None if there is no such task."""
+        node = self.required("task", "code")
+        if node is None:
+            return None
+        if isinstance(node.value, str) and (".py" in node.value or ":" in node.value):
+            reason = "tasks in files of your own do not exist yet"
+            fix = f"tasks that exist: {one_of(registry.TASKS)}"
+            self.problems.at(node, ("task",), reason, fix)
+            return None
+        known = checks.check_name(node, ("task",), "task", registry.TASKS, self.problems)
+        return str(node.value) if known else None
+
+    def parameters(self, task: str | None) -> Mapping[str, ParameterInfo]:
+        """What `space:` may name; under an unknown task, any reward weight that it does name."""
+        if task is not None:
+            return registry.parameters(task)
+        weights = self.root.find(("space", "reward_weights")).mapping() or {}
+        named = {f"reward_weights.{reward}": registry.REWARD_WEIGHT for reward in weights}
+        return {**registry.PARAMETERS, **named}
+
+    def space(self, parameters: Mapping[str, ParameterInfo]) -> Space | None:
+        """The search space; None if it is unusable."""
+        node = self.required("space", "{group_size: [4, 8]}")
+        return None if node is None else parse_space(node, parameters, self.problems)
+
+    def objectives(self, task: str | None) -> dict[str, ObjectiveSpec]:
+        """The objectives that are sound."""
+        node = self.required("objectives", "{correctness: {direction: maximize, reference: 0}}")
+        if node is None:
+            return {}
+        result: dict[str, ObjectiveSpec] = {}
+        if not node.mapping():
+            fix = "write correctness: {direction: maximize, reference: 0} below it"
+            self.problems.at(node, ("objectives",), "not a mapping of metrics to objectives", fix)
+        for name, child in (node.mapping() or {}).items():
+            path = ("objectives", name)
+            known = self.metric(name, child, "objectives", task)
+            objective = section(ObjectiveSpec, child, path, self.problems)
+            if objective is None:
+                continue
+            result[name] = objective
+            if known is not None:
+                checks.check_reference(name, objective, known, child, self.problems)
+        return result
+
+    def constraints(self, task: str | None) -> dict[str, Constraint]:
+        """The constraints that are sound."""
+        node = self.nodes.get("constraints")
+        if node is None:
+            return {}
+        if node.mapping() is None:
+            fix = 'write a mapping such as {correctness: ">= 0.2"}'
+            self.problems.at(node, ("constraints",), "not a mapping of metrics to bounds", fix)
+        result: dict[str, Constraint] = {}
+        for name, child in (node.mapping() or {}).items():
+            path = ("constraints", name)
+            known = self.metric(name, child, "constraints", task)
+            match = CONSTRAINT.fullmatch(child.value) if isinstance(child.value, str) else None
+            if match is None:
+                fix = 'write ">= 0.2" or "<= 0.2", with the quotes'
+                self.problems.at(child, path, "not a bound", fix)
+                continue
+            op, bound = match[1], float(match[2])
+            if known is not None:
+                checks.check_bound(op, bound, known, child, path, self.problems)
+            result[name] = Constraint.model_validate({"op": op, "bound": bound})
+        return result
+
+    def metric(
+        self, name: str, node: Node, key: str, task: str | None
+    ) -> registry.MetricInfo | None:
+        """What the task says of a metric; None if it measures no such thing."""
+        if task is None:
+            return None
+        metrics = registry.TASKS[task].metrics
+        if name not in metrics:
+            fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"
+            what = "objective" if key == "objectives" else "metric"
+            self.problems.at(node, (key, name), f"unknown {what}", fix)
+        return metrics.get(name)
+
+    def name(self) -> str:
+        """The sweep's name: given, or the file's stem."""
+        node = self.nodes.get("name", Node(self.path.stem, self.root.mark))
+        if isinstance(node.value, str) and NAME.fullmatch(node.value):
+            return node.value
+        reason = "not a name that a folder can have (letters, digits, '.', '_', '-')"
+        proposal = re.sub(r"[^A-Za-z0-9._-]+", "-", str(node.plain())).strip("-.") or "my-sweep"
+        self.problems.at(node, ("name",), reason, f"write name: {proposal}")
+        return self.path.stem
+
+    def keep(self) -> Keep:
+        """Whose checkpoints stay."""
+        node = self.nodes.get("keep", Node("front", self.root.mark))
+        for choice in get_args(Keep):
+            if node.value == choice:
+                return choice
+        checks.check_name(node, ("keep",), "value", get_args(Keep), self.problems)
+        return "front"

@@ -1,0 +1,165 @@
+"""What a sweep file says, complete and frozen. `load.load_spec` is the way from YAML to here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+from pydantic import BaseModel, ConfigDict, Field
+
+from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.space import Space
+from gdpo_tune.trials import Direction, Objective, ParamValue, TrainingSettings
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Keep = Literal["front", "all", "none"]
+
+IDENTITY_LENGTH = 12
+
+
+class Section(BaseModel):
+    """A mapping of the file: unknown keys are errors, and `"60"` is not 60."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ObjectiveSpec(Section):
+    """A held-out, unweighted metric that the search optimises."""
+
+    direction: Direction
+    """Which way is better."""
+    reference: Finite
+    """The worst value of interest: the hypervolume's reference point, fixed so that sweeps compare."""
+
+
+class Constraint(Section):
+    """A bound on a held-out metric: trials that break it are never on the front."""
+
+    op: Literal[">=", "<="]
+    """Which side is allowed."""
+    bound: Finite
+    """The limit, itself allowed."""
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` respects the bound; NaN does not."""
+        return value >= self.bound if self.op == ">=" else value <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.op} {show(self.bound)}"
+
+
+class Scheduler(Section):
+    """What stops a trial before its end."""
+
+    type: str = "fifo"
+    """One of the schedulers below."""
+
+
+class Replicates(Section):
+    """How front configurations are trained again with fresh seeds before the front is claimed."""
+
+    per_point: Annotated[int, Ge(0)] = 2
+    """Fresh seeds for each front configuration, besides the first run."""
+    max_runs: Annotated[int, Ge(0)] = 8
+    """Most replicate trainings in all; 0 leaves every front point provisional."""
+
+
+class Search(Section):
+    """How the space is searched, and for how long. May change and extend a finished sweep."""
+
+    trials: Annotated[int, Ge(1)] = 16
+    """Configurations to train, baselines and replicates aside."""
+    sampler: str = "auto"
+    """One of the samplers below."""
+    scheduler: Scheduler = Scheduler()
+    replicates: Replicates = Replicates()
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the sampler; the seeds of trials follow from it."""
+
+
+class Resources(Section):
+    """What one trial occupies. As many trials run side by side as fit."""
+
+    cpus: Annotated[float, Gt(0), Field(allow_inf_nan=False)] = 1.0
+    """CPU cores; also the threads of torch, rounded down to at least 1."""
+    gpus: Annotated[float, Ge(0), Field(allow_inf_nan=False)] = 0.0
+    """GPUs: a fraction below 1 shares one, above 1 a whole number."""
+    workers: Annotated[int, Ge(1)] = 1
+    """Training processes of a trial. More than 1 does not exist yet and is refused."""
+
+
+class Tracking(Section):
+    """Where MLflow shows the sweep."""
+
+    uri: Annotated[str, Field(min_length=1)] = "sqlite:///mlflow.db"
+    """MLflow tracking URI."""
+    experiment: str = ""
+    """MLflow experiment; default: the sweep's name."""
+    required: bool = False
+    """Refuse to start if the server does not answer (otherwise everything is kept and sent later)."""
+
+
+class SweepSpec(BaseModel):
+    """One sweep: what is searched, on what, for how long, and where it is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """Name of the sweep: letters, digits, `.`, `_`, `-`; default: the file's stem."""
+    task: str
+    """One of the tasks below."""
+    policy: str = "embedded"
+    """`embedded`, a Hub id, or a folder."""
+    objectives: dict[str, ObjectiveSpec]
+    """Metric -> direction and reference."""
+    constraints: dict[str, Constraint] = {}
+    """Metric -> bound, such as `">= 0.2"`."""
+    space: Space
+    """Parameter -> domain."""
+    enqueue: tuple[dict[str, ParamValue], ...] = ()
+    """Points of the space to try first; a parameter left out is up to the sampler."""
+    keep: Keep = "front"
+    """Whose checkpoints stay on disk at the end: the front's, all, or none."""
+    training: TrainingSettings = TrainingSettings()
+    """What every trial has in common."""
+    search: Search = Search()
+    """How the space is searched, and for how long."""
+    resources: Resources = Resources()
+    """What one trial occupies."""
+    tracking: Tracking = Tracking()
+    """Where MLflow shows the sweep."""
+    storage: Path = Path("runs")
+    """Folder of all sweeps; this one lives in `<storage>/<name>`."""
+
+    @property
+    def directory(self) -> Path:
+        """Where this sweep lives."""
+        return self.storage / self.name
+
+    def objective_list(self) -> tuple[Objective, ...]:
+        """The objectives in the file's order."""
+        return tuple(
+            Objective(name, objective.direction, objective.reference)
+            for name, objective in self.objectives.items()
+        )
+
+    def identity(self) -> str:
+        """Short hash of what decides a trial's meaning: task, policy, objectives, space, training.
+
+        Equal for files that say the same in another order or notation. Budgets, resources,
+        constraints, tracking and the name may change under the same identity.
+        """
+        decisive = self.model_dump(
+            mode="json", include={"task", "policy", "objectives", "space", "training"}
+        )
+        text = json.dumps(decisive, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:IDENTITY_LENGTH]
+
+    def dump_yaml(self) -> str:
+        """The resolved file, every default written out; loading it gives an equal spec."""
+        from gdpo_tune.spec.dump import dump_yaml
+
+        return dump_yaml(self)

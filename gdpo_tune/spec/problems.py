@@ -1,0 +1,145 @@
+"""Collecting what is wrong with a file, so that a person sees all of it at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gdpo_tune.errors import Problem, SpecError
+
+KeyPath = tuple[str | int, ...]
+
+
+class Mark(NamedTuple):
+    """Where a value was written."""
+
+    source: str
+    """A file as the user would name it, or a command-line option as typed."""
+    line: int = 0
+    """From 1; 0 where the source has no lines."""
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of the file together with where it was written."""
+
+    value: object
+    """A scalar, `dict[str, Node]`, `list[Node]`, or None for a key without a value."""
+    mark: Mark
+
+    def mapping(self) -> dict[str, Node] | None:
+        """The entries of a mapping, else None."""
+        if not isinstance(self.value, dict):
+            return None
+        return {str(k): child for k, child in self.value.items() if isinstance(child, Node)}
+
+    def items(self) -> list[Node] | None:
+        """The elements of a list, else None."""
+        if not isinstance(self.value, list):
+            return None
+        return [child for child in self.value if isinstance(child, Node)]
+
+    def plain(self) -> object:
+        """The value without marks."""
+        entries, elements = self.mapping(), self.items()
+        if entries is not None:
+            return {key: child.plain() for key, child in entries.items()}
+        if elements is not None:
+            return [child.plain() for child in elements]
+        return self.value
+
+    def find(self, path: KeyPath) -> Node:
+        """The node at `path`, or the closest one above it that exists."""
+        if not path:
+            return self
+        key, rest = path[0], path[1:]
+        entries, elements = self.mapping(), self.items()
+        if entries is not None and key in entries:
+            return entries[str(key)].find(rest)
+        if elements is not None and isinstance(key, int) and key < len(elements):
+            return elements[key].find(rest)
+        return self
+
+
+@dataclass
+class Problems:
+    """What is wrong so far."""
+
+    origin: Mark
+    """Where a problem belongs that has no line of its own."""
+    found: list[tuple[Mark, Problem]] = field(default_factory=list[tuple[Mark, Problem]])
+    empty: set[str] = field(default_factory=set[str])
+    """Keys without a value: noted once, whatever else a missing value would break."""
+
+    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> None:
+        """Note one problem; `value` None means that there is none to show."""
+        if key in self.empty:
+            return
+        shown = "" if value is None else show(value)
+        self.found.append((mark, Problem(str(mark), key, shown, reason, fix)))
+
+    def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> None:
+        """Note a problem with the value `node`, which stands at `path`."""
+        self.add(node.mark, dotted(path), node.plain(), reason, fix)
+
+    def refuse_empty(self, node: Node, path: KeyPath = ()) -> None:
+        """Note every key that has no value."""
+        if node.value is None and path:
+            self.at(node, path, "no value", "give it a value, or remove the key")
+            self.empty.add(dotted(path))
+        for key, child in (node.mapping() or {}).items():
+            self.refuse_empty(child, (*path, key))
+        for index, child in enumerate(node.items() or []):
+            self.refuse_empty(child, (*path, index))
+
+    def raise_if_any(self) -> None:
+        """Raise everything found, in the order of the lines.
+
+        Raises:
+            SpecError: if anything was found.
+        """
+        if self.found:
+            sources = list(dict.fromkeys(mark.source for mark, _ in self.found))
+            ranked = sorted(
+                self.found, key=lambda item: (sources.index(item[0].source), item[0].line)
+            )
+            raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
+
+
+def dotted(path: KeyPath) -> str:
+    """A key path as a person types it: `enqueue[0].group_size`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def show(value: object) -> str:
+    """A value as one line of YAML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(show(child) for child in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, str):
+        return value if value else '""'
+    return "null" if value is None else str(value)
+
+
+def one_of(names: Iterable[object]) -> str:
+    """Names for the end of a sentence."""
+    return ", ".join(show(name) for name in names)
+
+
+def did_you_mean(word: object, names: Iterable[str]) -> str:
+    """`did you mean 'steps'? ` where something is close, else nothing."""
+    close = difflib.get_close_matches(str(word).lower(), list(names), n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""

@@ -1,0 +1,103 @@
+"""The plain sections of the file: pydantic's errors in our words, with lines and close matches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, dotted, one_of
+from gdpo_tune.trials import TrainingSettings
+
+S = TypeVar("S", bound=BaseModel)
+
+KINDS_OF_VALUE = {
+    "int_type": ("not a whole number", "write a whole number"),
+    "int_from_float": ("not a whole number", "write a whole number"),
+    "float_type": ("not a number", "write a number"),
+    "finite_number": ("not finite", "write a finite number"),
+    "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
+    "string_too_short": ("empty", "write a word, or remove the key"),
+    "bool_type": ("not true or false", "write true or false"),
+    "model_type": ("not a mapping", "write keys and values below it"),
+    "model_attributes_type": ("not a mapping", "write keys and values below it"),
+}
+"""Pydantic's error type -> reason and fix."""
+
+BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems) -> S | None:
+    """Validate one mapping of the file; None if a problem was noted.
+
+    Args:
+        model: what the mapping must be; its fields name the keys.
+        node: the mapping; None (not in the file) stands for an empty one.
+        path: where it stands.
+        problems: where problems go.
+    """
+    try:
+        return model.model_validate({} if node is None else node.plain())
+    except ValidationError as error:
+        origin = node if node is not None else Node(None, problems.origin)
+        for details in error.errors(include_url=False):
+            translate(details, model, origin, path, problems)
+        return None
+
+
+def translate(
+    details: ErrorDetails, model: type[BaseModel], node: Node, path: KeyPath, problems: Problems
+) -> None:
+    """Note one of pydantic's errors."""
+    inner: KeyPath = tuple(details["loc"])
+    at, full = node.find(inner), (*path, *inner)
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        keys = fields_at(model, inner[:-1])
+        fix = f"{did_you_mean(inner[-1], keys)}keys here are {one_of(keys)}"
+        problems.at(at, full, "unknown key", fix)
+    elif kind == "missing":
+        problems.add(at.mark, dotted(full), None, "missing", f"add {inner[-1]}:")
+    elif kind == "literal_error":
+        expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
+        matches = did_you_mean(details["input"], expected.split(", "))
+        problems.at(at, full, "unknown value", f"{matches}use one of {expected}")
+    elif kind in BOUNDS:
+        key, words = BOUNDS[kind]
+        bound = f"{words} {context[key]:g}"
+        problems.at(at, full, f"must be {bound}", f"write a number {bound}")
+    else:
+        reason, fix = KINDS_OF_VALUE.get(kind, (details["msg"], "see docs/reference.md"))
+        problems.at(at, full, reason, fix)
+
+
+def fields_at(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys that the model at `path` knows."""
+    for part in path:
+        inner = model.model_fields[str(part)].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return list(model.model_fields)
+
+
+def training(node: Node | None, problems: Problems) -> TrainingSettings | None:
+    """`training:` as the settings that every room shares."""
+    valid = section(training_model(), node, ("training",), problems)
+    return None if valid is None else TrainingSettings(**valid.model_dump())
+
+
+def training_model() -> type[BaseModel]:
+    """`TrainingSettings` as a strict model, so that its errors read like every other section's."""
+    hints = get_type_hints(TrainingSettings, include_extras=True)
+    fields: dict[str, Any] = {
+        f.name: (hints[f.name], f.default) for f in dataclasses.fields(TrainingSettings)
+    }
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    return create_model("Training", __config__=config, **fields)

@@ -1,0 +1,133 @@
+"""The search space: every parameter of the task with its domain, and what hangs on what."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from graphlib import TopologicalSorter
+
+from pydantic import BaseModel, ConfigDict
+
+from gdpo_tune import registry
+from gdpo_tune.spec.domains import Domain
+from gdpo_tune.trials import Params, ParamValue
+
+
+class Space(BaseModel):
+    """Domains by dotted parameter name, in the file's order.
+
+    Every parameter of the task is present: what the file does not name is fixed at its default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    domains: dict[str, Domain]
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Every name, each after the parameters that its `when` names.
+
+        Raises:
+            graphlib.CycleError: the conditions go in a circle (a loaded file never does).
+        """
+        waits_for = {name: tuple(domain.when) for name, domain in self.domains.items()}
+        return tuple(TopologicalSorter(waits_for).static_order())
+
+    @cached_property
+    def dimensions(self) -> tuple[str, ...]:
+        """Names that are really searched: those with more than one value, in dependency order."""
+        return tuple(name for name in self.order if only_value(self.domains[name]) is None)
+
+    def active(self, params: Params) -> dict[str, Domain]:
+        """Domains that have an effect given what `params` has chosen so far.
+
+        Args:
+            params: values of searched parameters; fixed ones need not be given.
+
+        Returns:
+            Name -> domain in dependency order. A parameter is left out while one that its `when`
+            names is not chosen yet, is inactive itself, or has another value.
+        """
+        known: dict[str, ParamValue] = {}
+        result: dict[str, Domain] = {}
+        for name in self.order:
+            domain = self.domains[name]
+            if not domain.holds(known):
+                continue
+            result[name] = domain
+            value = params.get(name, only_value(domain))
+            if value is not None:
+                known[name] = value
+        return result
+
+    def complete(self, params: Params) -> dict[str, ParamValue]:
+        """Every parameter of the task, as training wants it.
+
+        Args:
+            params: a value for every searched parameter that is active; others are ignored.
+
+        Returns:
+            `params` where active, the only value where there is one, and the parameter's default
+            where it is inactive, so that equal trials have equal parameters.
+
+        Raises:
+            KeyError: an active, searched parameter has no value.
+        """
+        active = self.active(params)
+        result: dict[str, ParamValue] = {}
+        for name, domain in self.domains.items():
+            value = params.get(name, only_value(domain))
+            if name not in active:
+                value = parameter_info(name).default
+            if value is None:
+                raise KeyError(f"no value for {name}, which is active")
+            result[name] = value
+        return result
+
+    def baseline(self, params: Params) -> dict[str, ParamValue]:
+        """A complete setting around `params`, which may lie outside of the domains.
+
+        A parameter that is not given has its default if the domain holds it, else the domain's
+        middle, so that a published setting is trained with a learning rate that fits the policy.
+        """
+        chosen = dict(params)
+        for name in self.order:
+            domain = self.active(chosen).get(name)
+            if name in chosen or domain is None:
+                continue
+            default = parameter_info(name).default
+            chosen[name] = default if domain.contains(default) else domain.middle()
+        return self.complete(chosen)
+
+    def reachable(self, name: str) -> tuple[ParamValue, ...] | None:
+        """Values that a trial can have, the default included where `name` can be inactive.
+
+        None stands for a continuous range.
+        """
+        values = self.domains[name].values()
+        default = parameter_info(name).default
+        if values is None or not self.can_be_inactive(name) or default in values:
+            return values
+        return (*values, default)
+
+    def can_be_inactive(self, name: str) -> bool:
+        """Whether some choice of the other parameters leaves `name` without effect."""
+        for parent, wanted in self.domains[name].when.items():
+            values = self.domains[parent].values()
+            if values is None or not set(values) <= set(wanted) or self.can_be_inactive(parent):
+                return True
+        return False
+
+
+def only_value(domain: Domain) -> ParamValue | None:
+    """The value of a domain that has one alone, else None."""
+    if domain.values() is None:
+        return None
+    values = domain.values() or ()
+    return values[0] if len(values) == 1 else None
+
+
+def parameter_info(name: str) -> registry.ParameterInfo:
+    """What the registry says of a dotted parameter name."""
+    if name.startswith("reward_weights."):
+        return registry.REWARD_WEIGHT
+    return registry.PARAMETERS[name]
