@@ -1,0 +1,103 @@
+"""The front of a sweep with all that display, figures and tracking say about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gdpo_tune.analysis.pareto import hypervolume
+from gdpo_tune.analysis.replicates import (
+    Configuration,
+    configurations,
+    grouped,
+    is_feasible,
+    is_measured,
+    pooled,
+)
+from gdpo_tune.analysis.selection import extremes, knee
+from gdpo_tune.trials import Objective, TrialRecord
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """The hypervolume once a trial had ended."""
+
+    number: int
+    """The trial that ended."""
+    hypervolume: float
+
+
+@dataclass(frozen=True)
+class Front:
+    """The non-dominated configurations of a sweep, on test prompts, and what surrounds them."""
+
+    objectives: tuple[Objective, ...]
+    records: tuple[TrialRecord, ...]
+    configurations: tuple[Configuration, ...]
+    """Every measured configuration, dominated and infeasible ones and baselines included."""
+    members: tuple[Configuration, ...]
+    """Those on the front, best in the first objective first."""
+    baselines: tuple[Configuration, ...]
+    """The untrained policy and the published weights, as far as measured."""
+    knee: Configuration | None
+    """The best compromise; None while the front is empty."""
+    extremes: dict[str, Configuration]
+    """Objective -> the member that is best in it; empty while the front is empty."""
+    hypervolume: float
+    """Of the front, against the objectives' fixed references."""
+
+    @cached_property
+    def hypervolume_over_trials(self) -> tuple[FrontPoint, ...]:
+        """The hypervolume after each trained trial that ended, in order of ending.
+
+        Each point is the front as it was known then, over the means of the seeds so far: the curve
+        falls where a replicate shows that a first trial was lucky, and it ends at `hypervolume`.
+        """
+        return _hypervolume_trace(self.records, self.objectives)
+
+
+def build_front(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> Front:
+    """The front of all complete trials in `records`; works for none at all."""
+    goals = tuple(objectives)
+    known = tuple(configurations(records, goals))
+    ahead = -1.0 if goals[0].direction == "maximize" else 1.0
+    members = tuple(
+        sorted((c for c in known if c.on_front), key=lambda c: ahead * c.values(goals)[0])
+    )
+    values = [member.values(goals) for member in members]
+    compromise = knee(values, goals)
+    return Front(
+        objectives=goals,
+        records=tuple(records),
+        configurations=known,
+        members=members,
+        baselines=tuple(c for c in known if c.role in ("untrained", "published")),
+        knee=None if compromise is None else members[compromise],
+        extremes={name: members[index] for name, index in extremes(values, goals).items()},
+        hypervolume=hypervolume(values, goals),
+    )
+
+
+def _hypervolume_trace(
+    records: Sequence[TrialRecord], objectives: Sequence[Objective]
+) -> tuple[FrontPoint, ...]:
+    key_of = {r.number: key for key, members in grouped(records).items() for r in members}
+    ended = [r for r in records if r.role != "untrained" and r.finished is not None]
+    ended.sort(key=lambda record: (record.finished or math.inf, record.number))
+    seeds: dict[object, list[TrialRecord]] = {}
+    points: dict[object, tuple[float, ...]] = {}
+    trace: list[FrontPoint] = []
+    for record in ended:
+        key = key_of[record.number]
+        if is_measured(record, objectives):
+            seeds.setdefault(key, []).append(record)
+            points.pop(key, None)
+            if is_feasible(seeds[key]):
+                points[key] = tuple(
+                    pooled([seed.test[goal.name] for seed in seeds[key]]).mean
+                    for goal in objectives
+                )
+        trace.append(FrontPoint(record.number, hypervolume(list(points.values()), objectives)))
+    return tuple(trace)

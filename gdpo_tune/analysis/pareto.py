@@ -1,0 +1,84 @@
+"""Dominance, ranks and hypervolume of objective values.
+
+Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives. Inside
+this module everything is a loss (smaller is better): the direction is flipped once, in `losses`. A
+row that holds NaN or infinity was not measured: it is never on a front and adds no hypervolume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import moocore
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gdpo_tune.trials import Objective
+
+Floats = NDArray[np.float64]
+NOT_RANKED = -1
+"""Rank of a point that was not measured."""
+
+
+def losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+    """Values as losses `[T, M]`: maximised objectives change their sign, minimised ones stay.
+
+    Raises:
+        ValueError: `values` is not empty and has not one column for each objective.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0:
+        return np.empty((0, len(objectives)))
+    if array.ndim != 2 or array.shape[1] != len(objectives):
+        raise ValueError(f"values of shape {array.shape} for {len(objectives)} objectives")
+    return array * _signs(objectives)
+
+
+def non_dominated(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.bool_]:
+    """Which points no other point dominates, `bool[T]`; equal points stand or fall together."""
+    return ranks(values, objectives) == 0
+
+
+def ranks(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int64]:
+    """Non-dominated sorting, `int[T]`: 0 is the front, 1 the front once that is taken away, ...
+
+    Equal points share a rank; a point that was not measured has `NOT_RANKED`.
+    Source: Deb et al. 2002, A fast and elitist multiobjective genetic algorithm (NSGA-II).
+    """
+    points = losses(values, objectives)
+    result = np.full(len(points), NOT_RANKED, dtype=np.int64)
+    # moocore crashes or never returns when it meets NaN, so such rows must not reach it.
+    measured = np.isfinite(points).all(axis=1)
+    if measured.any():
+        result[measured] = moocore.pareto_rank(points[measured])
+    return result
+
+
+def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
+    """Volume between the points and the objectives' fixed references; 0 for no points.
+
+    A point that is not better than the reference in every objective contributes nothing.
+    Source: Zitzler and Thiele 1999, Multiobjective evolutionary algorithms: a comparative case
+    study and the strength Pareto approach.
+    """
+    points = losses(values, objectives)
+    reference = reference_losses(objectives)
+    inside = np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
+    if not inside.any():
+        return 0.0
+    return float(moocore.hypervolume(points[inside], ref=reference))
+
+
+def hypervolume_over_trials(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+    """Hypervolume of the first 1, 2, ..., T points, `float[T]`; it never falls."""
+    array = np.asarray(values, dtype=np.float64)
+    return np.array([hypervolume(array[: end + 1], objectives) for end in range(len(array))])
+
+
+def reference_losses(objectives: Sequence[Objective]) -> Floats:
+    """The references of the objectives as losses, `float[M]`."""
+    return np.array([objective.reference for objective in objectives]) * _signs(objectives)
+
+
+def _signs(objectives: Sequence[Objective]) -> Floats:
+    return np.array([-1.0 if o.direction == "maximize" else 1.0 for o in objectives])

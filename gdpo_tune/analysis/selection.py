@@ -1,0 +1,58 @@
+"""Which member of a front to take: the knee, and the best one of each objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.trials import Objective
+
+
+def knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
+    """Index of the front's best compromise, None for an empty front.
+
+    Each loss is scaled to 0 (the front's best) ... 1 (the front's worst); the knee has the smallest
+    sum. For two objectives that is the point farthest below the line between the two extremes; for
+    more, farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the
+    first point. An objective in which all members agree does not count.
+
+    Args:
+        values: `[T, M]`, finite, mutually non-dominated.
+        objectives: M of them.
+
+    Source: Das 1999, On characterizing the "knee" of the Pareto curve based on normal-boundary
+    intersection; Branke et al. 2004, Finding knees in multi-objective optimization.
+    """
+    scaled = _scaled_losses(values, objectives)
+    if len(scaled) == 0:
+        return None
+    # Rounded, so that sums that differ in the last bit alone are the ties that they should be.
+    return int(np.lexsort((scaled.max(axis=1), scaled.sum(axis=1).round(9)))[0])
+
+
+def extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, int]:
+    """Objective name -> index of the point that is best in it; empty for an empty front.
+
+    Ties go to the point that is better in the other objectives, then to the first.
+    """
+    scaled = _scaled_losses(values, objectives)
+    if len(scaled) == 0:
+        return {}
+    total = scaled.sum(axis=1)
+    return {
+        objective.name: int(np.lexsort((total, scaled[:, column]))[0])
+        for column, objective in enumerate(objectives)
+    }
+
+
+def _scaled_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+    """Losses `[T, M]` scaled to 0 (best of the front) ... 1 (worst of the front)."""
+    points = losses(values, objectives)
+    if len(points) == 0:
+        return points
+    best = points.min(axis=0)
+    span = points.max(axis=0) - best
+    return (points - best) / np.where(span > 0, span, 1.0)
