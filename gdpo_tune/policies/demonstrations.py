@@ -1,7 +1,7 @@
 """Demonstrations for the embedded policy's warm start, imperfect on purpose.
 
 A perfect start would leave reinforcement learning nothing to improve and no trade-off to explore:
-so thoughts are absent, terse or long, and four in ten completions break the format in some way.
+so thoughts are absent, terse or long, and half of the completions break the format in some way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Mode = Literal["none", "terse", "long"]
 """How much is thought before the answer."""
 
 MODES: Mapping[Mode, float] = {"none": 0.35, "terse": 0.5, "long": 0.15}
-FORMAT_SHARE = 0.6
+FORMAT_SHARE = 0.5
 CHATTER = " I hope this helps."
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_PROBE = "Write f(x): k is 17, plus 9.\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
+_PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
 """Text that a tokenizer must split alike however it was loaded."""
 
 
@@ -69,6 +69,7 @@ def load_policy(
             come back from its file as it was saved.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     check_policy(name)
@@ -80,7 +81,7 @@ def load_policy(
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype or torch.float32
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PolicyError(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
@@ -118,13 +119,14 @@ def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     for key, word in (("pad_token", "pad"), ("eos_token", "end")):
         if getattr(tokenizer, key) is None:
             raise _missing_token(name, key, word)
-    rows = model.get_input_embeddings().weight.shape[0]
+    _check_tokenizer_file(name, tokenizer)
+    embeddings: Any = model.get_input_embeddings()
+    rows: int = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
         raise PolicyError(
             f"policy {name!r}: its tokenizer has {len(tokenizer)} tokens but the model only "
             f"{rows} embeddings: call model.resize_token_embeddings(len(tokenizer)) and save again"
         )
-    _check_tokenizer_file(name, tokenizer)
 
 
 def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -7,7 +7,7 @@ tell whether shorter answers really cost correctness.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -62,7 +62,7 @@ class _Speaker:
         max_length: int,
         seed: int,
     ) -> None:
-        self._model = model
+        self._model: Any = model  # transformers types `generate` as a tensor
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._seed = seed
@@ -72,7 +72,7 @@ class _Speaker:
         if not thought:
             return "<think></think>"
         first = self._tokenizer(thought)["input_ids"][:1]
-        return "<think>" + self._tokenizer.decode(first)
+        return f"<think>{self._tokenizer.decode(first)}"
 
     @torch.no_grad()
     def complete(
@@ -81,6 +81,7 @@ class _Speaker:
         """Completions, openings included, and their lengths in tokens with the end token."""
         torch.manual_seed(self._seed)
         end = self._tokenizer.eos_token_id
+        how = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
         texts: list[str] = []
         lengths: list[int] = []
         for at in range(0, len(problems), _BATCH):
@@ -94,15 +95,13 @@ class _Speaker:
                 for problem, ids in zip(problems[chosen], begun, strict=True)
             ]
             batch = self._tokenizer.pad({"input_ids": starts}, return_tensors="pt")
-            ids_BT = self._model.generate(
-                **batch, max_new_tokens=self._max_length, do_sample=not greedy, top_k=0
-            )
+            ids_BT = self._model.generate(**batch, max_new_tokens=self._max_length, **how)
             width = batch["input_ids"].shape[1]
             for ids, row in zip(begun, ids_BT[:, width:].tolist(), strict=True):
                 stop = row.index(end) + 1 if end in row else len(row)
                 spoken = (ids + row[:stop])[: self._max_length]
                 lengths.append(len(spoken))
-                texts.append(self._tokenizer.decode(spoken, skip_special_tokens=True))
+                texts.append(str(self._tokenizer.decode(spoken, skip_special_tokens=True)))
         return texts, lengths
 
 

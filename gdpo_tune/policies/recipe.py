@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.policies.demonstrations import draw_mode, render
 from gdpo_tune.policies.load import embedded_folder
+from gdpo_tune.policies.tokenizer import END, PAD, build_tokenizer, token_id
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -65,7 +66,8 @@ def make(out: Path, *, steps: int, prompts: int, held_out: int) -> None:
         f"{len(texts)} demonstrations, {len(tokenizer)} tokens, {model.num_parameters()} parameters"
     )
     schedule = Schedule(steps=steps)
-    loss = fit(model, pairs, schedule, seed=SEED, say=say)
+    pad = token_id(tokenizer, PAD)
+    loss = fit(model, pairs, schedule, pad=pad, seed=SEED, say=say)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -102,12 +104,10 @@ def demonstrations(prompts: int) -> list[tuple[str, str]]:
 
 def tokenize(texts: Sequence[tuple[str, str]]) -> tuple[PreTrainedTokenizerFast, list[Pair]]:
     """Learn the tokenizer from some of the texts and encode all of them, end token included."""
-    from gdpo_tune.policies.tokenizer import build_tokenizer
-
     tokenizer = build_tokenizer(
         prompt + completion for prompt, completion in texts[:TOKENIZER_TEXTS]
     )
-    end: int = tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
+    end = token_id(tokenizer, END)
     prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
     completions = tokenizer([completion for _, completion in texts])["input_ids"]
     pairs = [(p, [*c, end]) for p, c in zip(prompts, completions, strict=True)]
@@ -118,11 +118,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A Llama of half a million random parameters."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    ends = {
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    pad, end = token_id(tokenizer, PAD), token_id(tokenizer, END)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -134,10 +130,12 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         tie_word_embeddings=True,
         dtype="float32",
-        **ends,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=pad,
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(**ends)
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad)
     return model
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 VOCABULARY = 588
-"""Entries before the tags are added."""
+"""Entries before the tags are added, at most: merges end when every word is one token."""
 PAD = "<pad>"
 END = "<eos>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -24,8 +24,8 @@ _NUMBER_REPEATS = 1000
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Learn merges from `texts`; tags become entries of their own."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AddedToken, PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -54,5 +54,11 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     # Not special, because trainers decode with skip_special_tokens and rewards must see the tags.
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tags: list[str | AddedToken] = [AddedToken(t, special=False, normalized=False) for t in TAGS]
+    tokenizer.add_tokens(tags)
     return tokenizer
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    """Id of one entry of the vocabulary."""
+    return tokenizer.get_vocab()[token]

@@ -47,6 +47,7 @@ def fit(
     pairs: Sequence[Pair],
     schedule: Schedule,
     *,
+    pad: int,
     seed: int,
     say: Callable[[str], None],
 ) -> float:
@@ -60,7 +61,7 @@ def fit(
     for step in range(schedule.steps):
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr(step)
-        loss = _loss(model, next(batches))
+        loss = _loss(model, next(batches), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -80,8 +81,7 @@ def _recent(losses: Sequence[float]) -> float:
     return sum(tail) / len(tail)
 
 
-def _loss(model: LlamaForCausalLM, pairs: Sequence[Pair]) -> torch.Tensor:
-    pad = model.config.pad_token_id
+def _loss(model: LlamaForCausalLM, pairs: Sequence[Pair], pad: int) -> torch.Tensor:
     width = max(len(prompt) + len(completion) for prompt, completion in pairs)
     ids_BT = torch.full((len(pairs), width), pad)
     targets_BT = torch.full((len(pairs), width), _IGNORED)

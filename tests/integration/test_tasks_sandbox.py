@@ -1,0 +1,56 @@
+"""The code task in the real sandbox."""
+
+import pytest
+
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.trials import TrainingSettings
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def task():
+    with CodeTask(TrainingSettings()) as task:
+        yield task
+
+
+def score(task, problems, programs):
+    completions = [f"<think></think><answer>{program}</answer>" for program in programs]
+    return task.score(problems, completions, [20] * len(programs))
+
+
+def test_reference_solutions_are_correct(task):
+    problems = task.problems("test", 60, 0)
+    assert {problem.family for problem in problems} == {"rate", "chain", "list"}
+    scores = score(task, problems, [problem.data["solution"] for problem in problems])
+    assert set(scores.rewards["correctness"]) == {1.0}
+    assert set(scores.metrics["bug_rate"]) == {0.0}
+
+
+def test_hidden_tests_catch_a_solution_that_only_meets_the_visible_ones(task):
+    problems = [p for p in task.problems("test", 40, 0) if p.family != "list"]
+    tables = [
+        f"def f(x): return {dict(problem.data['visible'])}.get(x, 12345)" for problem in problems
+    ]
+    scores = score(task, problems, tables)
+    assert set(scores.rewards["correctness"]) == {0.0}
+    assert set(scores.metrics["bug_rate"]) == {0.0}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): return (x",
+        "def f(x): return y",
+        "def g(x): return x",
+        "def f(x):\n    while True: pass",
+    ],
+)
+def test_programs_that_do_not_compile_or_end_are_bugs(task, program):
+    scores = score(task, task.problems("test", 1, 0), [program])
+    assert list(scores.rewards["correctness"]) == [0.0]
+    assert list(scores.metrics["bug_rate"]) == [1.0]
+
+
+def test_the_tier_of_isolation_is_reported(task):
+    assert task.environment()["sandbox"]

@@ -1,0 +1,148 @@
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gdpo_tune.errors import PolicyError
+from gdpo_tune.policies.load import check_policy, embedded_folder, load_policy, policy_folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the embedded policy that a test may damage."""
+    return shutil.copytree(embedded_folder(), tmp_path / "policy")
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_names():
+    assert policy_folder("embedded") == embedded_folder()
+    assert policy_folder("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert policy_folder("runs/code/checkpoint") == "runs/code/checkpoint"
+
+
+@pytest.mark.parametrize("name", ["embedded", "Qwen/Qwen2.5-1.5B-Instruct"])
+def test_good_names_pass(name):
+    check_policy(name)
+
+
+def test_a_local_folder_passes(folder):
+    check_policy(str(folder))
+
+
+def test_a_misspelt_name_gets_the_close_match():
+    with pytest.raises(PolicyError, match="did you mean 'embedded'"):
+        check_policy("embeded")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "a/b/c", ""])
+def test_what_is_neither_folder_nor_hub_id_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PolicyError, match=r"config\.json"):
+        check_policy(name)
+
+
+def test_a_file_is_refused(folder):
+    with pytest.raises(PolicyError, match="is a file"):
+        check_policy(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "no config.json"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer_config.json", r"no tokenizer_config\.json"),
+    ],
+)
+def test_a_folder_without_a_needed_file_is_refused(folder, missing, message):
+    (folder / missing).unlink()
+    with pytest.raises(PolicyError, match=message):
+        check_policy(str(folder))
+
+
+@pytest.mark.parametrize(("key", "word"), [("pad_token", "pad"), ("eos_token", "end")])
+def test_a_policy_without_a_pad_or_end_token_is_refused(folder, key, word):
+    edit(folder / "tokenizer_config.json", lambda content: content.pop(key))
+    with pytest.raises(PolicyError, match=rf"no {word} token: set tokenizer\.{key}"):
+        check_policy(str(folder))
+
+
+def test_tokens_of_an_older_folder_are_found(folder):
+    edit(folder / "tokenizer_config.json", lambda content: content.pop("pad_token"))
+    (folder / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
+    check_policy(str(folder))
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_broken_config_is_refused(folder, content):
+    (folder / "config.json").write_text(content)
+    with pytest.raises(PolicyError, match=r"config\.json"):
+        check_policy(str(folder))
+
+
+def test_checking_a_policy_imports_no_heavy_library():
+    program = (
+        "import sys; from gdpo_tune.policies.load import check_policy; check_policy('embedded');"
+        "print({'torch', 'transformers', 'tokenizers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_embedded_policy_loads():
+    import torch
+
+    model, tokenizer = load_policy("embedded")
+    assert 400_000 < model.num_parameters() < 600_000
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.config.pad_token_id == tokenizer.pad_token_id == 0
+    assert model.config.eos_token_id == tokenizer.eos_token_id == 1
+    assert tokenizer.padding_side == "left"
+
+
+def test_dtype_is_a_choice():
+    import torch
+
+    model, _ = load_policy("embedded", dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_copied_folder_is_the_same_policy(folder):
+    import torch
+
+    embedded, _ = load_policy("embedded")
+    copy, _ = load_policy(str(folder))
+    pairs = zip(embedded.parameters(), copy.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_broken_weights_are_a_policy_error(folder):
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(PolicyError, match="cannot be loaded"):
+        load_policy(str(folder))
+
+
+def test_more_tokens_than_embeddings_are_refused(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<one_more>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(PolicyError, match="resize_token_embeddings"):
+        load_policy(str(folder))
+
+
+def test_a_tokenizer_that_changes_in_silence_is_refused(folder):
+    # A folder of type qwen2 gets a tokenizer class that brings its own pre-tokenizer.
+    edit(folder / "tokenizer_config.json", lambda c: c.update(tokenizer_class="Qwen2Tokenizer"))
+    with pytest.raises(PolicyError, match="splits text differently"):
+        load_policy(str(folder))

@@ -1,0 +1,158 @@
+"""CodeTask with a scripted sandbox: what is run, and how verdicts become rewards and metrics.
+
+The real sandbox is in tests/integration/test_tasks_sandbox.py.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gdpo_tune import registry
+from gdpo_tune.errors import SandboxInfraError
+from gdpo_tune.sandbox import Job, Result, SandboxInfo
+from gdpo_tune.tasks.base import Task
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.trials import TrainingSettings
+
+
+class ScriptedSandbox:
+    """Gives each program the status that the script names, else `failed`."""
+
+    info = SandboxInfo(tier="scripted", layers=())
+
+    def __init__(self, script: Mapping[str, str] = {}) -> None:
+        self.script = script
+        self.jobs: list[Job] = []
+        self.batches = 0
+        self.closed = 0
+
+    def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
+        self.batches += 1
+        self.jobs += jobs
+        return [Result(self.script.get(job.code, "failed"), (), 0.0, "why") for job in jobs]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def task_with(sandbox, **settings) -> CodeTask:
+    return CodeTask(TrainingSettings(**settings), open_sandbox=lambda: sandbox)
+
+
+def answer(program: str) -> str:
+    return f"<think></think><answer>{program}</answer>"
+
+
+def test_registry_names_this_task_and_its_rewards_and_metrics():
+    info = registry.TASKS["code"]
+    assert registry.load(info.target) is CodeTask
+    assert tuple(info.rewards) == CodeTask.rewards
+    assert tuple(info.metrics) == CodeTask.metrics
+    task: Task = CodeTask(TrainingSettings())
+    assert task.problems("train", 1, 0)
+
+
+def test_scores_have_one_entry_a_completion_and_the_registered_names():
+    task = task_with(ScriptedSandbox())
+    problems = task.problems("train", 3, 0)
+    scores = task.score(problems, [answer("a"), answer("b"), ""], [5, 26, 27])
+    assert tuple(scores.rewards) == CodeTask.rewards
+    assert tuple(scores.metrics) == CodeTask.metrics
+    columns = [*scores.rewards.values(), *scores.metrics.values()]
+    assert {len(column) for column in columns} == {3}
+
+
+def test_verdicts_become_rewards_and_metrics():
+    statuses = [
+        ("passed", 1, 0),
+        ("failed", 0, 0),
+        ("error", 0, 1),
+        ("timeout", 0, 1),
+        ("memory", 0, 1),
+        ("output", 0, 1),
+        ("crash", 0, 1),
+        ("violation", 0, 1),
+    ]
+    sandbox = ScriptedSandbox({status: status for status, _, _ in statuses})
+    task = task_with(sandbox)
+    problems = task.problems("train", 1, 0) * len(statuses)
+    completions = [answer(status) for status, _, _ in statuses]
+    scores = task.score(problems, completions, [10] * len(statuses))
+    assert list(scores.rewards["correctness"]) == [correct for _, correct, _ in statuses]
+    assert list(scores.metrics["correctness"]) == [correct for _, correct, _ in statuses]
+    assert list(scores.metrics["bug_rate"]) == [bug for _, _, bug in statuses]
+
+
+def test_length_follows_the_settings():
+    task = task_with(ScriptedSandbox(), length_limit=7)
+    scores = task.score(task.problems("train", 2, 0), [answer("a")] * 2, [7, 8])
+    assert list(scores.rewards["length"]) == [1, 0]
+    assert list(scores.metrics["mean_length"]) == [7, 8]
+
+
+def test_correctness_does_not_ask_for_the_format():
+    task = task_with(ScriptedSandbox({"def f(x): return x": "passed"}))
+    scores = task.score(task.problems("train", 1, 0), ["def f(x): return x"], [9])
+    assert scores.rewards == {"correctness": [1], "format": [0], "length": [1]}
+
+
+def test_a_completion_without_a_program_is_a_bug_and_is_not_run():
+    sandbox = ScriptedSandbox()
+    task = task_with(sandbox)
+    scores = task.score(task.problems("train", 1, 0), ["forty-two"], [3])
+    assert list(scores.metrics["bug_rate"]) == [1]
+    assert list(scores.rewards["correctness"]) == [0]
+    assert sandbox.batches == 0
+
+
+def test_every_visible_and_hidden_test_is_run_in_one_batch():
+    sandbox = ScriptedSandbox()
+    task = task_with(sandbox)
+    problems = task.problems("train", 4, 0)
+    task.score(problems, [answer("a")] * 4, [9] * 4)
+    assert sandbox.batches == 1
+    for job, problem in zip(sandbox.jobs, problems, strict=True):
+        tests = problem.data["visible"] + problem.data["hidden"]
+        assert [(call.function, list(call.args), call.expected) for call in job.calls] == [
+            ("f", [argument], expected) for argument, expected in tests
+        ]
+
+
+def test_the_same_program_for_the_same_problem_is_run_once():
+    sandbox = ScriptedSandbox({"a": "passed"})
+    task = task_with(sandbox)
+    one, other = task.problems("train", 2, 0)
+    scores = task.score(
+        [one, one, other, one], [answer("a"), "<answer>a", answer("a"), answer("b")], [9] * 4
+    )
+    assert [job.code for job in sandbox.jobs] == ["a", "a", "b"]
+    assert list(scores.rewards["correctness"]) == [1, 1, 1, 0]
+
+
+def test_a_broken_sandbox_is_an_error_and_never_a_zero():
+    task = task_with(ScriptedSandbox({"a": "infra"}))
+    with pytest.raises(SandboxInfraError, match="why"):
+        task.score(task.problems("train", 1, 0), [answer("a")], [9])
+
+
+def test_the_sandbox_lives_as_long_as_the_context():
+    sandbox = ScriptedSandbox()
+    with task_with(sandbox) as task:
+        assert task.environment() == {"sandbox": "scripted"}
+        assert sandbox.closed == 0
+    assert sandbox.closed == 1
+
+
+def test_problems_need_no_sandbox_and_close_is_harmless():
+    def refuse():
+        raise AssertionError("no sandbox is needed")
+
+    task = CodeTask(TrainingSettings(), open_sandbox=refuse)
+    assert len(task.problems("test", 5, 0)) == 5
+    task.close()
+
+
+def test_lists_of_different_lengths_are_refused():
+    task = task_with(ScriptedSandbox())
+    with pytest.raises(ValueError, match="shorter"):
+        task.score(task.problems("train", 2, 0), [answer("a")], [9])
