@@ -1,0 +1,249 @@
+"""The listener that keeps MLflow in step with a sweep, without ever making it wait."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gdpo_tune.tracking import projection
+from gdpo_tune.tracking.mlflow_writer import MlflowWriter
+from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milliseconds
+from gdpo_tune.tracking.sender import Sender
+from gdpo_tune.tracking.server import absolute_uri, set_environment, without_password
+from gdpo_tune.tracking.spool import Message, Spool
+from gdpo_tune.trials import (
+    Event,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialRecord,
+    TrialStarted,
+)
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+SPOOL = "spool.jsonl"
+PICTURES = ("report.html", "front.png")
+CLOSING_SECONDS = 10.0
+FRONT_SECONDS = 2.0
+"""Least time between two computations of the front while trials finish."""
+FRONT_SHARE = 0.05
+"""Most of the driver's time that the front may take."""
+
+
+class MlflowSink:
+    """Projects a sweep into MLflow: a parent run, one child a trial, the front on top.
+
+    Events are turned into messages that say only what is new, and put on a spool; a thread sends
+    them. What earlier processes said is read back from the spool, so a crash between the ledger
+    and here is made up for by `SweepStarted`, whose records are compared with it.
+
+    Nothing is opened before `SweepStarted`: only the holder of the ledger may write the spool.
+    """
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._spec = spec
+        self._objectives = spec.objective_list()
+        self._directory = spec.directory.absolute()
+        self._uri = absolute_uri(spec.tracking.uri)
+        self._records: dict[int, TrialRecord] = {}
+        self._known: dict[str, Known] = {}
+        self._spool: Spool | None = None
+        self._sender: Sender | None = None
+        self._time = 0
+        self._front_due = 0.0
+        self._front_stale = False
+
+    def __enter__(self) -> MlflowSink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        warning = self.close(CLOSING_SECONDS)
+        if warning:
+            print(f"warning: {warning}", file=sys.stderr)
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event of the sweep; costs some tens of microseconds."""
+        match event:
+            case SweepStarted():
+                self._open(event.records)
+            case TrialStarted():
+                self._update_trial(event.record)
+            case TrialProgress():
+                self._add_points(event)
+            case TrialFinished():
+                self._update_trial(event.record)
+                self._front_stale = True
+            case SweepFinished():
+                self._finish(event.records, "KILLED" if event.interrupted else "FINISHED")
+        if self._front_stale and time.monotonic() >= self._front_due:
+            self._update_front()
+
+    def log_pictures(self) -> None:
+        """Attach `report.html` and `front.png` of the sweep's folder to the parent run."""
+        if self._spool is None:
+            return
+        for name in PICTURES:
+            path = self._directory / name
+            if path.exists():
+                self._spool.put({"run": SWEEP, "artifact": {"file": str(path)}})
+
+    def close(self, timeout: float = CLOSING_SECONDS) -> str:
+        """Send what is left, for at most `timeout` seconds.
+
+        Returns:
+            What a person should know: how much is left or was refused, and what becomes of it.
+            Empty if all is well.
+        """
+        if self._spool is None or self._sender is None:
+            return ""
+        if self._known[SWEEP].status == "RUNNING":
+            self._finish(list(self._records.values()), "FAILED")
+        left = self._sender.close(timeout)
+        self._spool.close()
+        uri = without_password(self._spec.tracking.uri)
+        warnings: list[str] = []
+        if left:
+            warnings.append(
+                f"{left} updates did not reach {uri} "
+                f"({self._sender.problem or 'there was no time'}); they are kept in "
+                f"{self._spool.path} and sent the next time the same command runs"
+            )
+        if self._sender.refused:
+            warnings.append(
+                f"{uri} refused {self._sender.refused} updates; they are in "
+                f"{self._spool.refused_path}"
+            )
+        self._spool = self._sender = None
+        return "; ".join(warnings)
+
+    def _open(self, records: Sequence[TrialRecord]) -> None:
+        set_environment()
+        experiment = self._spec.tracking.experiment or self._spec.name
+        path = self._directory / SPOOL
+        spool = Spool(path, f"{self._uri}#{experiment}")
+        self._known = _read_back(spool)
+        if not projection.is_ours(self._known, records):
+            spool.move_aside()
+            spool, self._known = Spool(path, f"{self._uri}#{experiment}"), {}
+        self._spool = spool
+        about = self._known.setdefault(SWEEP, Known())
+        identity = Identity(
+            name=self._spec.name,
+            identity=self._spec.identity(),
+            experiment=experiment,
+            sweep_id=about.tags.get("sweep_id") or uuid.uuid4().hex,
+            adopt=about.is_empty() and bool(records),
+        )
+        self._say_sweep(identity)
+        for record in records:
+            self._update_trial(record)
+        self._front_stale = bool(records)
+        self._sender = Sender(spool, MlflowWriter(self._uri, identity, spool.delivered))
+        self._sender.start()
+
+    def _say_sweep(self, identity: Identity) -> None:
+        tags = {
+            "sweep": identity.name,
+            "identity": identity.identity,
+            "sweep_id": identity.sweep_id,
+            "role": SWEEP,
+            "task": self._spec.task,
+            "policy": self._spec.policy,
+        }
+        self._say(SWEEP, Content(name=identity.name, tags=tags, status="RUNNING"))
+        uri = self._spec.tracking.uri
+        self._say_text("spec.yaml", self._spec.dump_yaml().replace(uri, without_password(uri)))
+
+    def _update_trial(self, record: TrialRecord) -> None:
+        self._records[record.number] = record
+        if record.state == "waiting":
+            return
+        content = projection.trial_content(record, self._spec.name, self._objectives)
+        known = self._known.get(str(record.number), Known())
+        renew = not known.is_empty() and known.params != content.params
+        self._say(str(record.number), content, renew=renew)
+
+    def _add_points(self, event: TrialProgress) -> None:
+        """Say the step metrics of a measurement, unless that step was told before a restart."""
+        key, step = str(event.number), event.measurement.step
+        if step <= self._known[key].curve_step():
+            return
+        values = projection.curve_values(event.measurement, self._spec.training)
+        if values:
+            now = self._now()
+            self._put({"run": key, "metrics": [[k, v, now, step] for k, v in values.items()]})
+
+    def _finish(self, records: Sequence[TrialRecord], status: str) -> None:
+        """Give every run its last state; whatever still runs is stopped here."""
+        for record in records:
+            if record.state == "running":
+                self._say(str(record.number), Content(status="KILLED", end=self._now()))
+            else:
+                self._update_trial(record)
+        self._update_front()
+        self._say(SWEEP, Content(status=status, end=self._now()))
+
+    def _update_front(self) -> None:
+        """Compute the front and say what moved: tags, ranks, size, hypervolume, table, note."""
+        # Not at the top: `check_server` runs before anything is known to be right, and numpy costs.
+        from gdpo_tune.tracking.front import project_front
+
+        started = time.monotonic()
+        front = project_front(self._spec, [self._records[n] for n in sorted(self._records)])
+        for number, content in front.trials.items():
+            self._say(str(number), content)
+        told = self._known[SWEEP].steps.get("hypervolume", -1)
+        points = [point for point in front.hypervolume if point[3] > told]
+        if points:
+            self._put({"run": SWEEP, "metrics": points})
+        self._say(SWEEP, front.sweep)
+        self._say_text("front.csv", front.table)
+        took = time.monotonic() - started
+        self._front_due = started + max(FRONT_SECONDS, took / FRONT_SHARE)
+        self._front_stale = False
+
+    def _say(self, key: str, content: Content, *, renew: bool = False) -> None:
+        """Put a message that holds what was not said about the run before."""
+        if renew:
+            self._known[key] = Known()
+        message = self._known.setdefault(key, Known()).lacks(content, self._now())
+        if renew:
+            message["renew"] = True
+        if message:
+            self._put({"run": key, **message})
+
+    def _say_text(self, name: str, text: str) -> None:
+        if self._known[SWEEP].texts.get(name) != text:
+            self._put({"run": SWEEP, "artifact": {"name": name, "text": text}})
+
+    def _put(self, message: Message) -> None:
+        if self._spool is not None:
+            self._spool.put(message)
+            self._known[message["run"]].learn(message)
+
+    def _now(self) -> int:
+        """Milliseconds since 1970, strictly increasing: MLflow's latest value is by time."""
+        self._time = max(milliseconds(time.time()), self._time + 1)
+        return self._time
+
+
+def _read_back(spool: Spool) -> dict[str, Known]:
+    """What earlier processes said about each run."""
+    known: dict[str, Known] = {}
+    for message in spool.messages():
+        if message.get("renew"):
+            known[message["run"]] = Known()
+        known.setdefault(message["run"], Known()).learn(message)
+    return known
