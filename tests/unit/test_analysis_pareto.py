@@ -67,7 +67,10 @@ def test_hypervolume_counts_the_unit_cells_that_some_point_covers(cloud):
     # Everything lies on integers and the reference is 0, so the volume is a number of unit cells.
     measured = values[np.isfinite(values).all(axis=1)]
     gains = np.array(
-        [v if o.direction == "maximize" else -v for v, o in zip(measured.T, objectives)]
+        [
+            v if o.direction == "maximize" else -v
+            for v, o in zip(measured.T, objectives, strict=True)
+        ]
     )
     cells = np.array(np.meshgrid(*[np.arange(3) + 0.5] * len(objectives))).reshape(
         len(objectives), -1
