@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from gdpo_tune import registry
@@ -155,8 +155,3 @@ def check_bound(
     if (op == ">=" and bound > info.high) or (op == "<=" and bound < info.low):
         fix = f"the metric lies between {info.low:g} and {info.high:g}"
         problems.at(node, path, "no trial can ever meet this", fix)
-
-
-def metrics_of(task: str) -> Mapping[str, registry.MetricInfo]:
-    """What the task measures."""
-    return registry.TASKS[task].metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
@@ -21,13 +21,18 @@ def dump_yaml(spec: SweepSpec) -> str:
     plain["constraints"] = {name: str(limit) for name, limit in spec.constraints.items()}
     plain["space"] = nested({n: domain_notation(d) for n, d in spec.space.domains.items()})
     plain["enqueue"] = [nested(point) for point in spec.enqueue]
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = None
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.width = 100
     stream = io.StringIO()
-    yaml.dump(plain, stream)
+    dumper().dump(plain, stream)
     return stream.getvalue()
+
+
+def dumper() -> Any:
+    """Innermost mappings and lists on one line, keys in our order."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = None
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.width = 100
+    return yaml
 
 
 def domain_notation(domain: Domain) -> object:
@@ -47,12 +52,12 @@ def domain_notation(domain: Domain) -> object:
 def nested(flat: Mapping[str, object] | Mapping[str, ParamValue]) -> dict[str, object]:
     """Dotted names as nested mappings."""
     result: dict[str, object] = {}
+    groups: dict[str, dict[str, object]] = {}
     for name, value in flat.items():
         group, _, leaf = name.rpartition(".")
         if not group:
             result[leaf] = value
             continue
-        inner = result.setdefault(group, {})
-        if isinstance(inner, dict):
-            inner[leaf] = value
+        groups.setdefault(group, {})[leaf] = value
+        result[group] = groups[group]
     return result

@@ -49,7 +49,7 @@ def load_spec(
     problems = Problems(Mark(str(path), 1))
     root = read(path, overrides, name, problems)
     problems.refuse_empty(root)
-    return Document(path, root, root.mapping() or {}, problems).spec()
+    return Document(path, root, root.entries or {}, problems).spec()
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,23 @@ class Document:
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
         self.problems.raise_if_any()
-        # Nothing is missing without a problem; the type checker cannot know.
-        assert task and space and settings and search and resources and tracking
-        return SweepSpec(
-            name=name,
-            task=task,
-            policy=policy,
-            objectives=objectives,
-            constraints=constraints,
-            space=space,
-            enqueue=enqueue,
-            keep=keep,
-            training=settings,
-            search=search,
-            resources=resources,
-            tracking=tracking.model_copy(update={"experiment": tracking.experiment or name}),
-            storage=Path(storage),
+        experiment = (tracking.experiment if tracking else "") or name
+        return SweepSpec.model_validate(
+            {
+                "name": name,
+                "task": task,
+                "policy": policy,
+                "objectives": objectives,
+                "constraints": constraints,
+                "space": space,
+                "enqueue": enqueue,
+                "keep": keep,
+                "training": settings,
+                "search": search,
+                "resources": resources,
+                "tracking": tracking and tracking.model_copy(update={"experiment": experiment}),
+                "storage": storage,
+            }
         )
 
     def refuse_unknown_keys(self) -> None:
@@ -146,7 +147,7 @@ class Document:
         """What `space:` may name; under an unknown task, any reward weight that it does name."""
         if task is not None:
             return registry.parameters(task)
-        weights = self.root.find(("space", "reward_weights")).mapping() or {}
+        weights = self.root.find(("space", "reward_weights")).entries or {}
         named = {f"reward_weights.{reward}": registry.REWARD_WEIGHT for reward in weights}
         return {**registry.PARAMETERS, **named}
 
@@ -161,10 +162,10 @@ class Document:
         if node is None:
             return {}
         result: dict[str, ObjectiveSpec] = {}
-        if not node.mapping():
+        if not node.entries:
             fix = "write correctness: {direction: maximize, reference: 0} below it"
             self.problems.at(node, ("objectives",), "not a mapping of metrics to objectives", fix)
-        for name, child in (node.mapping() or {}).items():
+        for name, child in (node.entries or {}).items():
             path = ("objectives", name)
             known = self.metric(name, child, "objectives", task)
             objective = section(ObjectiveSpec, child, path, self.problems)
@@ -180,11 +181,11 @@ class Document:
         node = self.nodes.get("constraints")
         if node is None:
             return {}
-        if node.mapping() is None:
+        if node.entries is None:
             fix = 'write a mapping such as {correctness: ">= 0.2"}'
             self.problems.at(node, ("constraints",), "not a mapping of metrics to bounds", fix)
         result: dict[str, Constraint] = {}
-        for name, child in (node.mapping() or {}).items():
+        for name, child in (node.entries or {}).items():
             path = ("constraints", name)
             known = self.metric(name, child, "constraints", task)
             match = CONSTRAINT.fullmatch(child.value) if isinstance(child.value, str) else None
@@ -213,7 +214,7 @@ class Document:
 
     def name(self) -> str:
         """The sweep's name: given, or the file's stem."""
-        node = self.nodes.get("name", Node(self.path.stem, self.root.mark))
+        node = self.nodes.get("name", Node(self.root.mark, self.path.stem))
         if isinstance(node.value, str) and NAME.fullmatch(node.value):
             return node.value
         reason = "not a name that a folder can have (letters, digits, '.', '_', '-')"
@@ -223,7 +224,7 @@ class Document:
 
     def keep(self) -> Keep:
         """Whose checkpoints stay."""
-        node = self.nodes.get("keep", Node("front", self.root.mark))
+        node = self.nodes.get("keep", Node(self.root.mark, "front"))
         for choice in get_args(Keep):
             if node.value == choice:
                 return choice

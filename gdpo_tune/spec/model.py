@@ -32,7 +32,7 @@ class ObjectiveSpec(Section):
     direction: Direction
     """Which way is better."""
     reference: Finite
-    """The worst value of interest: the hypervolume's reference point, fixed so that sweeps compare."""
+    """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
 
 class Constraint(Section):
@@ -99,7 +99,7 @@ class Tracking(Section):
     experiment: str = ""
     """MLflow experiment; default: the sweep's name."""
     required: bool = False
-    """Refuse to start if the server does not answer (otherwise everything is kept and sent later)."""
+    """Whether a server that does not answer is an error, not a warning with everything kept."""
 
 
 class SweepSpec(BaseModel):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gdpo_tune.errors import Problem, SpecError
 
@@ -28,29 +28,24 @@ class Mark(NamedTuple):
 class Node:
     """A value of the file together with where it was written."""
 
-    value: object
-    """A scalar, `dict[str, Node]`, `list[Node]`, or None for a key without a value."""
     mark: Mark
+    value: object = None
+    """A scalar; None for a mapping, a list, and a key without a value."""
+    entries: dict[str, Node] | None = None
+    """Of a mapping."""
+    elements: list[Node] | None = None
+    """Of a list."""
 
-    def mapping(self) -> dict[str, Node] | None:
-        """The entries of a mapping, else None."""
-        if not isinstance(self.value, dict):
-            return None
-        return {str(k): child for k, child in self.value.items() if isinstance(child, Node)}
-
-    def items(self) -> list[Node] | None:
-        """The elements of a list, else None."""
-        if not isinstance(self.value, list):
-            return None
-        return [child for child in self.value if isinstance(child, Node)]
+    def is_empty(self) -> bool:
+        """Whether this is a key without a value."""
+        return self.value is None and self.entries is None and self.elements is None
 
     def plain(self) -> object:
         """The value without marks."""
-        entries, elements = self.mapping(), self.items()
-        if entries is not None:
-            return {key: child.plain() for key, child in entries.items()}
-        if elements is not None:
-            return [child.plain() for child in elements]
+        if self.entries is not None:
+            return {key: child.plain() for key, child in self.entries.items()}
+        if self.elements is not None:
+            return [child.plain() for child in self.elements]
         return self.value
 
     def find(self, path: KeyPath) -> Node:
@@ -58,11 +53,10 @@ class Node:
         if not path:
             return self
         key, rest = path[0], path[1:]
-        entries, elements = self.mapping(), self.items()
-        if entries is not None and key in entries:
-            return entries[str(key)].find(rest)
-        if elements is not None and isinstance(key, int) and key < len(elements):
-            return elements[key].find(rest)
+        if self.entries is not None and key in self.entries:
+            return self.entries[str(key)].find(rest)
+        if self.elements is not None and isinstance(key, int) and key < len(self.elements):
+            return self.elements[key].find(rest)
         return self
 
 
@@ -89,12 +83,12 @@ class Problems:
 
     def refuse_empty(self, node: Node, path: KeyPath = ()) -> None:
         """Note every key that has no value."""
-        if node.value is None and path:
+        if node.is_empty() and path:
             self.at(node, path, "no value", "give it a value, or remove the key")
             self.empty.add(dotted(path))
-        for key, child in (node.mapping() or {}).items():
+        for key, child in (node.entries or {}).items():
             self.refuse_empty(child, (*path, key))
-        for index, child in enumerate(node.items() or []):
+        for index, child in enumerate(node.elements or []):
             self.refuse_empty(child, (*path, index))
 
     def raise_if_any(self) -> None:
@@ -122,9 +116,10 @@ def dotted(path: KeyPath) -> str:
 def show(value: object) -> str:
     """A value as one line of YAML."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in value.items()) + "}"
+        entries = cast("Mapping[object, object]", value).items()
+        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in entries) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(show(child) for child in value) + "]"
+        return "[" + one_of(cast("Sequence[object]", value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -46,7 +46,7 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
     try:
         return model.model_validate({} if node is None else node.plain())
     except ValidationError as error:
-        origin = node if node is not None else Node(None, problems.origin)
+        origin = node if node is not None else Node(problems.origin)
         for details in error.errors(include_url=False):
             translate(details, model, origin, path, problems)
         return None

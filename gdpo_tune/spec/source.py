@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -12,9 +13,9 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
+from gdpo_tune.spec.merge import at_mark, first_clash, join, merge, nest
 from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean
 
-DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 EXTENDS = "extends"
 
 
@@ -34,10 +35,10 @@ def read(path: Path, overrides: Sequence[str], name: str | None, problems: Probl
     for override in overrides:
         change = read_override(override, problems)
         if change is not None:
-            node = merge(node, change, ())
+            node = merge(node, change)
     if name is not None:
         mark = Mark(f"--name {name}")
-        node = merge(node, Node({"name": Node(name, mark)}, mark), ())
+        node = merge(node, Node(mark, entries={"name": Node(mark, name)}))
     return node
 
 
@@ -49,21 +50,20 @@ def read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> Node:
     """One file, merged onto the one that it extends."""
     text = read_text(path, problems)
     root = parse(text, str(path), problems)
-    entries = root.mapping()
-    if entries is None:
-        reason = "the file is empty" if root.value is None else "not a mapping of keys to values"
+    if root.entries is None:
+        reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
         fix = "start from search_spaces/code.yaml; a sweep needs task:, objectives: and space:"
         problems.add(Mark(str(path), 1), "", None, reason, fix)
         raise Unreadable
-    extends = entries.pop(EXTENDS, None)
-    own = Node(entries, root.mark)
+    own = dict(root.entries)
+    extends = own.pop(EXTENDS, None)
     if extends is None:
-        return own
+        return root
     base = read_base(path, extends, problems, (*chain, path.resolve()))
-    inherited = dict(base.mapping() or {})
+    inherited = dict(base.entries or {})
     # A name decides where a sweep lives: two files never share it by inheritance.
     inherited.pop("name", None)
-    return merge(Node(inherited, root.mark), own, ())
+    return merge(Node(root.mark, entries=inherited), Node(root.mark, entries=own))
 
 
 def read_base(path: Path, extends: Node, problems: Problems, chain: tuple[Path, ...]) -> Node:
@@ -115,18 +115,20 @@ def missing_file_fix(path: Path) -> str:
 
 
 def parse(text: str, source: str, problems: Problems) -> Node:
-    """YAML 1.2 text as nodes (`3e-5` is a number, `on` and `yes` are words)."""
+    """YAML 1.2 text as nodes (`3e-5` is a number, `on` and `yes` are words).
+
+    Raises:
+        Unreadable: it is not YAML.
+    """
     try:
-        data = YAML(typ="rt", pure=True).load(text)
+        data = parser().load(text)
     except DuplicateKeyError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        key = str(error.problem).partition('"')[2].partition('"')[0]
-        fix = "keep one of the two"
-        problems.add(Mark(source, line), key, None, "the key is given twice", fix)
+        key = str(getattr(error, "problem", "")).partition('"')[2].partition('"')[0]
+        mark = Mark(source, line_of_error(error))
+        problems.add(mark, key, None, "the key is given twice", "keep one of the two")
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 0
-        problems.add(Mark(source, line), "", None, *syntax_reason(error, text, line))
+        mark = Mark(source, line_of_error(error))
+        problems.add(mark, "", None, *syntax_reason(error, text, mark.line))
     except YAMLError as error:
         reason = "not YAML: " + " ".join(str(error).split())
         problems.add(Mark(source), "", None, reason, "remove characters that are not text")
@@ -135,50 +137,64 @@ def parse(text: str, source: str, problems: Problems) -> Node:
     raise Unreadable
 
 
+def parser() -> Any:
+    """A round-trip parser: the only one that keeps the line of every key."""
+    return YAML(typ="rt", pure=True)
+
+
+def line_of_error(error: MarkedYAMLError) -> int:
+    """Line of a syntax error, from 1; 0 if the parser does not say."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    return int(mark.line) + 1 if mark else 0
+
+
 def syntax_reason(error: MarkedYAMLError, text: str, line: int) -> tuple[str, str]:
     """Reason and fix of a syntax error."""
     lines = text.splitlines()
     if 0 < line <= len(lines) and "\t" in lines[line - 1]:
         return "not YAML: a tab, which cannot indent", "indent with spaces"
-    what = str(error.problem or error.context or "cannot be parsed")
+    what = getattr(error, "problem", None) or getattr(error, "context", None) or "cannot be parsed"
     return f"not YAML: {what}", "look for a missing colon, bracket or quote here or just above"
 
 
-def to_node(data: object, mark: Mark, problems: Problems, above: tuple[int, ...]) -> Node:
+def to_node(data: Any, mark: Mark, problems: Problems, above: tuple[int, ...]) -> Node:
     """Plain values with marks; a dotted key becomes nested mappings."""
     if id(data) in above:
         problems.add(mark, "", None, "an alias that contains itself", "write the value out")
-        return Node(None, mark)
+        return Node(mark)
     inside = (*above, id(data))
     if isinstance(data, CommentedMap):
-        node = Node({}, mark)
-        for key, value in data.items():
-            where = Mark(mark.source, line_of(data, key, mark.line))
-            child = to_node(value, where, problems, inside)
-            addition = nest(str(key), child)
-            clash = first_clash(node, addition, ())
-            if clash is not None:
-                fix = "keep one of the two (a dotted key is the same as nested mappings)"
-                problems.add(where, clash, None, "the key is given twice", fix)
-            node = merge(node, addition, None)
-        return node
+        return mapping_node(data, mark, problems, inside)
     if isinstance(data, CommentedSeq):
-        lines = [line_of(data, index, mark.line) for index in range(len(data))]
-        children = [
-            to_node(value, Mark(mark.source, line), problems, inside)
-            for value, line in zip(data, lines, strict=True)
-        ]
-        return Node(children, mark)
-    return Node(plain_scalar(data), mark)
+        elements: list[Node] = []
+        for index, value in enumerate(data):
+            where = Mark(mark.source, line_of(data, index, mark.line))
+            elements.append(to_node(value, where, problems, inside))
+        return Node(mark, elements=elements)
+    return Node(mark, plain_scalar(data))
 
 
-def line_of(data: CommentedMap | CommentedSeq, key: object, default: int) -> int:
+def mapping_node(data: Any, mark: Mark, problems: Problems, above: tuple[int, ...]) -> Node:
+    """A mapping with the line of each of its keys."""
+    node = Node(mark, entries={})
+    for key, value in data.items():
+        where = Mark(mark.source, line_of(data, key, mark.line))
+        addition = nest(str(key), to_node(value, where, problems, above))
+        clash = first_clash(node, addition)
+        if clash is not None:
+            fix = "keep one of the two (a dotted key is the same as nested mappings)"
+            problems.add(where, clash, None, "the key is given twice", fix)
+        node = join(node, addition)
+    return node
+
+
+def line_of(data: Any, key: object, default: int) -> int:
     """Line of an entry, from 1; merged-in entries (`<<`) have none of their own."""
     position = data.lc.data.get(key) if data.lc.data else None
-    return position[0] + 1 if position else default
+    return int(position[0]) + 1 if position else default
 
 
-def plain_scalar(data: object) -> object:
+def plain_scalar(data: Any) -> object:
     """Built-in types instead of the parser's own, which remember their notation."""
     if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
         return bool(data)
@@ -208,62 +224,3 @@ def read_override(override: str, problems: Problems) -> Node | None:
         problems.add(mark, key.strip(), text, reason, "quote the value for the shell and for YAML")
         return None
     return nest(key.strip(), at_mark(value, mark))
-
-
-def at_mark(node: Node, mark: Mark) -> Node:
-    """The same values, all written at `mark`."""
-    entries, elements = node.mapping(), node.items()
-    if entries is not None:
-        return Node({key: at_mark(child, mark) for key, child in entries.items()}, mark)
-    if elements is not None:
-        return Node([at_mark(child, mark) for child in elements], mark)
-    return Node(node.value, mark)
-
-
-def nest(key: str, node: Node) -> Node:
-    """`a.b: x` as `{a: {b: x}}`."""
-    parts = key.split(".")
-    if not all(parts):
-        parts = [key]
-    for part in reversed(parts):
-        node = Node({part: node}, node.mark)
-    return node
-
-
-def first_clash(first: Node, second: Node, path: tuple[str, ...]) -> str | None:
-    """The dotted key that both give a value to, if any."""
-    ours, theirs = first.mapping(), second.mapping()
-    if ours is None or theirs is None:
-        return ".".join(path)
-    for key in ours.keys() & theirs.keys():
-        clash = first_clash(ours[key], theirs[key], (*path, key))
-        if clash is not None:
-            return clash
-    return None
-
-
-def merge(base: Node, change: Node, path: tuple[str, ...] | None) -> Node:
-    """`change` on top of `base`: mappings merge, anything else is replaced.
-
-    A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
-    means the former alone. A null removes what was inherited. With `path` None neither rule
-    holds: the two are halves of one mapping.
-    """
-    ours, theirs = base.mapping(), change.mapping()
-    if ours is None or theirs is None or (path is not None and is_domain(path, ours, theirs)):
-        return change
-    merged = dict(ours)
-    for key, child in theirs.items():
-        if path is not None and child.value is None and key in merged:
-            del merged[key]
-        elif key in merged:
-            merged[key] = merge(merged[key], child, None if path is None else (*path, key))
-        else:
-            merged[key] = child
-    return Node(merged, base.mark)
-
-
-def is_domain(path: tuple[str, ...], ours: dict[str, Node], theirs: dict[str, Node]) -> bool:
-    """Whether one of two mappings at `path` is the domain of a parameter."""
-    inside_space = len(path) > 1 and path[0] == "space"
-    return inside_space and any(key in DOMAIN_KEYS for key in (*ours, *theirs))
