@@ -1,0 +1,19 @@
+"""One trial: training with TRL, then held-out evaluation. Knows neither Ray nor Optuna."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdpo_tune.training.trial import train
+
+__all__ = ["train"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that the light modules of this room can be imported without torch.
+    if name == "train":
+        from gdpo_tune.training.trial import train
+
+        return train
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,317 @@
+"""Sampling completions: a lean sampler for small Llama policies on a CPU, else Transformers.
+
+For a policy of half a million parameters the time of `generate` is overhead, not arithmetic. This
+sampler runs each distinct prompt once, however many completions it gets, drops finished rows from
+the batch and draws tokens with a cumulative sum; its greedy output equals that of `generate`.
+
+Shapes: B rows (one a completion), U distinct prompts, T prompt positions (left padded), S = T + new
+positions, D hidden, H heads, E entries of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+_FAST_PARAMETERS = 50_000_000
+"""Above this, arithmetic dominates and copies of the weights are no longer cheap."""
+_FIXED_ROPE = ("default", "linear", "llama3")
+"""Rotary embeddings whose angles do not depend on the length of the sequence."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How completions are drawn."""
+
+    max_new_tokens: int
+    temperature: float | None
+    """None takes the most likely token."""
+    end_tokens: tuple[int, ...]
+    pad_token: int
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Whether the lean sampler computes what this model computes, and is worth it."""
+    if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
+        return False
+    config: Any = model.config
+    return (
+        model.dtype == torch.float32
+        and model.num_parameters() <= _FAST_PARAMETERS
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not config.mlp_bias
+        and not config.attention_dropout
+        and config.rope_parameters["rope_type"] in _FIXED_ROPE
+    )
+
+
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    generator: torch.Generator,
+) -> list[list[int]]:
+    """Completions of tokenized prompts, for any policy; the global random state stays as it is.
+
+    Args:
+        model: the policy, in any mode; its mode is kept.
+        prompts: B prompts, none of them empty.
+        decoding: how to draw.
+        generator: a CPU generator, the only source of chance.
+
+    Returns:
+        B completions, each up to and including its end token; at least one token long.
+    """
+    if supports(model):
+        return sample(model, prompts, decoding, generator)
+    seed = int(torch.randint(2**62, (1,), generator=generator))
+    devices = [model.device] if model.device.type == "cuda" else []
+    training = model.training
+    model.eval()
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        completions = _generate_with_transformers(model, prompts, decoding)
+    model.train(training)
+    return completions
+
+
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    generator: torch.Generator | None = None,
+) -> list[list[int]]:
+    """Completions by the lean sampler; the model must be one that `supports` accepts.
+
+    Args:
+        model: the policy.
+        prompts: B prompts; equal ones are computed once.
+        decoding: how to draw.
+        generator: source of chance; None is the global one.
+
+    Returns:
+        B completions, each up to and including its end token.
+    """
+    distinct: dict[tuple[int, ...], int] = {}
+    rows = torch.tensor([distinct.setdefault(tuple(p), len(distinct)) for p in prompts])
+    with torch.no_grad():
+        tokens = _decode(_Llama(model), list(distinct), rows, decoding, generator)
+    return [_until_end(row, decoding.end_tokens) for row in tokens.tolist()]
+
+
+def _until_end(row: list[int], end_tokens: Sequence[int]) -> list[int]:
+    for position, token in enumerate(row):
+        if token in end_tokens:
+            return row[: position + 1]
+    return row
+
+
+class _Llama:
+    """The arithmetic of a Llama model, with projections of the same input fused into one."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_size: int = config.head_dim
+        self.inner: int = config.intermediate_size
+        self.eps: float = config.rms_norm_eps
+        self.rotary = model.model.rotary_emb
+        self.embedding: Tensor = model.model.embed_tokens.weight
+        self.head: Tensor = model.lm_head.weight
+        self.norm: Tensor = model.model.norm.weight
+        self.layers = [_Layer(layer) for layer in model.model.layers]
+
+    def angles(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, [positions, head size] each."""
+        cos, sin = self.rotary(self.embedding, torch.arange(positions)[None])
+        return cos[0], sin[0]
+
+    def forward(self, tokens: Tensor, angles: tuple[Tensor, Tensor], cache: _Cache) -> Tensor:
+        """Hidden states [rows, D] of the last of `tokens` [rows, n]; `cache` takes keys and values.
+
+        `angles`: [rows, n, head size] each.
+        """
+        rows, count = tokens.shape
+        cos, sin = (angle[:, None] for angle in angles)
+        hidden = self.embedding[tokens].view(rows * count, -1)
+        split = self.heads + self.kv_heads
+        for index, layer in enumerate(self.layers):
+            mixed = functional.linear(self._rms(hidden, layer.norm_in), layer.qkv)
+            mixed = mixed.view(rows, count, split + self.kv_heads, self.head_size).transpose(1, 2)
+            turned = _rotate(mixed[:, :split], cos, sin)
+            keys, values = cache.extend(index, turned[:, self.heads :], mixed[:, split:])
+            attended = functional.scaled_dot_product_attention(
+                turned[:, : self.heads],
+                keys,
+                values,
+                attn_mask=cache.mask,
+                enable_gqa=self.heads != self.kv_heads,
+            )
+            attended = attended.transpose(1, 2).reshape(rows * count, -1)
+            hidden = torch.addmm(hidden, attended, layer.out.t())
+            gate = functional.linear(self._rms(hidden, layer.norm_mid), layer.gate_up)
+            gated = functional.silu(gate[:, : self.inner]) * gate[:, self.inner :]
+            hidden = torch.addmm(hidden, gated, layer.down.t())
+        return self._rms(hidden.view(rows, count, -1)[:, -1], self.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, D] -> [rows, E]."""
+        return functional.linear(hidden, self.head)
+
+    def _rms(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.eps)
+
+
+class _Layer:
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv = torch.cat([projection.weight for projection in projections])
+        self.out: Tensor = attention.o_proj.weight
+        self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.down: Tensor = mlp.down_proj.weight
+        self.norm_in: Tensor = layer.input_layernorm.weight
+        self.norm_mid: Tensor = layer.post_attention_layernorm.weight
+
+
+class _Cache:
+    """Keys and values of every layer, and the mask of the tokens in flight."""
+
+    def __init__(self, llama: _Llama, rows: int, positions: int) -> None:
+        shape = (rows, llama.kv_heads, positions, llama.head_size)
+        self.keys = [torch.zeros(shape) for _ in llama.layers]
+        self.values = [torch.zeros(shape) for _ in llama.layers]
+        self.used = 0
+        self.mask = torch.empty(0)
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new tokens' keys and values; all of them up to here."""
+        end = self.used + keys.shape[2]
+        self.keys[layer][:, :, self.used : end] = keys
+        self.values[layer][:, :, self.used : end] = values
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep, repeat or reorder rows."""
+        self.keys = [keys[rows] for keys in self.keys]
+        self.values = [values[rows] for values in self.values]
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * cos + turned * sin
+
+
+def _decode(
+    llama: _Llama,
+    distinct: list[tuple[int, ...]],
+    rows: Tensor,
+    decoding: Decoding,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Tokens [B, max_new_tokens]; what follows an end token is padding or arbitrary."""
+    width = max(len(prompt) for prompt in distinct)
+    lengths = torch.tensor([len(prompt) for prompt in distinct])
+    cos, sin = llama.angles(width + decoding.max_new_tokens)
+    cache = _Cache(llama, len(distinct), width + decoding.max_new_tokens)
+    hidden = _read_prompts(llama, distinct, lengths, (cos, sin), cache)
+
+    hidden, lengths = hidden[rows], lengths[rows]
+    cache.select(rows)
+    cache.used = width
+    visible = torch.arange(width + decoding.max_new_tokens) >= (width - lengths)[:, None]
+    tokens = torch.full((len(rows), decoding.max_new_tokens), decoding.pad_token)
+    live = torch.arange(len(rows))
+    ended = torch.zeros(len(rows), dtype=torch.bool)
+    ends = torch.tensor(decoding.end_tokens)
+    for step in range(decoding.max_new_tokens):
+        drawn = _draw(llama.logits(hidden), decoding.temperature, generator)
+        tokens[live, step] = drawn
+        ended |= torch.isin(drawn, ends)
+        finished = int(ended.sum())
+        if finished == len(live) or step == decoding.max_new_tokens - 1:
+            break
+        # Copying the cache costs about a step, so rows leave in batches.
+        if finished > len(live) // 8:
+            kept = (~ended).nonzero()[:, 0]
+            live, drawn, lengths, visible = live[kept], drawn[kept], lengths[kept], visible[kept]
+            ended = ended[kept]
+            cache.select(kept)
+        cache.mask = visible[:, None, None, : cache.used + 1]
+        position = (lengths + step)[:, None]
+        hidden = llama.forward(drawn[:, None], (cos[position], sin[position]), cache)
+        cache.used += 1
+    return tokens
+
+
+def _read_prompts(
+    llama: _Llama,
+    distinct: list[tuple[int, ...]],
+    lengths: Tensor,
+    angles: tuple[Tensor, Tensor],
+    cache: _Cache,
+) -> Tensor:
+    """Fill the cache with the prompts; hidden states [U, D] of their last tokens."""
+    width = int(lengths.max())
+    tokens = torch.zeros(len(distinct), width, dtype=torch.long)
+    for row, prompt in enumerate(distinct):
+        tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+    present = torch.arange(width) >= (width - lengths)[:, None]
+    position = (torch.arange(width) - (width - lengths)[:, None]).clamp(min=0)
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    # Padding attends to itself, because a row of the mask without any entry gives NaN.
+    cache.mask = ((causal & present[:, None]) | torch.eye(width, dtype=torch.bool))[:, None]
+    cos, sin = angles
+    return llama.forward(tokens, (cos[position], sin[position]), cache)
+
+
+def _draw(logits: Tensor, temperature: float | None, generator: torch.Generator | None) -> Tensor:
+    """One token a row, [rows]; inverse transform sampling, far cheaper than `multinomial`."""
+    if temperature is None:
+        return logits.argmax(dim=-1)
+    mass = torch.softmax(logits / temperature, dim=-1).cumsum(dim=-1)
+    threshold = torch.rand(len(mass), 1, generator=generator) * mass[:, -1:]
+    # right=True, or a draw of exactly 0 could take a token of probability 0.
+    drawn = torch.searchsorted(mass, threshold, right=True)[:, 0]
+    return drawn.clamp(max=mass.shape[1] - 1)
+
+
+def _generate_with_transformers(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], decoding: Decoding
+) -> list[list[int]]:
+    from transformers import GenerationConfig
+
+    width = max(len(prompt) for prompt in prompts)
+    tokens = torch.full((len(prompts), width), decoding.pad_token)
+    present = torch.zeros(len(prompts), width, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+        present[row, width - len(prompt) :] = 1
+    chance: dict[str, Any] = {"do_sample": False}
+    if decoding.temperature is not None:
+        chance = {"do_sample": True, "temperature": decoding.temperature, "top_k": 0, "top_p": 1.0}
+    # What is left unset would come from the policy's own generation config.
+    config = GenerationConfig(
+        max_new_tokens=decoding.max_new_tokens,
+        eos_token_id=list(decoding.end_tokens),
+        pad_token_id=decoding.pad_token,
+        repetition_penalty=1.0,
+        **chance,
+    )
+    network: Any = model
+    output: Tensor = network.generate(
+        tokens.to(model.device),
+        attention_mask=present.to(model.device),
+        generation_config=config,
+        disable_compile=True,
+    )
+    return [_until_end(row, decoding.end_tokens) for row in output[:, width:].tolist()]

@@ -1,0 +1,125 @@
+"""A toy task and a tiny random policy, so that training runs in seconds and needs no sandbox."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+from gdpo_tune import registry
+from gdpo_tune.registry import TaskInfo
+from gdpo_tune.tasks.base import Problem, Scores
+from gdpo_tune.trials import TrainingSettings, TrialConfig
+
+SETTINGS = TrainingSettings(
+    steps=3,
+    completions_per_step=16,
+    max_completion_length=8,
+    length_limit=4,
+    train_prompts=12,
+    validation_prompts=6,
+    test_prompts=6,
+    samples_per_prompt=2,
+    evaluate_every=2,
+    checkpoint_every=2,
+)
+
+
+class ToyTask:
+    """Rewards that vary on random text: letters of the prompt, vowels, shortness."""
+
+    rewards = ("hits", "vowels", "length")
+    metrics = ("hits", "length")
+    opened = 0
+    closed = 0
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        self.settings = settings
+        ToyTask.opened += 1
+
+    def problems(self, split, count, seed):
+        letters = string.ascii_lowercase
+        first = {"warm_start": "w", "train": "t", "validation": "v", "test": "e"}[split]
+        return [
+            Problem(prompt=first + letters[i % 26] * (1 + i // 3) + "=", family="toy")
+            for i in range(count)
+        ]
+
+    def score(self, problems, completions, lengths):
+        hits = [
+            float(sum(c in problem.prompt for c in text))
+            for problem, text in zip(problems, completions, strict=True)
+        ]
+        vowels = [float(sum(c in "aeiou" for c in text)) for text in completions]
+        short = [float(length <= self.settings.length_limit) for length in lengths]
+        return Scores(
+            rewards={"hits": hits, "vowels": vowels, "length": short},
+            metrics={"hits": hits, "length": short},
+        )
+
+    def environment(self):
+        return {"judge": "toy"}
+
+    def close(self):
+        ToyTask.closed += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def register(monkeypatch, task: type = ToyTask) -> None:
+    """Make `task: toy` known."""
+    monkeypatch.setattr(task, "__module__", __name__)
+    info = TaskInfo(f"{__name__}:{task.__name__}", {}, {}, {})
+    monkeypatch.setitem(registry.TASKS, "toy", info)
+
+
+def write_policy(folder: Path, layers: int = 2, kv_heads: int = 2) -> str:
+    """A random Llama policy over lower-case letters; its folder."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import (
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
+
+    vocabulary = {
+        token: i for i, token in enumerate(["<pad>", "<eos>", *string.ascii_lowercase, "="])
+    }
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
+    inner.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+    ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        **ends,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(**ends)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
+    """A complete config; parameters as `learning_rate=1e-3` or `**{"reward_weights.hits": 2}`."""
+    defaults = {name: info.default for name, info in registry.PARAMETERS.items()}
+    weights = {f"reward_weights.{name}": 1.0 for name in ToyTask.rewards}
+    complete = {**defaults, **weights, "group_size": 4, "learning_rate": 1e-2, **params}
+    return TrialConfig("toy", policy, seed, complete, settings, directory)
