@@ -1,0 +1,424 @@
+"""The one durable record of a sweep: every trial, its values, state, cost and reason.
+
+    <storage>/<name>/ledger.journal    the Optuna study, one record a line
+                     ledger.lock       who writes it
+                     spec.yaml         the resolved spec
+                     trials/<number>/  step metrics and checkpoints
+
+Step metrics lie beside the study, and MLflow and every figure can be drawn again from both.
+The study's values are the objectives on validation prompts, which is what a sampler may see;
+estimates on test prompts, which the front is claimed on, are kept beside them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.storages import JournalStorage
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from gdpo_tune.errors import IdentityError, UsageError
+from gdpo_tune.journal import JournalFile, Lease, repair
+from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
+from gdpo_tune.trials import (
+    Cost,
+    Estimate,
+    Measurement,
+    Outcome,
+    Params,
+    Proposer,
+    Role,
+    State,
+    TrialRecord,
+)
+
+JOURNAL = "ledger.journal"
+LOCK = "ledger.lock"
+STUDY = "sweep"
+
+STATES: Mapping[TrialState, State] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+class Ledger:
+    """A sweep's trials. `open` it; use it as a context manager.
+
+    It holds what it has written in memory, so reading records costs no disk access.
+    """
+
+    def __init__(self, spec: SweepSpec, journal: JournalFile, lease: Lease | None) -> None:
+        """Not for callers: `open` checks what this takes for granted."""
+        self.spec = spec
+        self.directory = spec.directory.absolute()
+        self._journal = journal
+        self._lease = lease
+        self._storage = JournalStorage(journal)
+        self.study = open_study(self._storage, spec, writable=lease is not None)
+        """The Optuna study, for `optuna.visualization` and the like; never write through it."""
+        self._study_id = self._storage.get_study_id_from_name(STUDY)
+        self._records: dict[int, TrialRecord] = {}
+        self._stale: set[int] = set(range(len(self._trials())))
+        if lease is not None:
+            self._finish_what_was_known()
+
+    @classmethod
+    def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
+        """Open the sweep's ledger, or begin one.
+
+        Args:
+            spec: the sweep; its `directory` is where the ledger lives.
+            fresh: move an earlier sweep of this name aside (nothing is deleted) and begin anew.
+            read_only: take no lease and change nothing; works beside the process that writes.
+
+        Raises:
+            LedgerHeldError: another live process writes this ledger.
+            IdentityError: the ledger belongs to a sweep with another task, policy, objectives,
+                space or training.
+            UsageError: `read_only` and there is no such sweep yet.
+        """
+        directory = spec.directory.absolute()
+        if read_only:
+            if not (directory / JOURNAL).exists():
+                raise UsageError(f"there is no sweep in {directory} yet")
+            return cls(spec, JournalFile(directory / JOURNAL, read_only=True), None)
+        directory.mkdir(parents=True, exist_ok=True)
+        lease = Lease(directory / LOCK)
+        if fresh and (directory / JOURNAL).exists():
+            lease = move_aside(directory, lease)
+        journal = None
+        try:
+            if (directory / JOURNAL).exists():
+                repair(directory / JOURNAL)
+            journal = JournalFile(directory / JOURNAL, read_only=False)
+            ledger = cls(spec, journal, lease)
+        except BaseException:
+            if journal is not None:
+                journal.close()
+            lease.release()
+            raise
+        write_whole(directory / "spec.yaml", spec.dump_yaml())
+        return ledger
+
+    def close(self) -> None:
+        """Close the file and give the lease back; a second call does nothing."""
+        self._journal.close()
+        if self._lease is not None:
+            self._lease.release()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def records(self) -> list[TrialRecord]:
+        """Every trial, by number."""
+        if self._lease is None:
+            self._stale.update(range(len(self._trials())))
+        for number in sorted(self._stale):
+            self._records[number] = self._to_record(self._trials()[number])
+        self._stale.clear()
+        return [self._records[number] for number in range(len(self._records))]
+
+    def record(self, number: int) -> TrialRecord:
+        """One trial."""
+        if number in self._stale:
+            self._records[number] = self._to_record(self._trials()[number])
+            self._stale.discard(number)
+        return self._records[number]
+
+    def unfinished(self) -> list[TrialRecord]:
+        """Trials that were started and have no end yet."""
+        return [record for record in self.records() if record.state == "running"]
+
+    def start(
+        self,
+        params: Params,
+        role: Role,
+        proposer: Proposer,
+        seed: int,
+        replicate_of: int | None = None,
+        sampler_state: Mapping[str, Any] | None = None,
+    ) -> TrialRecord:
+        """Record a trial as running, in one write.
+
+        Args:
+            params: complete parameters.
+            role: why it is run.
+            proposer: who chose its parameters.
+            seed: of the training.
+            replicate_of: number of the trial whose parameters it repeats.
+            sampler_state: what the sampler wants to find again beside this trial.
+        """
+        distributions = self._distributions(params)
+        about = {
+            "role": role,
+            "proposer": proposer,
+            "seed": seed,
+            "replicate_of": replicate_of,
+            "params": dict(params),
+            "sampler_state": dict(sampler_state or {}),
+        }
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params={name: params[name] for name in distributions},
+            distributions=distributions,
+            user_attrs={"trial": about},
+        )
+        self._storage.create_new_trial(self._study_id, template)
+        number = len(self._trials()) - 1
+        self._stale.add(number)
+        return self.record(number)
+
+    def progress(self, number: int, measurement: Measurement) -> None:
+        """Keep what a running trial has measured on validation prompts, by its cost so far."""
+        held_out = {k: v for k, v in measurement.metrics.items() if k.startswith("validation/")}
+        rung = {"step": measurement.step, "metrics": held_out, "cost": vars(measurement.cost)}
+        self._set(number, f"rung:{measurement.cost.completions}", rung)
+
+    def complete(self, number: int, outcome: Outcome) -> TrialRecord:
+        """Record what a finished trial is worth; a value that is not finite makes it a failure."""
+        for split, estimates in (("validation", outcome.validation), ("test", outcome.test)):
+            for name in (*self.spec.objectives, *self.spec.constraints):
+                if name not in estimates or not math.isfinite(estimates[name].mean):
+                    found = estimates[name].mean if name in estimates else "missing"
+                    return self.fail(number, f"{split} {name} is {found}", outcome.cost)
+        self._set(number, "outcome", encode(outcome, self.directory))
+        self._close_trial(number)
+        return self.record(number)
+
+    def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
+        """Record that a trial ended without a result."""
+        self._set(number, "end", {"state": "failed", "reason": reason, "cost": vars(cost or Cost())})
+        self._close_trial(number)
+        return self.record(number)
+
+    def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
+        """Record that the scheduler stopped a trial; its rungs stay."""
+        self._set(number, "end", {"state": "pruned", "reason": reason, "cost": vars(cost)})
+        self._close_trial(number)
+        return self.record(number)
+
+    def sampler_state(self, number: int) -> dict[str, Any]:
+        """What `start` was given for the sampler."""
+        return dict(self._trials()[number].user_attrs["trial"]["sampler_state"])
+
+    def forget_checkpoints(self, numbers: Sequence[int]) -> None:
+        """Look again whether the checkpoints of these trials exist."""
+        self._stale.update(numbers)
+
+    def begin_session(self, slots: int, provenance: Mapping[str, Any]) -> int:
+        """Record that a process works on this sweep; return the session's number."""
+        session = sum(key.startswith("session:") for key in self.study.user_attrs)
+        about = {"started": time.time(), "slots": slots, "provenance": dict(provenance)}
+        self._storage.set_study_user_attr(self._study_id, f"session:{session}", about)
+        return session
+
+    def end_session(self, session: int) -> None:
+        """Record that the process is done, for now or for good."""
+        about = {**self.study.user_attrs[f"session:{session}"], "finished": time.time()}
+        self._storage.set_study_user_attr(self._study_id, f"session:{session}", about)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Sessions in order: `started` and `finished` (Unix seconds), `slots`, `provenance`.
+
+        `finished` is missing while one runs and for one that was killed.
+        """
+        attrs = self.study.user_attrs
+        count = sum(key.startswith("session:") for key in attrs)
+        return [attrs[f"session:{session}"] for session in range(count)]
+
+    def trial_directory(self, number: int) -> Path:
+        """A trial's own folder."""
+        return self.directory / "trials" / str(number)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._storage.get_all_trials(self._study_id, deepcopy=False)
+
+    def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
+        self._storage.set_trial_user_attr(self._trial_id(number), key, dict(value))
+        self._stale.add(number)
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _close_trial(self, number: int) -> None:
+        """Give a trial the state that its last attribute asks for."""
+        trial = self._trials()[number]
+        trial_id = self._trial_id(number)
+        self._stale.add(number)
+        if "outcome" not in trial.user_attrs:
+            pruned = trial.user_attrs["end"]["state"] == "pruned"
+            state = TrialState.PRUNED if pruned else TrialState.FAIL
+            self._storage.set_trial_state_values(trial_id, state)
+            return
+        validation = trial.user_attrs["outcome"]["validation"]
+        for name, bound in self.spec.constraints.items():
+            if name not in trial.constraints:
+                Trial(self.study, trial_id).set_constraint(name, excess(bound, validation[name][0]))
+        values = [validation[name][0] for name in self.spec.objectives]
+        self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, values)
+
+    def _finish_what_was_known(self) -> None:
+        """Close trials whose end was written before a crash, but not their new state."""
+        for trial in self._trials():
+            known = "outcome" in trial.user_attrs or "end" in trial.user_attrs
+            if trial.state == TrialState.RUNNING and known:
+                self._close_trial(trial.number)
+
+    def _distributions(self, params: Params) -> dict[str, BaseDistribution]:
+        """Distributions of the searched parameters that are active and inside of their domain."""
+        active = self.spec.space.active(params)
+        return {
+            name: distribution(domain)
+            for name in self.spec.space.dimensions
+            if (domain := active.get(name)) is not None and domain.contains(params[name])
+            if isinstance(domain, Choice | Uniform)
+        }
+
+    def _to_record(self, trial: FrozenTrial) -> TrialRecord:
+        about = trial.user_attrs["trial"]
+        outcome = trial.user_attrs.get("outcome", {})
+        end = trial.user_attrs.get("end", {})
+        spent = outcome or end or last_rung(trial)
+        validation = estimates(outcome.get("validation", {}))
+        checkpoint = self.directory / outcome["checkpoint"] if outcome.get("checkpoint") else None
+        return TrialRecord(
+            number=trial.number,
+            role=about["role"],
+            state=STATES[trial.state],
+            params=about["params"],
+            seed=about["seed"],
+            proposer=about["proposer"],
+            replicate_of=about["replicate_of"],
+            validation=validation,
+            test=estimates(outcome.get("test", {})),
+            feasible=self._feasible(validation) if validation else None,
+            cost=Cost(**spent.get("cost", {})),
+            reason=end.get("reason", ""),
+            directory=self.trial_directory(trial.number),
+            checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
+            started=trial.datetime_start.timestamp() if trial.datetime_start else None,
+            finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
+            environment=outcome.get("environment", {}),
+        )
+
+    def _feasible(self, validation: Mapping[str, Estimate]) -> bool:
+        return all(
+            bound.holds(validation[name].mean) for name, bound in self.spec.constraints.items()
+        )
+
+
+def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
+    """Load the study that a journal holds, or create it.
+
+    Raises:
+        IdentityError: it holds another sweep.
+        UsageError: it holds none and may not be written.
+    """
+    known = {study.study_name for study in storage.get_all_studies()}
+    sampler = optuna.samplers.RandomSampler()  # proposals come from elsewhere: this one never asks
+    if STUDY not in known and writable:
+        directions = [objective.direction for objective in spec.objective_list()]
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            storage=storage, study_name=STUDY, directions=directions, sampler=sampler
+        )
+        optuna.logging.set_verbosity(verbosity)
+    elif STUDY in known:
+        study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
+    else:
+        raise UsageError(f"there is no sweep in {spec.directory} yet")
+    identity = study.user_attrs.get("identity")
+    if identity is None and writable:
+        study.set_user_attr("identity", spec.identity())
+    elif identity != spec.identity():
+        raise IdentityError(
+            f"{spec.directory} holds a sweep with another task, policy, objectives, space or "
+            "training; choose another --name, or --fresh to move that one aside"
+        )
+    return study
+
+
+def move_aside(directory: Path, lease: Lease) -> Lease:
+    """Rename a sweep's folder and begin an empty one; return the lease of the new one."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = directory.with_name(f"{directory.name}.{stamp}")
+    for again in range(1, 1000):
+        if not aside.exists():
+            break
+        aside = directory.with_name(f"{directory.name}.{stamp}-{again}")
+    directory.rename(aside)
+    lease.release()
+    directory.mkdir()
+    return Lease(directory / LOCK)
+
+
+def distribution(domain: Choice | Uniform) -> BaseDistribution:
+    """Optuna's word for a domain."""
+    if isinstance(domain, Choice):
+        return CategoricalDistribution(domain.choices)
+    if domain.integer:
+        return IntDistribution(
+            int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
+        )
+    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+
+
+def excess(bound: Constraint, value: float) -> float:
+    """By how much `value` breaks a bound; 0 or less where it holds, as Optuna wants it."""
+    return bound.bound - value if bound.op == ">=" else value - bound.bound
+
+
+def encode(outcome: Outcome, directory: Path) -> dict[str, Any]:
+    """An outcome as JSON, paths relative to the sweep's folder so that it can be moved."""
+    checkpoint = outcome.checkpoint
+    return {
+        "validation": {k: [v.mean, v.se] for k, v in outcome.validation.items()},
+        "test": {k: [v.mean, v.se] for k, v in outcome.test.items()},
+        "cost": vars(outcome.cost),
+        "checkpoint": os.path.relpath(checkpoint, directory) if checkpoint else None,
+        "environment": dict(outcome.environment),
+    }
+
+
+def estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+    """Estimates from JSON."""
+    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+
+
+def last_rung(trial: FrozenTrial) -> dict[str, Any]:
+    """The last measurement that a trial left, or nothing."""
+    rungs = [value for key, value in trial.user_attrs.items() if key.startswith("rung:")]
+    return max(rungs, key=lambda rung: rung["step"], default={})
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

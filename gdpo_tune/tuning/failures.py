@@ -1,0 +1,51 @@
+"""Why trials fail: Ray's searchers hear that one did, its callbacks see the error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import RayActorError, RayTaskError
+from ray.tune import Callback
+
+from gdpo_tune.trials import TrialConfig
+from gdpo_tune.tuning.searcher import LedgerSearcher
+from gdpo_tune.tuning.trainable import ActorWornOut
+
+
+class FailureReasons(Callback):
+    """Hands the reason of a final failure to the searcher; a change of process is not a failure."""
+
+    def __init__(self, searcher: LedgerSearcher) -> None:
+        self._searcher = searcher
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Ray starts the trial again."""
+        error = last_error(trial)
+        if isinstance(error, RayTaskError) and isinstance(error.cause, ActorWornOut):
+            trial.max_failures += 1
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Ray gives the trial up: the reason goes to the ledger, the traceback beside the trial."""
+        error = last_error(trial)
+        config: TrialConfig = trial.config["trial"]
+        config.directory.mkdir(parents=True, exist_ok=True)
+        (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
+        self._searcher.on_failure(trial.trial_id, reason(error))
+
+
+def last_error(trial: Any) -> BaseException | None:
+    """What ended a Ray trial's last attempt; None if Ray kept no error."""
+    # Ray's own accessor reads the uploaded copy, which does not exist before a snapshot
+    file = trial.pickled_error_file
+    return cloudpickle.loads(Path(file).read_bytes()) if file else None
+
+
+def reason(error: BaseException | None) -> str:
+    """One line for the ledger."""
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    if isinstance(error, RayActorError):
+        return "the trial's process died (killed, out of memory, or crashed)"
+    return f"{type(error).__name__}: {error}" if error else "unknown"

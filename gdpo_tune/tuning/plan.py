@@ -1,0 +1,78 @@
+"""What is to be run next: a pure function of the spec and the records.
+
+The order is baselines, points to try first, the sampler's proposals, then replicates of the front.
+Because the records alone decide, the same function continues a sweep, extends one whose
+`search.trials` grew, and says that one is finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdpo_tune import registry
+from gdpo_tune.analysis.replicates import next_replicate
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import Params, Proposer, Role, TrialRecord
+from gdpo_tune.tuning import quasi_random
+
+
+@dataclass(frozen=True)
+class Step:
+    """A trial to start."""
+
+    role: Role
+    proposer: Proposer
+    params: Params | None
+    """Complete parameters; None: the sampler is to propose them."""
+    replicate_of: int | None = None
+
+
+def next_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
+    """The next trial; None if there is none as things stand.
+
+    While trials run, None may turn into a replicate once they end.
+    """
+    roles = [record.role for record in records]
+    if "untrained" not in roles:
+        return Step("untrained", "baseline", published(spec))
+    if "published" not in roles:
+        return Step("published", "baseline", published(spec))
+    if roles.count("search") < spec.search.trials:
+        enqueued = sum(record.proposer == "enqueued" for record in records)
+        if enqueued < len(spec.enqueue):
+            given = {**quasi_random.point(spec, enqueued), **spec.enqueue[enqueued]}
+            return Step("search", "enqueued", spec.space.complete(given))
+        return Step("search", "model", None)
+    wanted = spec.search.replicates
+    replicate = next_replicate(records, spec.objective_list(), wanted.per_point, wanted.max_runs)
+    if replicate is None:
+        return None
+    return Step("replicate", "replicate", replicate.params, replicate.of)
+
+
+def is_finished(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
+    """Whether nothing runs and nothing is left to run."""
+    return all(r.state != "running" for r in records) and next_step(spec, records) is None
+
+
+def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
+    """Trials that will exist at the end, at most: replicates depend on how large the front is."""
+    search = max(spec.search.trials, sum(record.role == "search" for record in records))
+    return 2 + search + spec.search.replicates.max_runs
+
+
+def published(spec: SweepSpec) -> Params:
+    """The setting of the method's paper, completed from the space."""
+    return spec.space.baseline(registry.TASKS[spec.task].published)
+
+
+def trial_seed(spec: SweepSpec, number: int) -> int:
+    """Seed of a trial's training: the first 31 bits of SHA-256 of `<search.seed>:<number>`.
+
+    So a replicate, which has a number of its own, has a fresh seed, and a trial that goes on in
+    another process has its old one.
+    """
+    digest = hashlib.sha256(f"{spec.search.seed}:{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,233 @@
+"""What a sampler sees: the ledger's trials as a study of finished, comparable configurations.
+
+A sampler must not read the ledger itself (pruned trials are invisible to it, conditional parameters
+it draws uniformly, replicates look like new points). So each proposal is asked of an in-memory study
+with one entry a configuration:
+
+    complete        the mean over its seeds, on validation prompts
+    running         pending, so that concurrent trials are not proposed twice
+    failed          pending for good: a sampler keeps away from where its first try gave no value
+    untrained       left out: its parameters had no effect
+    out of space    left out (the published baseline may be)
+
+Every entry has a value in every dimension; a parameter without effect sits at its domain's middle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import optuna
+from optuna.storages import InMemoryStorage
+from optuna.trial import Trial, TrialState, create_trial
+
+from gdpo_tune import registry
+from gdpo_tune.ledger import distribution, excess
+from gdpo_tune.spec import Choice, SweepSpec, Uniform
+from gdpo_tune.trials import Params, ParamValue, Proposer, TrialRecord
+from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.samplers import Sampling
+
+STUDY = "projection"
+UNSEEN_TRIES = 64
+"""Quasi-random points tried in place of a configuration that was proposed before."""
+
+Point = tuple[ParamValue, ...]
+"""A value a dimension: what tells configurations apart."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What the projection proposes."""
+
+    params: dict[str, ParamValue]
+    """Complete."""
+    proposer: Proposer
+    sampler_state: Mapping[str, Any]
+    """For the ledger, so that a new process rebuilds the same projection."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a configuration stands in the study."""
+
+    number: int
+    mean: tuple[float, ...]
+    """What the sampler was told; empty while pending."""
+
+
+class Projection:
+    """The study behind the proposals. Feed it every new or changed record with `observe`."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self.spec = spec
+        self._sampling: Sampling = registry.load(registry.SAMPLERS[spec.search.sampler].target)(spec)
+        self._domains = {
+            name: domain
+            for name in spec.space.dimensions
+            if isinstance(domain := spec.space.domains[name], Choice | Uniform)
+        }
+        self._distributions = {name: distribution(d) for name, d in self._domains.items()}
+        self._members: dict[Point, dict[int, TrialRecord]] = {}
+        self._states: dict[Point, Mapping[str, Any]] = {}
+        self._quasi_random_asked = 0
+        self._rebuild()
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study as the sampler sees it."""
+        return self._study
+
+    def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
+        """Take in a record that is new or has changed.
+
+        A configuration that was complete and changes its mean costs a rebuild of the whole study;
+        everything else is one small step.
+        """
+        point = self._place(record, sampler_state or {})
+        if point is None:
+            return
+        known = self._entries.get(point)
+        if known is not None and known.mean == self._mean(point):
+            return
+        if known is not None and known.mean:
+            self._rebuild()
+        else:
+            self._enter(point)
+
+    def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
+        """Take in what a ledger holds, each record with its sampler state."""
+        for record, sampler_state in records:
+            self._place(record, sampler_state)
+        self._rebuild()
+
+    def ask(self) -> Suggestion:
+        """Propose a configuration. `observe` its record before the next `ask`."""
+        startup = self._completed < self._sampling.startup
+        if not self._domains:
+            return Suggestion(self.spec.space.complete({}), "startup", {})
+        if startup and self._sampling.quasi_random:
+            return self._quasi_random()
+        trial = self._study.ask(self._distributions)
+        suggestion = self._suggestion(trial.params, "startup" if startup else "model", trial)
+        point = self._point(suggestion.params)
+        assert point is not None  # a sampler stays inside of its distributions
+        if point in self._members:
+            # a sampler without a finer idea repeats itself; replicates are decided elsewhere
+            self._study.tell(trial.number, state=TrialState.FAIL)
+            return self._quasi_random() if self._unseen() else suggestion
+        if point == tuple(trial.params[name] for name in self._domains):
+            self._entries[point] = Entry(trial.number, ())
+        else:
+            self._study.tell(trial.number, state=TrialState.FAIL)  # `observe` adds the true point
+        return suggestion
+
+    def _place(self, record: TrialRecord, sampler_state: Mapping[str, Any]) -> Point | None:
+        """File a record under its point; None if a sampler has nothing to learn from it."""
+        point = self._point(record.params)
+        if record.role == "untrained" or record.state == "pruned" or point is None:
+            return None
+        members = self._members.setdefault(point, {})
+        if record.number not in members and record.proposer == "startup":
+            self._quasi_random_asked += 1
+        members[record.number] = record
+        self._states.setdefault(point, sampler_state)
+        return point
+
+    def _rebuild(self) -> None:
+        """Begin a new study, with a sampler of its own: Optuna's remember one study each."""
+        self._storage = InMemoryStorage()
+        known = sum(map(len, self._members.values()))
+        seed = hashlib.sha256(f"{self.spec.search.seed}:{known}".encode()).digest()
+        self._study = optuna.load_study(
+            study_name=new_study(self._storage, self.spec),
+            storage=self._storage,
+            sampler=self._sampling.build(int.from_bytes(seed[:4], "big") >> 1),
+        )
+        self._study_id = self._storage.get_study_id_from_name(STUDY)
+        self._entries: dict[Point, Entry] = {}
+        self._completed = 0
+        for point in self._members:
+            self._enter(point)
+
+    def _enter(self, point: Point) -> None:
+        """Bring the study's entry of a point from absent or pending to what is known now."""
+        if point not in self._entries:
+            self._entries[point] = Entry(len(self._study.get_trials(deepcopy=False)), ())
+            self._study.add_trial(
+                create_trial(
+                    state=TrialState.RUNNING,
+                    params=dict(zip(self._domains, point, strict=True)),
+                    distributions=self._distributions,
+                    system_attrs=dict(self._states[point]),
+                )
+            )
+        mean = self._mean(point)
+        if not mean:
+            return
+        number = self._entries[point].number
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        for name, bound in self.spec.constraints.items():
+            Trial(self._study, trial_id).set_constraint(
+                name, excess(bound, fmean(r.validation[name].mean for r in self._finished(point)))
+            )
+        self._study.tell(number, mean)
+        self._entries[point] = Entry(number, mean)
+        self._completed += 1
+
+    def _finished(self, point: Point) -> list[TrialRecord]:
+        return [record for record in self._members[point].values() if record.state == "complete"]
+
+    def _mean(self, point: Point) -> tuple[float, ...]:
+        """Mean over seeds, an objective each; empty while no seed is complete."""
+        finished = self._finished(point)
+        if not finished:
+            return ()
+        return tuple(fmean(r.validation[o].mean for r in finished) for o in self.spec.objectives)
+
+    def _point(self, params: Params) -> Point | None:
+        """Where a configuration lies, or None if the space does not hold it."""
+        active = self.spec.space.active(params)
+        for name, domain in active.items():
+            if not domain.contains(params[name]):
+                return None
+        return tuple(
+            params[name] if name in active else domain.middle()
+            for name, domain in self._domains.items()
+        )
+
+    def _suggestion(
+        self, values: Params, proposer: Proposer, trial: Trial | None = None
+    ) -> Suggestion:
+        state: dict[str, Any] = {}
+        if trial is not None:
+            attrs = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
+            state = {key: value for key, value in attrs.items() if not key.startswith("gp:")}
+        return Suggestion(self.spec.space.complete(values), proposer, state)
+
+    def _quasi_random(self) -> Suggestion:
+        unseen = self._unseen()
+        index = unseen[0] if unseen else self._quasi_random_asked
+        return self._suggestion(quasi_random.point(self.spec, index), "startup")
+
+    def _unseen(self) -> list[int]:
+        """The first index of the quasi-random sequence whose point is new, if there is one near."""
+        for index in range(self._quasi_random_asked, self._quasi_random_asked + UNSEEN_TRIES):
+            params = self.spec.space.complete(quasi_random.point(self.spec, index))
+            if self._point(params) not in self._members:
+                return [index]
+        return []
+
+
+def new_study(storage: InMemoryStorage, spec: SweepSpec) -> str:
+    """Create the projection's study and return its name."""
+    directions = [objective.direction for objective in spec.objective_list()]
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.create_study(storage=storage, study_name=STUDY, directions=directions)
+    optuna.logging.set_verbosity(verbosity)
+    return STUDY

@@ -1,0 +1,46 @@
+"""A sampler's start-up: points of a scrambled Sobol sequence.
+
+They cover a space of a few dimensions more evenly than uniform draws do, choices included (Optuna's
+own quasi-random sampler draws choices uniformly).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.stats import qmc
+
+from gdpo_tune.spec import Choice, SweepSpec, Uniform
+from gdpo_tune.trials import ParamValue
+
+
+def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
+    """Point `index` of the sweep's sequence: a value for every dimension, conditions ignored.
+
+    The same index gives the same point in every process.
+    """
+    domains = [spec.space.domains[name] for name in spec.space.dimensions]
+    sequence = qmc.Sobol(len(domains), rng=np.random.default_rng(spec.search.seed))
+    if index:
+        sequence.fast_forward(index)
+    shares = sequence.random(1)[0]
+    return {
+        name: at(domain, float(share))
+        for name, domain, share in zip(spec.space.dimensions, domains, shares, strict=True)
+        if isinstance(domain, Choice | Uniform)
+    }
+
+
+def at(domain: Choice | Uniform, share: float) -> ParamValue:
+    """The value that lies at `share` (in [0, 1)) of a domain, on the domain's own scale."""
+    values = domain.values()
+    if values is not None and not (isinstance(domain, Uniform) and domain.log):
+        return values[int(share * len(values))]
+    assert isinstance(domain, Uniform)  # a choice always lists its values
+    if not domain.log:
+        return domain.low + share * (domain.high - domain.low)
+    if not domain.integer:
+        return domain.low * math.exp(share * math.log(domain.high / domain.low))
+    low, high = domain.low - 0.5, domain.high + 0.5  # so that each integer owns its rounding range
+    return min(int(domain.high), max(int(domain.low), round(low * (high / low) ** share)))

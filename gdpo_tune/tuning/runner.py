@@ -1,0 +1,154 @@
+"""A sweep from start to end: ledger, Ray, searcher, and what is left afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gdpo_tune import registry
+from gdpo_tune.analysis import Front, build_front
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import Event, Listener, SweepFinished, SweepStarted, TrialRecord
+from gdpo_tune.tuning import cluster
+from gdpo_tune.tuning.checkpoints import tidy
+from gdpo_tune.tuning.plan import is_finished, planned
+from gdpo_tune.tuning.provenance import provenance
+from gdpo_tune.tuning.resources import check_local, slots
+
+TRAIN = "gdpo_tune.training:train"
+RETRIES = 2
+"""Further attempts, each from the newest checkpoint, before a trial counts as failed."""
+MEMORY_SHARE = 0.6
+"""Share of the machine's memory that all reused trial processes together may grow to."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep has come to."""
+
+    records: tuple[TrialRecord, ...]
+    front: Front
+    interrupted: bool
+    """Whether it was stopped before its end; the same call goes on with it."""
+
+
+def run_sweep(
+    spec: SweepSpec,
+    *,
+    fresh: bool = False,
+    listeners: Sequence[Listener] = (),
+    train: str = TRAIN,
+) -> SweepResult:
+    """Run, continue or extend a sweep until nothing is left to do.
+
+    A finished sweep starts nothing, not even Ray.
+
+    Args:
+        spec: what to search, and where it is kept.
+        fresh: move an earlier sweep of this name aside and begin anew.
+        listeners: called with every event, in the thread of this call; they must return quickly.
+        train: `module:function` that trains one trial.
+
+    Raises:
+        ResourcesError: a trial does not fit on this machine or cluster.
+        LedgerHeldError: another process runs this sweep.
+        IdentityError: another sweep lives under this name.
+        PolicyError, SandboxUnavailable: what every trial needs is not there.
+    """
+    if not cluster.connected():
+        check_local(spec)
+    with Ledger.open(spec, fresh=fresh) as ledger:
+
+        def emit(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        records = tuple(ledger.records())
+        emit(SweepStarted(records, planned(spec, records)))
+        interrupted = False
+        if not is_finished(spec, records):
+            interrupted = run_trials(ledger, train, emit)
+            tidy(ledger)
+        records = tuple(ledger.records())
+        emit(SweepFinished(records, interrupted))
+        return SweepResult(records, build_front(records, spec.objective_list()), interrupted)
+
+
+def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
+    """Run what the plan asks for; return whether it was interrupted."""
+    with cluster.ray_cluster() as nodes:
+        from gdpo_tune.tuning.interruption import Interruption, on_signals
+        from gdpo_tune.tuning.searcher import LedgerSearcher
+        from gdpo_tune.tuning.trainable import Setup
+
+        width = slots(ledger.spec.resources, nodes)
+        stop_file = ledger.directory / "stop"
+        stop_file.unlink(missing_ok=True)
+        memory = int(psutil.virtual_memory().total * MEMORY_SHARE / width)
+        searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory), width, emit)
+        interruption = Interruption(stop_file)
+
+        def stop() -> None:
+            searcher.stop()
+            interruption.request()
+
+        session = ledger.begin_session(width, provenance())
+        try:
+            with on_signals(stop):
+                tune(ledger, searcher, interruption)
+        except KeyboardInterrupt:
+            interruption.requested = True
+        finally:
+            ledger.end_session(session)
+            stop_file.unlink(missing_ok=True)
+            shutil.rmtree(ray_folder(ledger), ignore_errors=True)
+    if searcher.fatal is not None:
+        raise searcher.fatal
+    return interruption.requested
+
+
+def tune(ledger: Ledger, searcher: Any, interruption: Any) -> None:
+    """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
+    from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
+
+    from gdpo_tune.tuning.failures import FailureReasons
+    from gdpo_tune.tuning.trainable import run_trial
+
+    spec = ledger.spec
+    scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(spec)
+    Tuner(
+        with_resources(run_trial, {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}),
+        tune_config=TuneConfig(
+            search_alg=searcher,
+            scheduler=scheduler,
+            num_samples=-1,
+            # vLLM engines stack in one process, so a trial with a GPU gets a fresh one
+            reuse_actors=spec.resources.gpus == 0,
+            trial_name_creator=trial_name,
+            trial_dirname_creator=trial_name,
+        ),
+        run_config=RunConfig(
+            name=ray_folder(ledger).name,
+            storage_path=str(ray_folder(ledger).parent),
+            verbose=0,
+            stop=interruption,
+            failure_config=FailureConfig(max_failures=RETRIES),
+            callbacks=[FailureReasons(searcher)],
+        ),
+    ).fit()
+
+
+def ray_folder(ledger: Ledger) -> Path:
+    """Where Ray keeps what it wants to keep; deleted at the end."""
+    return ledger.directory / "ray"
+
+
+def trial_name(trial: Any) -> str:
+    """A Ray trial's name and folder."""
+    return f"{trial.config['trial'].directory.name}-{trial.trial_id}"
