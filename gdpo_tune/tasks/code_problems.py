@@ -166,7 +166,6 @@ def _chain_operation(rng: random.Random) -> _Operation:
 
 _ENDS = (
     _Operation("return the sum", "sum", "sum({e})", sum),
-    _Operation("add them up", "sum", "sum({e})", sum),
     _Operation("return the largest item", "max", "max({e})", max),
     _Operation("return the smallest item", "min", "min({e})", min),
     _Operation("count the items", "len", "len({e})", len),

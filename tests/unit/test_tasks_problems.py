@@ -96,3 +96,15 @@ def test_terse_steps_of_a_rate_problem_are_right():
 def test_more_prompts_than_there_are_is_refused():
     with pytest.raises(UsageError, match=r"test prompts .* lower training\.test_prompts"):
         generate("test", 100_000, 0)
+
+
+def test_no_split_says_in_other_words_what_another_says():
+    meanings = {
+        split: {
+            (problem.data["solution"], problem.data["thoughts"]["terse"])
+            for problem in generate(split, 800, 0)
+        }
+        for split in SPLITS
+    }
+    for one, other in combinations(SPLITS, 2):
+        assert not meanings[one] & meanings[other]
