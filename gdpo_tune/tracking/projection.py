@@ -22,11 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdpo_tune.tracking.spool import Message
-from gdpo_tune.trials import Estimate, Measurement, Objective, State, TrainingSettings, TrialRecord
+from gdpo_tune.trials import Estimate, Objective, State, TrialRecord
 
 SWEEP = "sweep"
-CURVE_POINTS = 60
-"""Most points of one step metric of one trial."""
 CURVES = ("train/", "validation/")
 LONGEST_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
@@ -206,26 +204,6 @@ def _with_error(name: str, estimate: Estimate) -> dict[str, float]:
 def finite(values: Mapping[str, float]) -> dict[str, float]:
     """The values that are numbers, under names that MLflow takes."""
     return {clean_name(k): float(v) for k, v in values.items() if math.isfinite(v)}
-
-
-def curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:
-    """The step metrics of a measurement that are worth a point, at most `CURVE_POINTS` a trial.
-
-    Which steps are kept follows from the settings alone, so that a trial that goes on after an
-    interruption keeps the same ones.
-    """
-    step, last = measurement.step, training.steps
-    kept = ("train/",) if _is_kept(step, last) else ()
-    evaluation = -(-step // training.evaluate_every)
-    if _is_kept(evaluation, -(-last // training.evaluate_every)):
-        kept = (*kept, "validation/")
-    return finite({k: v for k, v in measurement.metrics.items() if kept and k.startswith(kept)})
-
-
-def _is_kept(index: int, last: int) -> bool:
-    """Whether point `index` of 1..`last` is among the at most `CURVE_POINTS` to be sent."""
-    stride = -(-last // CURVE_POINTS)
-    return index >= last or index % stride == 0
 
 
 def is_ours(known: Mapping[str, Known], records: Sequence[TrialRecord]) -> bool:

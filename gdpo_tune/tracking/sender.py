@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gdpo_tune.tracking.spool import BATCH_BYTES, Message, Spool
 
-INTERVAL = 2.0
+INTERVAL = 5.0
 """Seconds between two batches: many small updates of a trial become one request."""
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
