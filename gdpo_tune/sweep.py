@@ -1,0 +1,100 @@
+"""Search for the Pareto front of a multi-reward RL run.
+
+    python -m gdpo_tune.sweep search_spaces/code.yaml
+
+The same command after an interruption, a crash or `kill -9` goes on where the sweep was; a larger
+`search.trials` extends it; on a finished sweep it starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, without importing anything heavy: `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    cli.add_spec_arguments(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the resolved spec, the space, the budget and doubtful combinations; start nothing",
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start anew; an earlier sweep of this name is moved aside, not deleted",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the sweep that `arguments` ask for and return the exit status."""
+    options = parser().parse_args(arguments)
+
+    from gdpo_tune.spec import load_spec
+
+    spec = load_spec(options.space, options.overrides, options.name)
+    if options.dry_run:
+        from gdpo_tune.spec import dry_run
+
+        print(dry_run(spec))
+        return 0
+    check_requirements(spec)
+    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *arguments])
+    return run(spec, fresh=options.fresh, command=command.replace(" --fresh", ""))
+
+
+def check_requirements(spec: SweepSpec) -> None:
+    """Refuse at once what would fail every trial.
+
+    Raises:
+        PolicyError: the policy cannot be read, or lacks a pad or end token.
+        SandboxUnavailable: the task runs code and this machine cannot isolate it.
+        TrackingError: `tracking.required` and the server does not answer.
+    """
+    from gdpo_tune import registry
+    from gdpo_tune.policies.load import check_policy
+    from gdpo_tune.tracking import check_server
+
+    check_policy(spec.policy)
+    with registry.load(registry.TASKS[spec.task].target)(spec.training) as task:
+        task.environment()  # starts what the task needs, such as the sandbox
+    check_server(spec)
+
+
+def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
+    """Compose the search with tracking and display; return the exit status."""
+    from gdpo_tune.display import LiveDisplay, print_summary
+    from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.tracking import MlflowSink
+    from gdpo_tune.tuning import run_sweep
+
+    with MlflowSink(spec) as sink, LiveDisplay(spec) as display:
+        result = run_sweep(spec, fresh=fresh, listeners=[sink, display])
+        display.stop()
+        write_report(spec, result.records)
+        write_front_png(spec, result.records)
+        sink.log_pictures()
+    print_summary(spec, result.records)
+    if result.interrupted:
+        print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
+        return cli.INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)
