@@ -50,7 +50,7 @@ def ray_cluster() -> Iterator[list[dict[str, float]]]:
     ray.init(
         address=os.environ["RAY_ADDRESS"] if connected() else "local",
         log_to_driver=False,
-        logging_level=logging.ERROR,
+        logging_level=logging.CRITICAL,  # what trials die of is in the ledger
         **({} if connected() else local),
     )
     try:
