@@ -1,7 +1,10 @@
 """What is asked: the YAML of a sweep as frozen models, or every error in it at once."""
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed, Uniform
+from gdpo_tune.spec.dry_run import dry_run
+from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.machine import check_resources
 from gdpo_tune.spec.model import (
     Constraint,
     Keep,
@@ -30,5 +33,8 @@ __all__ = [
     "SweepSpec",
     "Tracking",
     "Uniform",
+    "check_resources",
+    "dry_run",
+    "lint",
     "load_spec",
 ]

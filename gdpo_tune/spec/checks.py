@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gdpo_tune import registry
 from gdpo_tune.spec.domains import Domain, Uniform
-from gdpo_tune.spec.model import ObjectiveSpec, Resources, Search
+from gdpo_tune.spec.model import ObjectiveSpec, Resources
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
@@ -30,17 +30,16 @@ def check_name(
     return False
 
 
-def check_search(search: Search | None, root: Node, problems: Problems) -> None:
+def check_search(root: Node, problems: Problems) -> None:
     """The sampler and the scheduler exist."""
-    if search is None:
-        return
-    sampler = root.find(("search", "sampler"))
-    scheduler = root.find(("search", "scheduler", "type"))
-    if search.sampler not in registry.SAMPLERS:
-        check_name(sampler, ("search", "sampler"), "sampler", registry.SAMPLERS, problems)
-    if search.scheduler.type not in registry.SCHEDULERS:
-        path = ("search", "scheduler", "type")
-        check_name(scheduler, path, "scheduler", registry.SCHEDULERS, problems)
+    tables = {
+        ("search", "sampler"): ("sampler", registry.SAMPLERS),
+        ("search", "scheduler", "type"): ("scheduler", registry.SCHEDULERS),
+    }
+    for path, (what, names) in tables.items():
+        node = root.find(path[:-1])
+        if path[-1] in (node.entries or {}) and not problems.about(".".join(path)):
+            check_name(node.find(path[-1:]), path, what, names, problems)
 
 
 def check_reference(
@@ -63,7 +62,7 @@ def check_reference(
 
 def check_weights(space: Space | None, root: Node, problems: Problems) -> None:
     """No trial has only weights of 0."""
-    if space is None:
+    if space is None or problems.about("space.reward_weights"):
         return
     weights = {n: d for n, d in space.domains.items() if n.startswith("reward_weights.")}
     if not all(can_be_zero(name, space) for name in weights):
@@ -86,7 +85,9 @@ def check_group_size(
     space: Space | None, settings: TrainingSettings | None, root: Node, problems: Problems
 ) -> None:
     """Every reachable group size divides the completions of a step into at least one prompt."""
-    if space is None or settings is None:
+    if space is None or settings is None or problems.about("space.group_size"):
+        return
+    if problems.about("training.completions_per_step"):
         return
     total = settings.completions_per_step
     sizes = [size for size in space.reachable("group_size") or () if isinstance(size, int)]
@@ -117,11 +118,13 @@ def divisors_fix(domain: Domain, total: int) -> str:
 
 def check_lengths(settings: TrainingSettings | None, root: Node, problems: Problems) -> None:
     """The length limit can be exceeded."""
-    if settings is None or settings.length_limit <= settings.max_completion_length:
+    if settings is None or settings.length_limit < settings.max_completion_length:
+        return
+    if any(problems.about(f"training.{k}") for k in ("length_limit", "max_completion_length")):
         return
     path = ("training", "length_limit")
     longest = settings.max_completion_length
-    reason = f"above max_completion_length = {longest}: every completion is within it"
+    reason = f"not below max_completion_length = {longest}: every completion is within it"
     node = root.find(path)
     fix = f"write a limit below {longest}, or raise training.max_completion_length"
     problems.add(node.mark, "training.length_limit", settings.length_limit, reason, fix)

@@ -2,62 +2,73 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from ruamel.yaml import YAML
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
-from gdpo_tune.trials import ParamValue
 
 if TYPE_CHECKING:
     from gdpo_tune.spec.model import SweepSpec
+
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that some reader of YAML takes for something else."""
 
 
 def dump_yaml(spec: SweepSpec) -> str:
     """The resolved file, every default written out."""
     plain = spec.model_dump(mode="json")
     plain["constraints"] = {name: str(limit) for name, limit in spec.constraints.items()}
-    plain["space"] = nested({n: domain_notation(d) for n, d in spec.space.domains.items()})
-    plain["enqueue"] = [nested(point) for point in spec.enqueue]
-    stream = io.StringIO()
-    dumper().dump(plain, stream)
-    return stream.getvalue()
+    plain["space"] = {name: notation(domain) for name, domain in spec.space.domains.items()}
+    plain["enqueue"] = spec.enqueue
+    return "\n".join(line for key, value in plain.items() for line in block(key, value)) + "\n"
 
 
-def dumper() -> Any:
-    """Innermost mappings and lists on one line, keys in our order."""
-    yaml: Any = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = None
-    yaml.sort_base_mapping_type_on_output = False
-    yaml.width = 100
-    return yaml
+def block(key: str, value: object) -> Iterator[str]:
+    """One top-level key: an entry a line."""
+    if isinstance(value, Mapping) and value:
+        yield f"{key}:"
+        group = ""
+        for name, child in cast("Mapping[str, object]", value).items():
+            prefix, _, leaf = name.rpartition(".")
+            if prefix and prefix != group:
+                yield f"  {prefix}:"
+            group = prefix
+            yield f"  {'  ' if prefix else ''}{leaf}: {flow(child)}"
+    elif isinstance(value, tuple) and value:
+        yield f"{key}:"
+        for child in cast("Sequence[object]", value):
+            yield f"  - {flow(child)}"
+    else:
+        yield f"{key}: {flow(value)}"
 
 
-def domain_notation(domain: Domain) -> object:
-    """A domain in the shortest notation that the file allows."""
+def flow(value: object) -> str:
+    """A value on one line."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value).items()
+        return "{" + ", ".join(f"{key}: {flow(child)}" for key, child in entries) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(flow(child) for child in cast("Sequence[object]", value)) + "]"
+    if isinstance(value, str):
+        plain = PLAIN.fullmatch(value) and value.lower() not in RESERVED
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
+    # Readers of YAML 1.1 take 3e-05 for a word.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
+
+
+def notation(domain: Domain) -> object:
+    """A domain in the shortest form that the file allows."""
     when = {"when": {name: list(values) for name, values in domain.when.items()}}
     if isinstance(domain, Fixed):
         return {"value": domain.value, **when} if domain.when else domain.value
     if isinstance(domain, Choice):
         choices = list(domain.choices)
         return {"choices": choices, **when} if domain.when else choices
-    notation: dict[str, object] = {"log" if domain.log else "range": [domain.low, domain.high]}
+    written: dict[str, object] = {"log" if domain.log else "range": [domain.low, domain.high]}
     if domain.step is not None:
-        notation["step"] = domain.step
-    return {**notation, **when} if domain.when else notation
-
-
-def nested(flat: Mapping[str, object] | Mapping[str, ParamValue]) -> dict[str, object]:
-    """Dotted names as nested mappings."""
-    result: dict[str, object] = {}
-    groups: dict[str, dict[str, object]] = {}
-    for name, value in flat.items():
-        group, _, leaf = name.rpartition(".")
-        if not group:
-            result[leaf] = value
-            continue
-        groups.setdefault(group, {})[leaf] = value
-        result[group] = groups[group]
-    return result
+        written["step"] = domain.step
+    return {**written, **when} if domain.when else written

@@ -82,7 +82,7 @@ class Document:
         checks.check_weights(space, self.root, self.problems)
         checks.check_group_size(space, settings, self.root, self.problems)
         checks.check_lengths(settings, self.root, self.problems)
-        checks.check_search(search, self.root, self.problems)
+        checks.check_search(self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
         self.problems.raise_if_any()

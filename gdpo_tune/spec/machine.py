@@ -31,7 +31,7 @@ def check_resources(
     """
     if environment.get("RAY_ADDRESS"):
         return
-    gpus, cpus = visible_gpus(environment, devices), os.cpu_count() or 1
+    gpus, cpus = visible_gpus(environment, devices), len(os.sched_getaffinity(0))
     asked = spec.resources
     remedy = "or set RAY_ADDRESS to a cluster that has them"
     if asked.gpus > gpus:
@@ -46,12 +46,12 @@ def check_resources(
         )
 
 
-def visible_gpus(environment: Mapping[str, str], devices: Path) -> int:
+def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
     """GPUs that a process started here may use.
 
     `CUDA_VISIBLE_DEVICES` can only hide devices: naming one that does not exist gives nothing.
     """
-    present = sum(1 for file in devices.glob("nvidia*") if DEVICE.fullmatch(file.name))
+    present = present_gpus(devices)
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return present
@@ -61,3 +61,13 @@ def visible_gpus(environment: Mapping[str, str], devices: Path) -> int:
             break  # CUDA stops reading at the first invalid entry
         named += 1
     return min(named, present)
+
+
+def present_gpus(devices: Path) -> int:
+    """GPUs by their device files: NVIDIA's, AMD's, or the one that Windows lends to Linux."""
+    nvidia = sum(1 for file in devices.glob("nvidia*") if DEVICE.fullmatch(file.name))
+    if nvidia:
+        return nvidia
+    if (devices / "kfd").exists():
+        return sum(1 for _ in devices.glob("dri/renderD*"))
+    return int((devices / "dxg").exists())

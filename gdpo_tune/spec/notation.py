@@ -159,7 +159,7 @@ def complain(value: object, info: ParameterInfo) -> tuple[str, str] | None:
     if info.kind == "int" and not isinstance(value, int):
         return "not a whole number", f"write {round(value)}"
     if info.low is not None and (value <= info.low if info.open_low else value < info.low):
-        bound = f"{'above' if info.open_low else 'at least'} {info.low:g}"
+        bound = f"{'above' if info.open_low else 'of at least'} {info.low:g}"
         negative = value < 0 and info.low == 0
         reason = "a weight or rate cannot be negative" if negative else "too small"
         return reason, f"write a number {bound}"

@@ -17,38 +17,35 @@ from gdpo_tune.trials import ParamValue
 def parse_space(
     node: Node, parameters: Mapping[str, ParameterInfo], problems: Problems
 ) -> Space | None:
-    """The `space:` mapping; None if any domain is unusable.
+    """The `space:` mapping; None if conditions or the whole are unusable.
 
     Args:
         node: what the file says.
         parameters: every parameter of the task.
-        problems: where problems go.
+        problems: where problems go. A parameter with a bad domain appears at its default, so that
+            the rest can still be checked.
     """
-    entries = node.entries
-    if entries is None:
+    if node.entries is None:
         fix = "list parameters below it, such as group_size: [4, 8]"
         problems.at(node, ("space",), "not a mapping of parameters to domains", fix)
         return None
-    before = len(problems.found)
     named = dict(flatten(node, parameters, ("space",), problems))
-    parsed: dict[str, Domain] = {}
+    domains: dict[str, Domain] = {}
     for name, child in named.items():
-        domain = Reader(parameters[name], ("space", name), problems).domain(child)
-        if domain is not None:
-            parsed[name] = domain
-    # A parameter with a bad domain still counts as there, so that nothing is complained of twice.
-    domains = {
-        name: parsed.get(name, Fixed(value=info.default)) for name, info in parameters.items()
+        info = parameters[name]
+        domain = Reader(info, ("space", name), problems).domain(child)
+        domains[name] = domain or Fixed(value=info.default)
+    for name, info in parameters.items():
+        domains.setdefault(name, Fixed(value=info.default))
+    conditions = {
+        name: parse_when(name, child.entries["when"], domains, parameters, problems)
+        for name, child in named.items()
+        if child.entries is not None and "when" in child.entries
     }
-    ordered = {name: domains[name] for name in (*named, *(n for n in domains if n not in named))}
-    unsound = named.keys() - parsed.keys()
-    for name, child in named.items():
-        when = (child.entries or {}).get("when")
-        conditions = parse_when(name, when, ordered, unsound, parameters, problems) if when else {}
-        ordered[name] = ordered[name].model_copy(update={"when": conditions})
-    ordered = {name: without_ignoring_modes(name, domain) for name, domain in ordered.items()}
-    refuse_circle(ordered, named, problems)
-    return Space(domains=ordered) if len(problems.found) == before else None
+    for name, when in conditions.items():
+        domains[name] = domains[name].model_copy(update={"when": when})
+    domains = {name: without_ignoring_modes(name, domain) for name, domain in domains.items()}
+    return None if has_circle(domains, named, problems) else Space(domains=domains)
 
 
 def flatten(
@@ -78,7 +75,6 @@ def parse_when(
     name: str,
     node: Node,
     domains: Mapping[str, Domain],
-    unsound: set[str],
     parameters: Mapping[str, ParameterInfo],
     problems: Problems,
 ) -> dict[str, tuple[ParamValue, ...]]:
@@ -97,7 +93,7 @@ def parse_when(
         for element in elements or []:
             value = element.value
             if isinstance(value, bool | int | float | str) and (
-                parent in unsound or takes(domains[parent], value)
+                takes(domains[parent], value) or problems.about(f"space.{parent}")
             ):
                 values.append(value)
                 continue
@@ -134,10 +130,10 @@ def without_ignoring_modes(name: str, domain: Domain) -> Domain:
     return domain.model_copy(update={"when": {**domain.when, "normalization": heeding}})
 
 
-def refuse_circle(
+def has_circle(
     domains: Mapping[str, Domain], nodes: Mapping[str, Node], problems: Problems
-) -> None:
-    """Note conditions that wait for each other."""
+) -> bool:
+    """Whether conditions wait for each other; a problem is noted if so."""
     try:
         TopologicalSorter({name: tuple(domain.when) for name, domain in domains.items()}).prepare()
     except CycleError as error:
@@ -145,6 +141,8 @@ def refuse_circle(
         reason = f"conditions in a circle: {' -> '.join(reversed(circle))}"
         node = nodes[circle[0]].find(("when",))
         problems.at(node, ("space", circle[0], "when"), reason, "remove one of these when:")
+        return True
+    return False
 
 
 def parse_enqueue(
@@ -189,6 +187,8 @@ def parse_point(
     active = space.active(given)
     for name, value in given.items():
         domain = space.domains[name]
+        if problems.about(f"space.{name}"):
+            continue
         if not domain.contains(value):
             fix = f"stay within {describe(domain)}, or widen space.{name}"
             problems.at(nodes[name], (*path, name), "outside of the space", fix)

@@ -81,6 +81,13 @@ class Problems:
         """Note a problem with the value `node`, which stands at `path`."""
         self.add(node.mark, dotted(path), node.plain(), reason, fix)
 
+    def about(self, key: str) -> bool:
+        """Whether `key` or something within it is wrong: what hangs on it cannot be judged."""
+        return any(
+            problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))
+            for _, problem in self.found
+        )
+
     def refuse_empty(self, node: Node, path: KeyPath = ()) -> None:
         """Note every key that has no value."""
         if node.is_empty() and path:

@@ -35,20 +35,31 @@ BOUNDS = {
 
 
 def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems) -> S | None:
-    """Validate one mapping of the file; None if a problem was noted.
+    """Validate one mapping of the file.
 
     Args:
         model: what the mapping must be; its fields name the keys.
         node: the mapping; None (not in the file) stands for an empty one.
         path: where it stands.
         problems: where problems go.
+
+    Returns:
+        What the mapping says. Keys with problems are as if they were not in the file, so that the
+        rest can still be checked; None if the model does not stand without them.
     """
+    given = {} if node is None else node.plain()
     try:
-        return model.model_validate({} if node is None else node.plain())
+        return model.model_validate(given)
     except ValidationError as error:
-        origin = node if node is not None else Node(problems.origin)
-        for details in error.errors(include_url=False):
-            translate(details, model, origin, path, problems)
+        faults = error.errors(include_url=False)
+    origin = node if node is not None else Node(problems.origin)
+    for details in faults:
+        translate(details, model, origin, path, problems)
+    bad = {details["loc"][0] for details in faults if details["loc"]}
+    entries = origin.entries or {}
+    try:
+        return model.model_validate({k: v.plain() for k, v in entries.items() if k not in bad})
+    except ValidationError:
         return None
 
 
@@ -72,7 +83,8 @@ def translate(
     elif kind in BOUNDS:
         key, words = BOUNDS[kind]
         bound = f"{words} {context[key]:g}"
-        problems.at(at, full, f"must be {bound}", f"write a number {bound}")
+        fix = f"write a number {'of ' if bound.startswith('at') else ''}{bound}"
+        problems.at(at, full, f"must be {bound}", fix)
     else:
         reason, fix = KINDS_OF_VALUE.get(kind, (details["msg"], "see docs/reference.md"))
         problems.at(at, full, reason, fix)

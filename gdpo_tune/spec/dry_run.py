@@ -1,0 +1,87 @@
+"""What a sweep would do, as text: the resolved file, its space, its budget, and doubts."""
+
+from __future__ import annotations
+
+from gdpo_tune.spec.domains import Choice, Domain, Fixed
+from gdpo_tune.spec.lint import lint
+from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.notation import describe
+from gdpo_tune.spec.problems import show
+
+
+def dry_run(spec: SweepSpec) -> str:
+    """The text that `--dry-run` prints, without a line break at its end."""
+    warnings = [f"  - {warning}" for warning in lint(spec)]
+    parts = [
+        "# Resolved",
+        spec.dump_yaml().rstrip(),
+        "",
+        f"# Identity: {spec.identity()} (kept in {spec.directory})",
+        "",
+        f"# Space: {len(spec.space.dimensions)} dimensions",
+        *table([dimension(name, spec) for name in spec.space.dimensions]),
+        "",
+        "# Prompts a step",
+        *table(prompts(spec)),
+        "",
+        "# Completions, at most",
+        *table(completions(spec)),
+        "",
+        "# Doubtful combinations" + ("" if warnings else ": none"),
+        *warnings,
+    ]
+    return "\n".join(parts).rstrip()
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def dimension(name: str, spec: SweepSpec) -> tuple[str, str, str, str]:
+    """Name, kind, values and condition of one dimension."""
+    domain = spec.space.domains[name]
+    conditions = {parent: list(values) for parent, values in domain.when.items()}
+    return name, kind(domain), describe(domain), f"when {show(conditions)}" if conditions else ""
+
+
+def kind(domain: Domain) -> str:
+    """What sort of dimension this is."""
+    if isinstance(domain, Fixed | Choice):
+        return "choice"
+    return ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
+
+
+def prompts(spec: SweepSpec) -> list[tuple[str, ...]]:
+    """Every reachable group size with its prompts."""
+    total = spec.training.completions_per_step
+    sizes = spec.space.reachable("group_size") or ()
+    return [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
+
+
+def completions(spec: SweepSpec) -> list[tuple[str, ...]]:
+    """Where the budget goes: training and held-out evaluation, in completions.
+
+    The two baselines are the untrained policy, which is evaluated only, and the published
+    setting, which is trained like any trial. Replicates are counted as if all were needed.
+    """
+    settings, search = spec.training, spec.search
+    validations = -(-settings.steps // settings.evaluate_every)
+    validation = settings.validation_prompts * settings.samples_per_prompt
+    test = settings.test_prompts * settings.samples_per_prompt
+    training = settings.steps * settings.completions_per_step
+    replicates = search.replicates.max_runs if search.replicates.per_point else 0
+    trained = search.trials + replicates + 1
+    evaluation = trained * (validations * validation + test) + validation + test
+    rows = [
+        ("search", search.trials * training, f"{search.trials} trials x {training}"),
+        ("replicates", replicates * training, f"{replicates} x {training}"),
+        ("published baseline", training, f"1 x {training}"),
+        ("held-out evaluation", evaluation, f"{validations} x {validation} + {test} a trained run"),
+        ("total", trained * training + evaluation, ""),
+    ]
+    return [(what, f"{count:,}".rjust(12), how) for what, count, how in rows]
