@@ -130,8 +130,12 @@ def test_the_same_program_for_the_same_problem_is_run_once():
 
 
 def test_a_broken_sandbox_is_an_error_and_never_a_zero():
-    task = task_with(ScriptedSandbox({"a": "infra"}))
-    with pytest.raises(SandboxInfraError, match="why"):
+    class BrokenSandbox(ScriptedSandbox):
+        def run_batch(self, jobs):
+            raise SandboxInfraError("no verdict")
+
+    task = task_with(BrokenSandbox())
+    with pytest.raises(SandboxInfraError, match="no verdict"):
         task.score(task.problems("train", 1, 0), [answer("a")], [9])
 
 
