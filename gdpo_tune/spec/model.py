@@ -75,7 +75,9 @@ class Search(Section):
     sampler: str = "auto"
     """One of the samplers below."""
     scheduler: Scheduler = Scheduler()
+    """What stops a trial before its end."""
     replicates: Replicates = Replicates()
+    """How the front is trained again before it is claimed."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,19 +38,36 @@ the file, lays this file over another one: mappings merge, anything else is repl
 the space always as a whole; a key without a value removes what was inherited. The name is never
 inherited. What is not written has the default below."""
 
-DOMAINS = """## Domains
+DOMAINS = (
+    ("`group_size: 8`, `{value: 8}`", "fixed"),
+    ("`group_size: [4, 8]`, `{choices: [4, 8]}`", "one of these, without an order"),
+    ("`temperature: {range: [0.7, 1.1]}`", "uniform, both ends included"),
+    ("`group_size: {range: [4, 16], step: 4}`", "on a grid, which ends at the upper end"),
+    ("`learning_rate: {log: [3e-5, 3e-4]}`", "uniform in the logarithm; both ends above 0"),
+    (
+        "`beta: {log: [1e-4, 0.04], when: {normalization: [gdpo]}}`",
+        "sampled only under these values of another parameter, elsewhere at its default",
+    ),
+)
 
-| written | means |
-|---|---|
-| `group_size: 8`, `{value: 8}` | fixed |
-| `group_size: [4, 8]`, `{choices: [4, 8]}` | one of these, without an order |
-| `temperature: {range: [0.7, 1.1]}` | uniform, both ends included; whole numbers where the parameter is one |
-| `group_size: {range: [4, 16], step: 4}` | uniform on a grid that ends at the upper end |
-| `learning_rate: {log: [3e-5, 3e-4]}` | uniform in the logarithm; both ends above 0 |
-| `beta: {log: [1e-4, 0.04], when: {normalization: [gdpo]}}` | has an effect, hence is sampled, only under these values of another parameter; elsewhere it is at its default |
+DOMAIN_NOTES = """Ranges of a whole number hold whole numbers. A parameter that `when:` makes hang on
+an inactive one is inactive, too. Parameters that are not named are fixed at their defaults."""
 
-A parameter whose `when:` names an inactive one is inactive, too. Parameters that are not named are fixed at
-their defaults."""
+METRICS = (
+    ("`objective/<metric>`, `..._se`", "objective on test prompts, and its standard error"),
+    ("`objective/<metric>_validation`", "the same on the prompts that the search sees"),
+    ("`test/<metric>`", "held-out metric that is not an objective"),
+    ("`pareto/rank`", "0 on the front, 1 on the front of the rest, and so on"),
+    ("`pareto/size`, `hypervolume`", "of the sweep: points on the front, volume that they cover"),
+    ("`cost/completions`, `cost/seconds`, `cost/cpu_seconds`", "what the trial has spent"),
+    ("`validation/<metric>`", "every `training.evaluate_every` steps"),
+    ("`train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`", "every step"),
+    ("`train/mean_length`", "mean tokens of a step's completions"),
+    ("`train/kl`, `train/clip_ratio`", "where `beta` is above 0; share of clipped tokens"),
+    ("`train/reward/<reward>/mean`, `.../std`", "unweighted reward of a step's completions"),
+    ("`train/reward/<reward>/dead_groups`", "share of groups in which all have the same reward"),
+    ("`train/reward/<reward>/share`", "the reward's part in the pull on the policy"),
+)
 
 
 def reference() -> str:
@@ -57,11 +75,14 @@ def reference() -> str:
     parts = [INTRODUCTION, keys("Keys of the file", model.SweepSpec, "")]
     for field, section in sections().items():
         parts.append(keys(f"`{field}`", section, f"{field}."))
-    parts += [DOMAINS, parameters(), *tasks()]
+    parts += ["## Domains", table(("written", "means"), DOMAINS), DOMAIN_NOTES]
+    parts += [parameters(), *tasks()]
     parts += [
         listing("Normalization modes", registry.NORMALIZATIONS, mode_doc),
         listing("Samplers", registry.SAMPLERS, lambda info: info.doc),
         listing("Schedulers", registry.SCHEDULERS, lambda info: info.doc),
+        "## Metrics in MLflow",
+        table(("name", "what"), METRICS),
     ]
     return "\n\n".join(parts)
 
@@ -110,7 +131,7 @@ def attribute_docs(section: type[Any]) -> dict[str, str]:
     body = class_body(section)
     return {
         field.target.id: " ".join(doc.value.value.split())
-        for field, doc in zip(body, body[1:], strict=False)
+        for field, doc in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(doc, ast.Expr)
