@@ -1,0 +1,70 @@
+"""The front as an HTML table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.figures import style
+from gdpo_tune.figures.hover import heading
+
+
+def front_table(front: Front, dimensions: Sequence[str]) -> str:
+    """One row a member, best in the first objective first, then the baselines."""
+    if not front.members and not front.baselines:
+        return '<p class="empty">No trial is complete yet.</p>'
+    heads = ["configuration", "normalization"]
+    heads += [style.short_name(name) for name in dimensions if name != "normalization"]
+    heads += [goal.name.replace("_", " ") for goal in front.objectives]
+    heads += ["seeds", "P(on front)"]
+    rows = [_row(front, member, dimensions) for member in front.members]
+    rows += [_row(front, c, dimensions) for c in front.baselines if not c.on_front]
+    if not front.members:
+        rows.insert(0, f'<tr><td colspan="{len(heads)}">Nothing is on the front yet.</td></tr>')
+    return (
+        '<div class="scroll"><table><thead><tr>'
+        + "".join(f"<th>{escape(head)}</th>" for head in heads)
+        + "</tr></thead><tbody>"
+        + "".join(rows)
+        + "</tbody></table></div>"
+    )
+
+
+def picked_as(front: Front, configuration: Configuration) -> list[str]:
+    """What a configuration is singled out for: the knee, the best in an objective."""
+    names = ["knee"] if front.knee is configuration else []
+    return names + [
+        f"best {name.replace('_', ' ')}"
+        for name, best in front.extremes.items()
+        if best is configuration
+    ]
+
+
+def mode_cell(mode: str) -> str:
+    """The name of a mode beside a patch of its colour."""
+    color = style.mark_of(mode).color
+    return f'<i class="patch" style="background:{color}"></i>{escape(mode)}'
+
+
+def _row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
+    trained = configuration.role != "untrained"
+    badges = "".join(
+        f' <span class="badge">{escape(name)}</span>' for name in picked_as(front, configuration)
+    )
+    cells = [escape(heading(configuration)) + badges]
+    cells.append(mode_cell(style.mode_of(configuration.params)) if trained else style.NOTHING)
+    cells += [
+        escape(style.parameter(configuration.params.get(name) if trained else None))
+        for name in dimensions
+        if name != "normalization"
+    ]
+    for goal in front.objectives:
+        test, seen = configuration.mean[goal.name], configuration.validation.get(goal.name)
+        cells.append(f"{style.estimate(test)}<small>validation {style.estimate(seen)}</small>")
+    seeds = str(configuration.seeds) + (" (provisional)" if configuration.provisional else "")
+    likely = f"{configuration.probability:.2f}" if configuration.rank >= 0 else style.NOTHING
+    cells += [seeds if trained else style.NOTHING, likely]
+    kind = "" if configuration.on_front else ' class="off"'
+    return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

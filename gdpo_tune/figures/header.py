@@ -1,0 +1,70 @@
+"""The head of the report: which sweep this is and how it went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.figures import style
+from gdpo_tune.trials import TrialRecord
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+
+def header(spec: SweepSpec, front: Front) -> str:
+    """Name, identity and the main figures of a sweep."""
+    states = Counter(record.state for record in front.records)
+    provisional = sum(member.provisional for member in front.members)
+    tiles = [
+        ("trials complete", str(states["complete"]), _others(states)),
+        ("on the front", str(len(front.members)), f"{provisional} provisional"),
+        ("hypervolume", style.number(front.hypervolume), _references(front)),
+        ("wall time", style.duration(wall_time(front.records)), _work(front.records)),
+    ]
+    asked = [
+        ("task", spec.task),
+        ("policy", spec.policy),
+        ("sweep", f"identity {spec.identity()}"),
+        ("folder", str(spec.directory.absolute())),
+    ]
+    if spec.constraints:
+        bounds = ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items())
+        asked.insert(2, ("constraints", bounds))
+    return (
+        f"<header><h1>{escape(spec.name)}</h1><dl>"
+        + "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in asked)
+        + '</dl><div class="tiles">'
+        + "".join(
+            f'<div class="tile"><span>{name}</span><b>{value}</b>'
+            f"<small>{escape(note)}</small></div>"
+            for name, value, note in tiles
+        )
+        + "</div></header>"
+    )
+
+
+def wall_time(records: Sequence[TrialRecord]) -> float:
+    """Seconds from the first start of a trial to the last end; 0 before anything ended."""
+    started = [record.started for record in records if record.started is not None]
+    finished = [record.finished for record in records if record.finished is not None]
+    return max(finished) - min(started) if started and finished else 0.0
+
+
+def _others(states: Counter[str]) -> str:
+    named = [f"{states[s]} {s}" for s in ("running", "waiting", "pruned", "failed") if states[s]]
+    return ", ".join(named) or "none failed"
+
+
+def _references(front: Front) -> str:
+    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
+    return f"reference: {points}"
+
+
+def _work(records: Sequence[TrialRecord]) -> str:
+    seconds = sum(record.cost.seconds for record in records)
+    completions = sum(record.cost.completions for record in records)
+    return f"{style.duration(seconds)} of trials, {completions:,} completions"

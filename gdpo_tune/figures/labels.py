@@ -1,0 +1,81 @@
+"""Where the few texts inside a panel go, so that they hide neither points nor one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHARACTER = 6.3
+"""Width of a character in pixels at the size of the labels (11 px)."""
+HEIGHT = 15.0
+"""Height of a label in pixels."""
+RADII = (20.0, 32.0, 46.0, 62.0)
+ANGLES = tuple(math.radians(degrees) for degrees in (45, 90, 0, 20, 70, 135, 315, 180, 225, 270))
+"""Right and up first: better values lie there, so there is nothing behind a front."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels from the lower left corner of the panel."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def overlap(self, other: Box) -> float:
+        """Shared area in square pixels."""
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.top, other.top) - max(self.bottom, other.bottom)
+        return max(0.0, width) * max(0.0, height)
+
+    @property
+    def area(self) -> float:
+        """In square pixels."""
+        return (self.right - self.left) * (self.top - self.bottom)
+
+
+def arrange(
+    anchors: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    obstacles: Sequence[tuple[float, float]],
+    size: tuple[float, float],
+) -> list[tuple[float, float]]:
+    """Offset of each text's centre from its anchor, in pixels, up and right positive.
+
+    Args:
+        anchors: the points that the texts speak of, in pixels from the lower left corner.
+        texts: one for each anchor.
+        obstacles: points that are better not covered, in the same pixels.
+        size: width and height of the panel in pixels.
+    """
+    whole = Box(0.0, 0.0, *size)
+    taken: list[Box] = []
+    offsets: list[tuple[float, float]] = []
+    dots = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in obstacles]
+    for (x, y), text in zip(anchors, texts, strict=True):
+        candidates = [_candidate(radius, angle, text) for radius in RADII for angle in ANGLES]
+        boxes = [_box(x + dx, y + dy, text) for dx, dy in candidates]
+        costs = [
+            20 * (box.area - box.overlap(whole))
+            + 10 * sum(box.overlap(other) for other in taken)
+            + 3 * sum(box.overlap(dot) for dot in dots)
+            + index
+            for index, box in enumerate(boxes)
+        ]
+        chosen = costs.index(min(costs))
+        taken.append(boxes[chosen])
+        offsets.append(candidates[chosen])
+    return offsets
+
+
+def _candidate(radius: float, angle: float, text: str) -> tuple[float, float]:
+    # The text's near end, not its centre, is to lie at the radius.
+    half = len(text) * CHARACTER / 2
+    return (math.cos(angle) * (radius + half), math.sin(angle) * radius)
+
+
+def _box(x: float, y: float, text: str) -> Box:
+    half = len(text) * CHARACTER / 2
+    return Box(x - half, y - HEIGHT / 2, x + half, y + HEIGHT / 2)

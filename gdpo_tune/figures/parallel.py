@@ -1,0 +1,100 @@
+"""Parallel coordinates: which parameters lead to which objectives, brushed with the pointer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.figures import style
+from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.trials import ParamValue
+
+WIDE = 20.0
+"""Ratio of the largest to the smallest value from which a parameter has a logarithmic axis."""
+
+
+def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
+    """One line a trained configuration, one axis a searched parameter and an objective.
+
+    Dragging along an axis keeps the lines that pass there: a choice by constraint.
+
+    Args:
+        front: what is drawn; configurations that break a constraint are included.
+        dimensions: names of the searched parameters, in the order of their axes.
+    """
+    shown = [c for c in front.configurations if c.role != "untrained"]
+    modes = sorted({style.mode_of(c.params) for c in shown})
+    axes = [_parameter_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
+    axes += [
+        {
+            "label": goal.name.replace("_", " "),
+            "values": [c.mean[goal.name].mean for c in shown],
+            "tickformat": ".2f",
+        }
+        for goal in front.objectives
+    ]
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=axes,
+            line={
+                "color": [modes.index(style.mode_of(c.params)) for c in shown],
+                "colorscale": _steps([style.mark_of(mode).color for mode in modes]),
+                "cmin": -0.5,
+                "cmax": len(modes) - 0.5,
+            },
+            labelfont={"size": 12.5, "color": style.INK},
+            tickfont={"size": 11, "color": style.MUTED},
+            rangefont={"size": 1, "color": "rgba(0,0,0,0)"},
+            unselected={"line": {"color": style.FAINT, "opacity": 0.25}},
+        )
+    )
+    figure.update_layout(**base_layout(400, {"l": 90, "r": 60, "t": 56, "b": 28}))
+    return figure
+
+
+def is_drawable(configurations: Sequence[Configuration]) -> bool:
+    """Whether there are lines enough to compare."""
+    return sum(c.role != "untrained" for c in configurations) >= 2
+
+
+def _parameter_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
+    label = style.short_name(name)
+    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) != len(values):
+        names = sorted({style.parameter(value) for value in values})
+        ticks = list(range(len(names)))
+        places = [names.index(style.parameter(value)) for value in values]
+        return {"label": label, "values": places, "tickvals": ticks, "ticktext": names}
+    distinct = sorted(set(numbers))
+    if len(distinct) <= 5:
+        texts = [style.parameter(value) for value in distinct]
+        return {"label": label, "values": numbers, "tickvals": distinct, "ticktext": texts}
+    if distinct[0] > 0 and distinct[-1] / distinct[0] >= WIDE:
+        return {"label": label, "values": [math.log10(v) for v in numbers], **_log_ticks(distinct)}
+    return {"label": label, "values": numbers}
+
+
+def _log_ticks(distinct: Sequence[float]) -> dict[str, Any]:
+    """Ticks at 1, 2 and 5 times powers of ten within the values."""
+    first, last = math.floor(math.log10(distinct[0])), math.ceil(math.log10(distinct[-1]))
+    candidates = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
+    ticks = [tick for tick in candidates if distinct[0] <= tick <= distinct[-1]]
+    return {
+        "tickvals": [math.log10(tick) for tick in ticks],
+        "ticktext": [f"{tick:.3g}" for tick in ticks],
+    }
+
+
+def _steps(colors: Sequence[str]) -> list[tuple[float, str]]:
+    """A colour scale without transitions."""
+    share = 1 / max(len(colors), 1)
+    return [
+        (min(1.0, edge), color)
+        for index, color in enumerate(colors)
+        for edge in (index * share, (index + 1) * share)
+    ]

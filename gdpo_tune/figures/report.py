@@ -1,0 +1,142 @@
+"""All pictures of a sweep in one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.figures.front_table import front_table
+from gdpo_tune.figures.header import header
+from gdpo_tune.figures.hypervolume import hypervolume_figure
+from gdpo_tune.figures.learning import learning_figure
+from gdpo_tune.figures.pairs import pairs_figure
+from gdpo_tune.figures.parallel import is_drawable, parallel_figure
+from gdpo_tune.figures.shares import shares_figure
+from gdpo_tune.figures.steps import Step, steps_of
+from gdpo_tune.figures.trials_table import trials_table
+from gdpo_tune.trials import TrialRecord
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+FILE = "report.html"
+
+
+def write_report(spec: SweepSpec, records: Sequence[TrialRecord], path: Path | None = None) -> Path:
+    """Write the interactive report and return where it is.
+
+    The file appears whole or not at all, so a reader never meets half of one.
+
+    Args:
+        spec: the sweep.
+        records: all its trials; there may be none.
+        path: default: `report.html` in the sweep's folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    target = path or spec.directory / FILE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft.write_text(report_html(spec, records), encoding="utf-8")
+    draft.replace(target)
+    return target
+
+
+def report_html(spec: SweepSpec, records: Sequence[TrialRecord]) -> str:
+    """The whole page, plotly.js included once."""
+    front = build_front(records, spec.objective_list())
+    sections = _sections(front, spec.space.dimensions, steps_of(records))
+    written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(spec.name)}: Pareto front</title>"
+        f"<style>{_asset('report.css')}</style><script>{get_plotlyjs()}</script></head><body>"
+        f"{header(spec, front)}<main>{''.join(sections)}</main>"
+        f"<footer>Written {escape(written)}.</footer>"
+        f"<script>{_asset('report.js')}</script></body></html>"
+    )
+
+
+def _sections(front: Front, dimensions: Sequence[str], steps: dict[int, list[Step]]) -> list[str]:
+    sections = [_section("The front", _FRONT, front_table(front, dimensions))]
+    if front.configurations:
+        sections.append(_section("Trade-offs", _PAIRS, _div(pairs_figure(front), "pairs")))
+    if is_drawable(front.configurations):
+        figure = parallel_figure(front, dimensions)
+        sections.append(_section("From parameters to objectives", _PARALLEL, _div(figure, "all")))
+    if front.hypervolume_over_trials:
+        figure = hypervolume_figure(front)
+        sections.append(_section("Progress", _PROGRESS, _div(figure, "progress")))
+    if steps and front.members:
+        sections.append(
+            _section("What taught", _SHARES, _div(shares_figure(front, steps), "shares"))
+        )
+    if steps:
+        figure = learning_figure(front, steps)
+        sections.append(_section("Training", _LEARNING, _div(figure, "training")))
+    sections.append(_section("All trials", _TRIALS, trials_table(front, dimensions)))
+    return sections
+
+
+_FRONT = (
+    "Configurations that no other one beats, by their means over seeds on test prompts ± one "
+    "standard error. With one seed the noise of training is unknown: the place is provisional."
+)
+_PAIRS = (
+    "Better is right and up. Filled: two seeds or more. Hollow: one seed, provisional. Faded: "
+    "dominated. Small cross: breaks a constraint. Bars: one standard error. A member of the front "
+    "may lie below the line of a panel, because it is ahead in another objective. Point at a mark "
+    "for all its values; click a name to hide it."
+)
+_PARALLEL = (
+    "One line a configuration, in the colour of its normalization mode. Drag along an axis to keep "
+    "the lines that pass there; click the axis to let go."
+)
+_PROGRESS = (
+    "Hypervolume of the front, against fixed references, after each trial. It falls where a "
+    "replicate corrects a lucky first trial."
+)
+_SHARES = (
+    "Share of the training signal that each reward gave, |weight * standard deviation| over their "
+    "sum, mean over the steps."
+)
+_LEARNING = (
+    "Running means over five steps. Strong: trials of the front. A dead group has equal rewards "
+    "throughout and teaches nothing."
+)
+_TRIALS = "★ is on the front. Click a heading to sort."
+
+
+def _section(title: str, caption: str, body: str) -> str:
+    return f"<section><h2>{title}</h2><p>{caption}</p>{body}</section>"
+
+
+def _div(figure: go.Figure, name: str) -> str:
+    # Width is left to the page; the id is fixed so that equal sweeps give equal files.
+    return str(
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=f"figure-{name}",
+            config={
+                "displaylogo": False,
+                "responsive": True,
+                "modeBarButtonsToRemove": ["lasso2d", "select2d"],
+            },
+        )
+    )
+
+
+def _asset(name: str) -> str:
+    return files("gdpo_tune.figures").joinpath("assets", name).read_text(encoding="utf-8")

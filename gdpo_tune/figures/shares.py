@@ -1,0 +1,80 @@
+"""Effective share of each reward: how much of the training signal each one really gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.figures import style
+from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.steps import REWARD, Step, reward_names
+
+
+def shares_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Figure:
+    """A bar for each front member and the published weights, split into the rewards' shares.
+
+    The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: what
+    a weight comes to once the spread of its reward is counted.
+
+    Args:
+        front: whose members are drawn, best in the first objective on top.
+        steps: trial number -> its steps, not empty.
+    """
+    rewards = reward_names(steps)
+    shown = [c for c in _shown(front) if any(number in steps for number in c.numbers)]
+    shown.reverse()
+    names = [_name(configuration) for configuration in shown]
+    figure = go.Figure()
+    for index, reward in enumerate(rewards):
+        shares = [_share(configuration, steps, reward) for configuration in shown]
+        figure.add_trace(
+            go.Bar(
+                y=names,
+                x=shares,
+                orientation="h",
+                name=reward.replace("_", " "),
+                marker={
+                    "color": style.REWARDS[index % len(style.REWARDS)],
+                    "line": {"color": style.PAPER, "width": 1.5},
+                },
+                text=[f"{share:.0%}" if share >= 0.06 else "" for share in shares],
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                hovertemplate="%{y}: %{x:.1%}<extra>" + reward + "</extra>",
+            )
+        )
+    figure.update_layout(
+        **base_layout(120 + 30 * max(len(shown), 1), {"l": 64, "r": 16, "t": 48, "b": 52}),
+        barmode="stack",
+        bargap=0.35,
+    )
+    figure.update_layout(legend_traceorder="normal")
+    figure.update_xaxes(title_text="share of the training signal", tickformat=".0%", range=[0, 1])
+    figure.update_yaxes(ticks="", showline=False)
+    return figure
+
+
+def _shown(front: Front) -> list[Configuration]:
+    published = [c for c in front.baselines if c.role == "published" and not c.on_front]
+    return [*front.members, *published]
+
+
+def _name(configuration: Configuration) -> str:
+    mode = style.mode_of(configuration.params)
+    published = ", published" if configuration.role == "published" else ""
+    return f"trial {configuration.first} ({mode}{published})"
+
+
+def _share(configuration: Configuration, steps: Mapping[int, Sequence[Step]], reward: str) -> float:
+    metric = f"{REWARD}{reward}/share"
+    values = [
+        step.metrics[metric]
+        for number in configuration.numbers
+        for step in steps.get(number, [])
+        if metric in step.metrics
+    ]
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,112 @@
+"""What all pictures share: colours, symbols, and how numbers are written.
+
+HTML and PNG read the same tables, so a colour or a symbol means the same in both. The colours are
+those of Okabe and Ito, which stay apart under the common colour-vision deficiencies; each mode has
+a symbol of its own as well, so that no picture depends on colour alone.
+
+Source: Okabe and Ito 2008, Color Universal Design.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gdpo_tune.trials import Estimate, Params, ParamValue
+
+INK = "#1c2430"
+MUTED = "#667085"
+FAINT = "#aab2bf"
+GRID = "#e9ecf1"
+PAPER = "#ffffff"
+NOTHING = "\N{EM DASH}"
+"""Stands where there is no value."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How the points of one normalization mode are drawn."""
+
+    color: str
+    plotly: str
+    """Name of the symbol in plotly."""
+    matplotlib: str
+    """Name of the same symbol in matplotlib."""
+
+
+MODES: dict[str, Mark] = {
+    "gdpo": Mark("#0072b2", "circle", "o"),
+    "grpo": Mark("#d55e00", "square", "s"),
+    "grpo_no_std": Mark("#009e73", "diamond", "D"),
+    "grpo_batch": Mark("#cc79a7", "triangle-up", "^"),
+    "gdpo_no_batch_norm": Mark("#56b4e9", "triangle-down", "v"),
+    "gdpo_no_std": Mark("#e69f00", "pentagon", "p"),
+}
+OTHER = Mark("#7f7f7f", "hexagon", "h")
+"""A mode that this table does not know yet."""
+
+UNTRAINED = Mark(INK, "x", "X")
+PUBLISHED = Mark(INK, "star", "*")
+REWARDS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+"""Colours of rewards, in the order of their names."""
+
+
+def mode_of(params: Params) -> str:
+    """The normalization mode that a configuration was trained with."""
+    return str(params.get("normalization", "gdpo"))
+
+
+def mark_of(mode: str) -> Mark:
+    """Colour and symbol of a mode."""
+    return MODES.get(mode, OTHER)
+
+
+def faded(color: str, alpha: float) -> str:
+    """`#rrggbb` as a CSS colour with an opacity of `alpha` (0 to 1)."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+def number(value: float) -> str:
+    """A measured value for reading: three decimals below 10, fewer above; a dash if not finite."""
+    if not math.isfinite(value):
+        return NOTHING
+    magnitude = abs(value)
+    return (
+        f"{value:.3f}"
+        if magnitude < 10
+        else f"{value:.1f}"
+        if magnitude < 1000
+        else f"{value:,.0f}"
+    )
+
+
+def estimate(value: Estimate | None) -> str:
+    """`mean ± standard error`; a dash for nothing."""
+    return NOTHING if value is None else f"{number(value.mean)} ± {number(value.se)}"
+
+
+def parameter(value: ParamValue | None) -> str:
+    """A parameter's value for reading, in three significant digits; a dash for nothing."""
+    if value is None:
+        return NOTHING
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def short_name(name: str) -> str:
+    """A parameter's name for a narrow column: `reward_weights.format` becomes `w format`."""
+    prefix = "reward_weights."
+    return f"w {name[len(prefix) :]}" if name.startswith(prefix) else name.replace("_", " ")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for reading: `45 s`, `7 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

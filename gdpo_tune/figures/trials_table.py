@@ -1,0 +1,94 @@
+"""Every trial of a sweep as a table that sorts and filters, failures with their reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.figures import style
+from gdpo_tune.figures.front_table import mode_cell
+from gdpo_tune.trials import Objective, TrialRecord
+
+Cell = tuple[str, str | float]
+"""HTML of a cell, and what it is sorted by."""
+
+NOTHING: Cell = (style.NOTHING, "")
+
+
+def trials_table(front: Front, dimensions: Sequence[str]) -> str:
+    """All trials in the order of their numbers; texts from outside are escaped."""
+    if not front.records:
+        return '<p class="empty">No trial has started yet.</p>'
+    others = [name for name in dimensions if name != "normalization"]
+    heads = ["trial", "state", "role", "normalization", *map(style.short_name, others)]
+    heads += [goal.name.replace("_", " ") for goal in front.objectives]
+    heads += ["constraints", "time", "note"]
+    members = {number for member in front.members for number in member.numbers}
+    rows = [
+        _row(record, others, front.objectives, record.number in members)
+        for record in sorted(front.records, key=lambda record: record.number)
+    ]
+    return (
+        '<div class="scroll tall"><table class="sortable"><thead><tr>'
+        + "".join(f'<th><button type="button">{escape(head)}</button></th>' for head in heads)
+        + "</tr></thead><tbody>"
+        + "".join(rows)
+        + "</tbody></table></div>"
+    )
+
+
+def _row(
+    record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
+) -> str:
+    trained = record.role != "untrained"
+    mode = style.mode_of(record.params)
+    cells: list[Cell] = [
+        (f"{record.number}{' ★' if on_front else ''}", record.number),
+        (f'<span class="state {record.state}">{record.state}</span>', record.state),
+        _role(record),
+        (mode_cell(mode), mode) if trained else NOTHING,
+    ]
+    cells += [_parameter(record, name) if trained else NOTHING for name in dimensions]
+    cells += [_value(record, objective) for objective in objectives]
+    cells += [_verdict(record), _time(record), (escape(record.reason), record.reason)]
+    body = "".join(
+        f'<td data-sort="{escape(str(key), quote=True)}">{html}</td>' for html, key in cells
+    )
+    return f'<tr data-state="{record.state}"{" class=front" if on_front else ""}>{body}</tr>'
+
+
+def _role(record: TrialRecord) -> Cell:
+    text = record.role
+    if record.role == "replicate":
+        text = f"replicate of {record.replicate_of}"
+    elif record.role == "search":
+        text = f"search ({record.proposer})"
+    return (escape(text), text)
+
+
+def _parameter(record: TrialRecord, name: str) -> Cell:
+    value = record.params.get(name)
+    if value is None:
+        return NOTHING
+    return (escape(style.parameter(value)), value)
+
+
+def _value(record: TrialRecord, objective: Objective) -> Cell:
+    test, seen = record.test.get(objective.name), record.validation.get(objective.name)
+    if test is None and seen is None:
+        return NOTHING
+    key = test.mean if test is not None else ""
+    return (f"{style.estimate(test)}<small>validation {style.estimate(seen)}</small>", key)
+
+
+def _verdict(record: TrialRecord) -> Cell:
+    if record.feasible is None:
+        return NOTHING
+    return ("hold", 1) if record.feasible else ("broken", 0)
+
+
+def _time(record: TrialRecord) -> Cell:
+    if record.cost.seconds == 0:
+        return NOTHING
+    return (style.duration(record.cost.seconds), record.cost.seconds)
