@@ -74,9 +74,10 @@ class Sender:
         self._deadline = time.monotonic() + timeout
         self._closing.set()
         self._thread.join(timeout)
-        if not self._thread.is_alive() and time.monotonic() < self._deadline:
-            self.problem = self.problem or "the sending thread broke, as its traceback says"
-        return self._spool.pending()
+        left = self._spool.pending()
+        if left and not self._thread.is_alive() and not self.problem:
+            self.problem = "the sending thread broke, as its traceback says"
+        return left
 
     def _run(self) -> None:
         delay = FIRST_DELAY

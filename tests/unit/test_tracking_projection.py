@@ -1,0 +1,141 @@
+"""What MLflow is told of a trial, and that it is told once."""
+
+import math
+
+import pytest
+from tracking_support import complete, measurement, running
+
+from gdpo_tune.tracking.curves import CURVE_POINTS, curve_values, read_curves
+from gdpo_tune.tracking.projection import (
+    Content,
+    Known,
+    clean_name,
+    trial_content,
+    trial_tags,
+    trial_values,
+)
+from gdpo_tune.trials import Cost, Estimate, Measurement, Objective, TrainingSettings
+
+OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "maximize", 0.0))
+
+
+def test_objectives_come_with_errors_and_beside_validation():
+    values = trial_values(complete(3, 0.5, 0.25), OBJECTIVES)
+    assert values == {
+        "objective/correctness": 0.5,
+        "objective/correctness_se": 0.01,
+        "objective/length": 0.25,
+        "objective/length_se": 0.02,
+        "objective/correctness_validation": 0.4,
+        "objective/correctness_validation_se": 0.01,
+        "objective/length_validation": 0.15,
+        "objective/length_validation_se": 0.02,
+        "test/mean_length": 20.0,
+        "test/mean_length_se": 0.5,
+        "cost/completions": 2560.0,
+        "cost/seconds": 12.5,
+        "cost/cpu_seconds": 11.0,
+    }
+
+
+def test_what_is_not_finite_is_left_out():
+    test = {"correctness": Estimate(math.inf, math.nan), "length": Estimate(0.5, 0.1)}
+    values = trial_values(complete(0, 0, 0, test=test, validation={}), OBJECTIVES)
+    assert {k for k in values if k.startswith("objective/")} == {
+        "objective/length",
+        "objective/length_se",
+    }
+
+
+def test_tags_of_a_replicate():
+    record = running(7, role="replicate", proposer="replicate", replicate_of=2)
+    tags = trial_tags(record, "tiny")
+    assert tags["sweep"] == "tiny"
+    assert tags["trial"] == "7"
+    assert tags["role"] == "replicate"
+    assert tags["replicate_of"] == "2"
+    assert tags["normalization"] == "gdpo"
+    assert "reason" not in tags
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("running", "RUNNING"), ("complete", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")],
+)
+def test_status(state, status):
+    assert trial_content(running(0, state=state), "tiny", OBJECTIVES).status == status
+
+
+def test_times_are_the_records():
+    content = trial_content(complete(1, 0.1, 0.2), "tiny", OBJECTIVES)
+    assert (content.start, content.end, content.time) == (1_001_000, 2_001_000, 2_001_000)
+
+
+def test_names_that_mlflow_refuses_are_cleaned():
+    assert clean_name("reward_weights.format") == "reward_weights.format"
+    assert clean_name("train/pass@4 (%)") == "train/pass_4 ___"
+
+
+def test_only_what_is_new_is_said():
+    known = Known()
+    content = Content(name="a", start=5, tags={"x": "1"}, params={"p": "2"}, values={"m": 3.0})
+    first = known.lacks(content, now=9)
+    assert first == {
+        "name": "a",
+        "start": 5,
+        "tags": {"x": "1"},
+        "params": {"p": "2"},
+        "metrics": [["m", 3.0, 9, 0]],
+    }
+    known.learn(first)
+    assert known.lacks(content, now=10) == {}
+    changed = Content(tags={"x": "2"}, values={"m": 4.0}, status="FINISHED", end=11)
+    assert known.lacks(changed, now=10) == {
+        "tags": {"x": "2"},
+        "metrics": [["m", 4.0, 10, 0]],
+        "status": "FINISHED",
+        "end": 11,
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 20, 59, 60, 61, 119, 121, 500, 5000])
+def test_curves_have_enough_points_and_not_too_many(steps):
+    training = TrainingSettings(steps=steps, evaluate_every=1)
+    metrics = {"train/loss": 1.0, "validation/format": 1.0}
+    kept = [
+        s for s in range(1, steps + 1) if curve_values(Measurement(s, metrics, Cost()), training)
+    ]
+    assert min(steps, 20) <= len(kept) <= CURVE_POINTS + 1
+    assert kept[-1] == steps
+
+
+def test_rare_evaluations_are_all_kept():
+    training = TrainingSettings(steps=1000, evaluate_every=30)
+    steps = [*range(30, 1000, 30), 1000]
+    metrics = {"validation/format": 1.0}
+    kept = [s for s in steps if curve_values(Measurement(s, metrics, Cost()), training)]
+    assert kept == steps
+
+
+def test_curves_hold_finite_step_metrics_only():
+    told = measurement(1, **{"train/grad_norm": math.nan, "other": 1.0})
+    assert curve_values(told, TrainingSettings(steps=40)) == {
+        "train/loss": 1.0,
+        "train/reward": 1.0,
+    }
+
+
+def test_step_metrics_are_read_from_the_trials_own_file(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    assert read_curves(path) == []
+    cost = '"cost": {"completions": 64, "seconds": 2.0, "cpu_seconds": 1.0}'
+    lines = [
+        f'{{"step": 1, "metrics": {{"train/loss": 1.0}}, {cost}}}',
+        f'{{"step": 2, "metrics": {{"train/loss": 2.0}}, {cost}}}',
+        f'{{"step": 2, "metrics": {{"train/loss": 3.0}}, {cost}}}',
+        '{"step": 3, "metr',
+    ]
+    path.write_text("\n".join(lines))
+    read = read_curves(path)
+    assert [(m.step, m.metrics["train/loss"]) for m in read] == [(1, 1.0), (2, 3.0)]
+    assert read[0].cost == Cost(64, 2.0, 1.0)

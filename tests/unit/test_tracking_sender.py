@@ -1,0 +1,157 @@
+"""The sender delivers everything once the other side lets it, and holds nobody up until then."""
+
+import contextlib
+import threading
+
+import pytest
+
+from gdpo_tune.tracking import sender as module
+from gdpo_tune.tracking.sender import Away, Refused, Sender
+from gdpo_tune.tracking.spool import Spool
+
+LONG = 30.0
+
+
+class Receiver:
+    """Takes messages, unless `answer` raises for them."""
+
+    def __init__(self, answer=lambda messages: []):
+        self.answer = answer
+        self.got = []
+        self.attempts = 0
+        self.forgotten = 0
+
+    def deliver(self, messages):
+        self.attempts += 1
+        left = self.answer(messages)
+        self.got += [message for message in messages if message not in left]
+        return left
+
+    def forget(self):
+        self.forgotten += 1
+
+
+@pytest.fixture
+def spool(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(module, "CLOSING_DELAY", 0.001)
+    with contextlib.closing(Spool(tmp_path / "spool.jsonl", "here")) as spool:
+        yield spool
+
+
+def put(spool, count, **more):
+    messages = [{"run": str(i), **more} for i in range(count)]
+    for message in messages:
+        spool.put(message)
+    return messages
+
+
+def started(spool, receiver):
+    sender = Sender(spool, receiver, interval=0.001)
+    sender.start()
+    return sender
+
+
+def test_everything_is_delivered_in_order_and_once(spool):
+    receiver = Receiver()
+    first = put(spool, 3)
+    sender = started(spool, receiver)
+    second = put(spool, 3, late=True)
+    assert sender.close(LONG) == 0
+    assert receiver.got == [*first, *second]
+
+
+def test_a_receiver_that_is_away_gets_everything_when_it_is_back(spool):
+    back = threading.Event()
+    tried = threading.Semaphore(0)
+
+    def answer(messages):
+        tried.release()
+        if not back.is_set():
+            raise Away("nobody there")
+        return []
+
+    receiver = Receiver(answer)
+    sender = started(spool, receiver)
+    messages = put(spool, 5)
+    for _ in range(3):
+        assert tried.acquire(timeout=LONG)
+    assert sender.problem == "nobody there"
+    assert receiver.forgotten > 0
+    back.set()
+    assert sender.close(LONG) == 0
+    assert receiver.got == messages
+    assert sender.problem == ""
+
+
+def test_close_tells_how_much_is_left(spool):
+    def answer(messages):
+        raise Away("nobody there")
+
+    put(spool, 7)
+    sender = started(spool, Receiver(answer))
+    assert sender.close(0.05) == 7
+    assert sender.problem == "nobody there"
+    assert spool.pending() == 7
+
+
+def test_a_stale_memory_is_cleared_before_a_refusal_counts(spool):
+    receiver = Receiver()
+
+    def answer(messages):
+        if receiver.forgotten == 0:
+            raise Refused("that run was deleted")
+        return []
+
+    receiver.answer = answer
+    messages = put(spool, 3)
+    sender = started(spool, receiver)
+    assert sender.close(LONG) == 0
+    assert receiver.got == messages
+    assert sender.refused == 0
+
+
+def test_what_is_refused_does_not_hold_up_the_others(spool):
+    def answer(messages):
+        if any(message["run"] == "1" for message in messages):
+            raise Refused("never")
+        return []
+
+    receiver = Receiver(answer)
+    messages = put(spool, 3)
+    sender = started(spool, receiver)
+    assert sender.close(LONG) == 0
+    assert receiver.got == [messages[0], messages[2]]
+    assert sender.refused == 1
+    assert '"never"' in spool.refused_path.read_text()
+
+
+def test_an_artifact_that_finds_no_place_holds_up_nothing_and_is_tried_again(spool):
+    room = threading.Event()
+
+    def answer(messages):
+        return [] if room.is_set() else [m for m in messages if "artifact" in m]
+
+    receiver = Receiver(answer)
+    artifact = {"run": "sweep", "artifact": {"name": "a", "text": "b"}}
+    spool.put(artifact)
+    messages = put(spool, 2)
+    sender = started(spool, receiver)
+    assert sender.close(0.05) == 1
+    assert receiver.got == messages
+
+    room.set()
+    with contextlib.closing(Spool(spool.path, "here")) as reopened:
+        assert started(reopened, receiver).close(LONG) == 0
+    assert receiver.got == [*messages, artifact]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sender_that_breaks_loses_nothing_and_says_so(spool):
+    def answer(messages):
+        raise ZeroDivisionError
+
+    put(spool, 2)
+    sender = started(spool, Receiver(answer))
+    assert sender.close(LONG) == 2
+    assert "broke" in sender.problem

@@ -1,0 +1,53 @@
+"""A sweep as tracking sees it: a small spec and records that a ledger could hold."""
+
+from gdpo_tune.spec import load_spec
+from gdpo_tune.trials import Cost, Estimate, Measurement, TrialRecord
+
+SPACE = """
+name: tiny
+task: code
+objectives:
+  correctness: {direction: maximize, reference: 0}
+  length: {direction: maximize, reference: 0}
+space: {learning_rate: {log: [1.0e-5, 1.0e-3]}}
+training: {steps: 40, evaluate_every: 20}
+tracking: {experiment: nightly}
+"""
+
+
+def tiny_spec(folder, *overrides):
+    path = folder / "tiny.yaml"
+    path.write_text(SPACE)
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    return load_spec(path, [f"storage={folder / 'runs'}", f"tracking.uri={uri}", *overrides])
+
+
+def running(number, **more):
+    params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo", "group_size": 8}
+    fields = {"role": "search", "state": "running", "seed": number, "proposer": "model"}
+    return TrialRecord(number=number, params=params, started=1000.0 + number, **fields | more)
+
+
+def complete(number, correctness, length, **more):
+    test = {
+        "correctness": Estimate(correctness, 0.01),
+        "length": Estimate(length, 0.02),
+        "mean_length": Estimate(20.0, 0.5),
+    }
+    validation = {name: Estimate(e.mean - 0.1, e.se) for name, e in test.items()}
+    done = {
+        "state": "complete",
+        "test": test,
+        "validation": validation,
+        "feasible": True,
+        "finished": 2000.0 + number,
+        "cost": Cost(2560, 12.5, 11.0),
+    }
+    return running(number, **done | more)
+
+
+def measurement(step, **metrics):
+    values = {"train/loss": 1 / step, "train/reward": float(step), **metrics}
+    if step % 20 == 0:
+        values["validation/correctness"] = step / 100
+    return Measurement(step, values, Cost(64 * step, 0.5 * step, 0.4 * step))
