@@ -1,0 +1,24 @@
+"""Runs Python that a model wrote, and lets no candidate touch its own grade.
+
+    with CodeSandbox() as sandbox:
+        [result] = sandbox.run_batch([Job("def f(x): return x + 1", (Call("f", (1,), 2),))])
+
+Every candidate runs in a locked fork of a warm process; another process alone holds what its
+functions should return. `docs` of the layers are in `inside/enclosure.py` (how a process is
+locked), `inside/policy.py` (what it may ask of the kernel) and `inside/encoding.py` (what may
+cross).
+"""
+
+from .jobs import Call, Job, Limits, Result, SandboxInfo, Status, Verdict
+from .pool import CodeSandbox
+
+__all__ = [
+    "Call",
+    "CodeSandbox",
+    "Job",
+    "Limits",
+    "Result",
+    "SandboxInfo",
+    "Status",
+    "Verdict",
+]

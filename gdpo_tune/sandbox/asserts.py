@@ -1,0 +1,44 @@
+"""Reads `assert` tests: those that compare a call with a literal need no checker."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+
+from .inside.encoding import encode
+from .jobs import Call
+
+
+@lru_cache(maxsize=4096)
+def read_assert(source: str) -> Call | None:
+    """Turn `assert f(literals) == literal` into a call; None for any other test.
+
+    Raises:
+        ValueError: the source is no Python, or nothing in it can fail.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"the test is no Python: {source!r}: {error}") from error
+    if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
+        raise ValueError(f"nothing in this test can fail: {source!r}")
+    match tree.body:
+        case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
+            return _literal_call(left, right) or _literal_call(right, left)
+        case _:
+            return None
+
+
+def _literal_call(call: ast.expr, expected: ast.expr) -> Call | None:
+    match call:
+        case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]):
+            pass
+        case _:
+            return None
+    try:
+        values = tuple(ast.literal_eval(argument) for argument in arguments)
+        literal = ast.literal_eval(expected)
+        encode([values, literal], strict=True)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
+    return Call(function, values, literal)

@@ -1,0 +1,229 @@
+"""Locks a process of the sandbox in, layer by layer, before it meets any candidate.
+
+Required are `no_new_privs`, the limits and seccomp, which is tried and not asked for:
+without one of them the process ends and names the step. Namespaces, Landlock and the user
+`nobody` are added wherever the kernel and the container let them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import linux
+from .policy import candidate_filter
+from .syscalls import MACHINES
+
+NOBODY = 65534
+OPEN_FILES = 16
+_APART = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
+
+
+class StepFailed(Exception):
+    """A required step of the lockdown is not to be had here."""
+
+    def __init__(self, step: str, reason: object) -> None:
+        super().__init__(f"{step}: {reason}")
+
+
+@dataclass(frozen=True)
+class Enclosure:
+    """What a locked process goes on with."""
+
+    layers: tuple[str, ...]
+    filter: linux.Filter
+    """To be loaded by every fork that runs a candidate or a test."""
+
+
+def enclose(control: socket.socket, parent: int) -> Enclosure:
+    """Lock this process in; returns in another process (the first of its own pid namespace).
+
+    Args:
+        control: socket to the trainer.
+        parent: process id of the trainer, which must still be the parent.
+
+    Raises:
+        StepFailed: a required layer is missing.
+    """
+    linux.die_with_parent()
+    if os.getppid() != parent:
+        # The trainer died before the line above, so no signal will come.
+        os._exit(0)
+    candidate = _build_filter()
+    _mute()
+    layers: list[str] = []
+    started_as_root = os.getuid() == 0
+    if _enter_namespaces(control):
+        layers.append("namespaces")
+    if os.getuid() == 0:
+        _become_nobody()
+    if started_as_root and os.getuid() != 0:
+        layers.append("nobody")
+    linux.drop_bounding_set()
+    linux.drop_capabilities()
+    layers.append("no-capabilities")
+    layers.append("no-new-privileges")
+    _require("no_new_privs", linux.forbid_new_privileges)
+    version = linux.landlock_version()
+    if version:
+        _require("landlock", lambda: linux.landlock_deny_everything(version))
+        layers.append(f"landlock-{version}")
+    _require("limits", _limit)
+    layers.append("limits")
+    linux.set_dumpable(False)
+    linux.die_with_parent()
+    _try_filter(candidate)
+    layers.append("seccomp")
+    return Enclosure(tuple(layers), candidate)
+
+
+def _require(step: str, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except OSError as error:
+        raise StepFailed(step, error.strerror) from error
+
+
+def _build_filter() -> linux.Filter:
+    machine = os.uname().machine
+    if machine not in MACHINES or sys.maxsize < 2**32:
+        known = ", ".join(MACHINES)
+        raise StepFailed("seccomp", f"no system call table for {machine}; there is one for {known}")
+    return linux.Filter(candidate_filter(MACHINES[machine]))
+
+
+def _mute() -> None:
+    """Point the standard streams nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _enter_namespaces(control: socket.socket) -> bool:
+    """Try as root, then as an ordinary user; each is tried in a fork first.
+
+    A container may allow `unshare` and refuse the mounts after it, which would leave this
+    process half way.
+    """
+    for attempt in (_as_root, _as_user) if os.getuid() == 0 else (_as_user,):
+        if _succeeds(attempt):
+            attempt()
+            _become_first_process(control)
+            return True
+    return False
+
+
+def _as_root() -> None:
+    linux.unshare(_APART)
+    linux.enter_empty_root(b"/proc")
+
+
+def _as_user() -> None:
+    if os.getuid() == 0:
+        _become_nobody()
+        # A change of user hands /proc/self, and with it the maps below, to root.
+        linux.set_dumpable(True)
+    user, group = os.getuid(), os.getgid()
+    linux.unshare(_APART | linux.CLONE_NEWUSER)
+    for name, line in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{NOBODY} {user} 1"),
+        ("gid_map", f"{NOBODY} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as handle:
+            handle.write(line)
+    linux.enter_empty_root(b"/proc")
+
+
+def _succeeds(action: Callable[[], None]) -> bool:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _become_first_process(control: socket.socket) -> None:
+    """Go on in a child, since only children are in the new pid namespace."""
+    child = os.fork()
+    if child == 0:
+        linux.die_with_parent()
+        return
+    control.close()
+    if os.getuid() == 0:
+        _become_nobody()
+    linux.drop_capabilities()
+    linux.die_with_parent()
+    os.waitpid(child, 0)
+    os._exit(0)
+
+
+def _become_nobody() -> None:
+    linux.drop_bounding_set()
+    # A container can take root's right to become somebody else.
+    with contextlib.suppress(PermissionError):
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    for kind in (
+        resource.RLIMIT_CORE,
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_MEMLOCK,
+        resource.RLIMIT_MSGQUEUE,
+    ):
+        resource.setrlimit(kind, (0, 0))
+
+
+def _try_filter(candidate: linux.Filter) -> None:
+    """Load the filter in a fork and see it refuse a file and kill at a socket."""
+    child = os.fork()
+    if child == 0:
+        _break_out(candidate)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
+        return
+    reasons = {
+        _NOT_LOADED: "the kernel or the container refuses to load a filter",
+        _FILE_OPENED: "a locked process could open a file",
+        _SOCKET_OPENED: "a locked process could open a socket",
+    }
+    code = os.waitstatus_to_exitcode(status)
+    raise StepFailed("seccomp", reasons.get(code, f"the trial process ended with status {code}"))
+
+
+_NOT_LOADED, _FILE_OPENED, _SOCKET_OPENED = 3, 4, 5
+
+
+def _break_out(candidate: linux.Filter) -> None:
+    try:
+        candidate.load()
+    except OSError:
+        os._exit(_NOT_LOADED)
+    try:
+        os.open("/", os.O_RDONLY)
+    except PermissionError:
+        socket.socket()
+        os._exit(_SOCKET_OPENED)
+    os._exit(_FILE_OPENED)

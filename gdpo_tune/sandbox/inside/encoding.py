@@ -1,0 +1,171 @@
+"""Python values as tagged JSON: how arguments and results travel between processes.
+
+A list, a string, a boolean, None, an integer below 2^53 and a finite float are themselves; every
+other value is an object with one key, its tag. Only exact built-in types cross, so neither a
+method nor an `__eq__` of a candidate ever runs outside of its own process. Reading never
+builds a table from foreign keys, whose collisions could stall the reader.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+MAX_DEPTH = 100
+_EXACT_IN_JSON = 2**53
+
+Encoded: TypeAlias = Any
+"""What `json` writes and reads; nested lists and scalars, with objects as `Tagged`."""
+
+
+class Tagged(NamedTuple):
+    """An object of the tagged JSON, as `parse` returns it."""
+
+    tag: str
+    payload: Any
+
+
+class Opaque(NamedTuple):
+    """Stands for a value that cannot cross: equal to nothing that a test expects."""
+
+    type_name: str
+
+
+def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
+    """Encode one value for `json.dumps`.
+
+    Args:
+        value: anything. Instances of a subclass of a built-in type become the built-in value.
+        strict: whether a value without an encoding is an error; else it becomes opaque.
+        depth: how many containers are around it.
+
+    Raises:
+        ValueError: containers nested more than `MAX_DEPTH` deep, or in a circle.
+        TypeError: `strict`, and the value has no encoding.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if depth > MAX_DEPTH:
+        raise ValueError(f"containers nested more than {MAX_DEPTH} deep")
+    encoder = _ENCODERS.get(kind)
+    if encoder is not None:
+        return encoder(value, lambda item: encode(item, strict=strict, depth=depth + 1))
+    for base in _BASES:
+        if isinstance(value, base):
+            return encode(base(value), strict=strict, depth=depth)
+    if strict:
+        raise TypeError(f"a value of type {kind.__name__} cannot be sent to the sandbox")
+    return {"opaque": str(kind.__name__)[:80]}
+
+
+def dump(encoded: Encoded) -> bytes:
+    """The bytes of an encoded value, or of a list that holds some."""
+    return json.dumps(encoded, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse(data: bytes) -> Encoded:
+    """Read what `dump` wrote; every object becomes `Tagged`.
+
+    Raises:
+        ValueError: not tagged JSON.
+        RecursionError: nested too deeply.
+    """
+    return _DECODER.decode(data.decode("ascii"))
+
+
+def decode(encoded: Encoded) -> Any:
+    """Rebuild the value; only for data of a trusted sender, or in a locked process.
+
+    Raises:
+        ValueError, TypeError: not an encoded value.
+    """
+    if isinstance(encoded, Tagged):
+        decoder = _DECODERS.get(encoded.tag)
+        if decoder is None:
+            raise ValueError(f"no tag {encoded.tag!r}")
+        return decoder(encoded.payload)
+    if isinstance(encoded, list):
+        return [decode(item) for item in encoded]
+    return encoded
+
+
+_Inner: TypeAlias = Callable[[object], Encoded]
+
+
+def _encode_int(value: int, inner: _Inner) -> Encoded:
+    # NOTE: hexadecimal takes linear time to read; decimal digits take quadratic time.
+    return value if -_EXACT_IN_JSON < value < _EXACT_IN_JSON else {"int": hex(value)}
+
+
+def _encode_float(value: float, inner: _Inner) -> Encoded:
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
+def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
+    # NOTE: sorted, so that the receiver's set does not depend on the sender's hash seed.
+    return sorted((inner(value) for value in values), key=repr)
+
+
+_ENCODERS: dict[type, Callable[[Any, _Inner], Encoded]] = {
+    int: _encode_int,
+    float: _encode_float,
+    list: lambda value, inner: [inner(item) for item in value],
+    tuple: lambda value, inner: {"tuple": [inner(item) for item in value]},
+    dict: lambda value, inner: {"dict": [[inner(k), inner(v)] for k, v in value.items()]},
+    set: lambda value, inner: {"set": _encode_set(value, inner)},
+    frozenset: lambda value, inner: {"frozenset": _encode_set(value, inner)},
+    bytes: lambda value, inner: {"bytes": value.hex()},
+    bytearray: lambda value, inner: {"bytes": value.hex()},
+    complex: lambda value, inner: {"complex": [inner(value.real), inner(value.imag)]},
+    Decimal: lambda value, inner: {"decimal": str(value)},
+    Fraction: lambda value, inner: {"fraction": [inner(value.numerator), inner(value.denominator)]},
+    datetime.datetime: lambda value, inner: {"datetime": value.isoformat()},
+    datetime.date: lambda value, inner: {"date": value.isoformat()},
+    datetime.timedelta: lambda value, inner: {
+        "timedelta": [value.days, value.seconds, value.microseconds]
+    },
+}
+_BASES: tuple[type[Any], ...] = (
+    int, float, str, list, tuple, dict, set, frozenset, bytes, bytearray, complex,
+)  # fmt: skip
+
+
+def _decode_pairs(payload: Any) -> dict[Any, Any]:
+    return {decode(key): decode(value) for key, value in payload}
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda payload: int(payload, 16),
+    "float": float,
+    "tuple": lambda payload: tuple(decode(item) for item in payload),
+    "dict": _decode_pairs,
+    "set": lambda payload: {decode(item) for item in payload},
+    "frozenset": lambda payload: frozenset(decode(item) for item in payload),
+    "bytes": bytes.fromhex,
+    "complex": lambda payload: complex(decode(payload[0]), decode(payload[1])),
+    "decimal": Decimal,
+    "fraction": lambda payload: Fraction(decode(payload[0]), decode(payload[1])),
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "timedelta": lambda payload: datetime.timedelta(*payload),
+    "opaque": Opaque,
+}
+
+
+def _as_tagged(pairs: list[tuple[str, Any]]) -> Tagged:
+    if len(pairs) != 1:
+        raise ValueError("an object of the tagged JSON has one key")
+    return Tagged(*pairs[0])
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no value of the tagged JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_as_tagged, parse_constant=_refuse_constant)

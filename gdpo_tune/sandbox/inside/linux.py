@@ -1,0 +1,159 @@
+"""The kernel calls that Python does not offer, through ctypes; each raises OSError on refusal."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+
+from .bpf import Instruction
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_SECCOMP_MODE_FILTER = 2
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
+_MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 0x40000, 2
+_NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+# These two are the same on every machine.
+_NR_LANDLOCK_CREATE, _NR_LANDLOCK_RESTRICT = 444, 446
+_LANDLOCK_VERSION = 1
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def _prctl(option: int, value: int = 0) -> None:
+    zero = ctypes.c_ulong(0)
+    _check(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the parent ends. Lost at a fork or a change of user: ask again after each."""
+    _prctl(_PR_SET_PDEATHSIG, 9)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Whether processes of the same user may trace this one or read its /proc entries."""
+    _prctl(_PR_SET_DUMPABLE, int(dumpable))
+
+
+def forbid_new_privileges() -> None:
+    """No program that this process runs can gain what it does not have."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_bounding_set() -> None:
+    """No program can give this process or its children a capability again."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        try:
+            _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            # EINVAL ends the list of this kernel; EPERM: an ordinary user has none to drop.
+            if error.errno not in (errno.EINVAL, errno.EPERM):
+                raise
+            return
+
+
+def drop_capabilities() -> None:
+    """Empty the permitted, effective and inheritable sets."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24))))
+
+
+def unshare(flags: int) -> None:
+    """Leave the shared namespaces that `flags` names."""
+    _check(_libc.unshare(ctypes.c_int(flags)))
+
+
+def enter_empty_root(over: bytes) -> None:
+    """Make an empty, read-only directory the root; `over` is any directory to mount it on."""
+    _mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    guards = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    _mount(b"none", over, b"tmpfs", guards, b"size=4k,nr_inodes=2,mode=0555")
+    os.chdir(over)
+    number = _NR_PIVOT_ROOT[os.uname().machine]
+    _check(_libc.syscall(ctypes.c_long(number), ctypes.c_char_p(b"."), ctypes.c_char_p(b".")))
+    _check(_libc.umount2(ctypes.c_char_p(b"."), ctypes.c_int(_MNT_DETACH)))
+    _mount(None, b"/", None, _MS_REMOUNT | _MS_RDONLY | guards, None)
+    os.chdir("/")
+
+
+def _mount(
+    source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None
+) -> None:
+    _check(
+        _libc.mount(
+            ctypes.c_char_p(source),
+            ctypes.c_char_p(target),
+            ctypes.c_char_p(kind),
+            ctypes.c_ulong(flags),
+            ctypes.c_char_p(data),
+        )
+    )
+
+
+def landlock_version() -> int:
+    """The version that this kernel speaks; 0 where Landlock is missing or switched off."""
+    none, zero = ctypes.c_void_p(None), ctypes.c_size_t(0)
+    number = ctypes.c_long(_NR_LANDLOCK_CREATE)
+    return max(0, _libc.syscall(number, none, zero, ctypes.c_uint(_LANDLOCK_VERSION)))
+
+
+def landlock_deny_everything(version: int) -> None:
+    """Refuse every file access, TCP port and outside signal that this version knows of.
+
+    Source: Linux `include/uapi/linux/landlock.h`; rights were added in versions 2, 3 and 5,
+    TCP in 4, scopes in 6.
+    """
+    file_rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
+    attributes = struct.pack("=Q", (1 << file_rights) - 1)
+    if version >= 4:
+        attributes += struct.pack("=Q", 3)
+    if version >= 6:
+        attributes += struct.pack("=Q", 3)
+    rules = _check(
+        _libc.syscall(
+            ctypes.c_long(_NR_LANDLOCK_CREATE),
+            ctypes.c_char_p(attributes),
+            ctypes.c_size_t(len(attributes)),
+            ctypes.c_uint(0),
+        )
+    )
+    number = ctypes.c_long(_NR_LANDLOCK_RESTRICT)
+    _check(_libc.syscall(number, ctypes.c_int(rules), ctypes.c_uint(0)))
+    os.close(rules)
+
+
+class Filter:
+    """A seccomp filter in the form that the kernel reads, ready to be loaded after a fork."""
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        packed = b"".join(instruction.pack() for instruction in instructions)
+        self._code = ctypes.create_string_buffer(packed, len(packed))
+        head = struct.pack("@HP", len(instructions), ctypes.addressof(self._code))
+        self._program = ctypes.create_string_buffer(head, len(head))
+
+    def load(self) -> None:
+        """Lock this process; needs `forbid_new_privileges` before. There is no way back."""
+        zero = ctypes.c_ulong(0)
+        mode = ctypes.c_ulong(_SECCOMP_MODE_FILTER)
+        _check(_libc.prctl(_PR_SET_SECCOMP, mode, self._program, zero, zero))

@@ -1,0 +1,32 @@
+"""The warm process that forks one locked child a candidate.
+
+It never sees a job: the trainer hands it one end of a socket, and only the child reads from
+it. So nothing that a candidate sends, and no expected value, ever is in this process, whose
+memory every candidate inherits.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from . import candidate
+from .control import receive_with_descriptor, serve
+from .enclosure import Enclosure
+from .frames import write_all
+from .supervision import Allowance, fork_locked, supervise
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Fork for one request after the other until the trainer closes the socket."""
+    serve(descriptor, parent, _answer, candidate.prepare)
+
+
+def _answer(control: socket.socket, enclosure: Enclosure) -> None:
+    request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
+    allowance = Allowance.unpack(request)
+    child = fork_locked(allowance, enclosure.filter, [job], candidate.run)
+    ending = supervise(child, allowance, control.fileno())
+    # NOTE: not only closed: the judge must see the end even where the trainer has been forked.
+    with socket.socket(fileno=job) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+    write_all(control.fileno(), ending.pack())
