@@ -106,6 +106,22 @@ def sample(
     return [_until_end(row, decoding.end_tokens) for row in tokens.tolist()]
 
 
+def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """TRL's `rollout_func` by the lean sampler.
+
+    Chance is the global generator, which TRL seeds and checkpoints keep.
+    """
+    tokens: list[list[int]] = trainer.processing_class(prompts)["input_ids"]
+    decoding = Decoding(
+        max_new_tokens=trainer.max_completion_length,
+        temperature=trainer.temperature,
+        end_tokens=tuple(trainer.eos_token_ids),
+        pad_token=trainer.processing_class.pad_token_id,
+    )
+    completions = sample(trainer.accelerator.unwrap_model(trainer.model), tokens, decoding)
+    return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
+
+
 def _until_end(row: list[int], end_tokens: Sequence[int]) -> list[int]:
     for position, token in enumerate(row):
         if token in end_tokens:

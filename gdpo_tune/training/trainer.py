@@ -1,7 +1,8 @@
 """GDPOTrainer: TRL's GRPOTrainer with our advantages, our per-reward figures and a guard on NaN.
 
 It carries tensors to `compute_advantages` and back. TRL computes advantages inline, so two private
-hooks are overridden, which is why TRL is pinned to one minor version.
+hooks are overridden, and a third one for the packed forward pass of small policies, which is why
+TRL is pinned to one minor version.
 
 Shapes: N completions over all processes, n of this process, G of one prompt, K rewards.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gdpo_tune.errors import NonFiniteError
+from gdpo_tune.training import packing
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.scoring import RewardFunction, require_finite
 
@@ -73,6 +75,33 @@ class GDPOTrainer(GRPOTrainer):
         ).items():
             self._metrics[mode][name].append(value)
         return output
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *arguments: Any,
+        **keywords: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if not self._packs(model):
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *arguments, **keywords
+            )
+        log_probs, entropies = packing.token_log_probs(
+            model, input_ids, attention_mask, logits_to_keep, self.temperature
+        )
+        return log_probs, entropies, None
+
+    def _packs(self, model: Any) -> bool:
+        # Several processes train through a wrapper whose own forward pass has to run, and the
+        # entropy bonus needs a gradient that packing does not carry.
+        return (
+            self.accelerator.num_processes == 1
+            and not self._entropy_bonus_enabled
+            and packing.supports(model)
+        )
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
         """TRL's loss, refused when it is not a number."""

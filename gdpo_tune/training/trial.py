@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.training.checkpoints import keep_only, read_checkpoint, write_checkpoint
 from gdpo_tune.training.evaluation import HeldOut, evaluate, evaluation_seed
-from gdpo_tune.training.rollout import Decoding, sample, supports
+from gdpo_tune.training.rollout import rollout, supports
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.settings import prompts_per_step, trainer_arguments
 from gdpo_tune.training.state import save_state
@@ -132,23 +132,10 @@ def _build_trainer(config: TrialConfig, state: Warm) -> GDPOTrainer:
         args=trainer_arguments(config, state.task.rewards),
         train_dataset=data,
         processing_class=state.tokenizer,
-        rollout_func=_rollout if supports(model) else None,
+        rollout_func=rollout if supports(model) else None,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-    """TRL's hook for sampling; chance is the global generator, whose state checkpoints keep."""
-    tokens: list[list[int]] = trainer.processing_class(prompts)["input_ids"]
-    decoding = Decoding(
-        max_new_tokens=trainer.max_completion_length,
-        temperature=trainer.temperature,
-        end_tokens=tuple(trainer.eos_token_ids),
-        pad_token=trainer.processing_class.pad_token_id,
-    )
-    completions = sample(_policy(trainer), tokens, decoding)
-    return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
 
 
 def _evaluate(

@@ -123,3 +123,50 @@ def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **para
     weights = {f"reward_weights.{name}": 1.0 for name in ToyTask.rewards}
     complete = {**defaults, **weights, "group_size": 4, "learning_rate": 1e-2, **params}
     return TrialConfig("toy", policy, seed, complete, settings, directory)
+
+
+def plain_trainer(policy: str, directory: Path, cls: type | None = None, **changes):
+    """TRL's trainer (or `cls`) on the tiny policy, with one reward unless told otherwise."""
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from gdpo_tune.policies.load import load_policy
+
+    model, tokenizer = load_policy(policy)
+    extra = {key: changes.pop(key) for key in ("normalization", "rollout_func") if key in changes}
+    rewards = changes.pop("reward_funcs", [constant])
+    arguments = {
+        "output_dir": str(directory),
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "shuffle_dataset": False,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        **changes,
+    }
+    prompts = [letter * (1 + i % 5) + "=" for i, letter in enumerate(string.ascii_lowercase)]
+    trainer = (cls or GRPOTrainer)(
+        model=model,
+        reward_funcs=rewards,
+        args=GRPOConfig(**arguments),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer,
+        **extra,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def constant(completions, **_):
+    return [0.0] * len(completions)
