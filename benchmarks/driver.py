@@ -117,8 +117,11 @@ def main() -> None:
     per_trial = 1000 * few.cpu / few.trials
     further = (many.cpu - many.start) - (few.cpu - few.start)
     per_result = 1000 * further / (many.results - few.results)
-    print(f"{few.trials} trials, {few.results} results: CPU {few.cpu:.1f} s, wall {few.wall:.1f} s")
-    print(f"{many.trials} trials, {many.results} results: CPU {many.cpu:.1f} s, wall {many.wall:.1f} s")
+    for run in (few, many):
+        print(
+            f"{run.trials} trials, {run.results} results: "
+            f"CPU {run.cpu:.1f} s ({run.start:.1f} s until the first trial), wall {run.wall:.1f} s"
+        )
     figures = {
         "benchmark": "driver",
         "trials": few.trials,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ def connected() -> bool:
 
 
 @contextmanager
-def ray_cluster() -> Iterator[list[dict[str, float]]]:
+def ray_cluster() -> Generator[list[dict[str, float]]]:
     """Start or join a Ray cluster; yields the resources of every node that is alive."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

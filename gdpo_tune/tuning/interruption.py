@@ -1,11 +1,11 @@
-"""Ctrl-C: the first asks every trial to stop where it can go on from, the second is obeyed at once."""
+"""Ctrl-C: the first asks every trial to stop where it can go on from, the second ends all now."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -42,7 +42,7 @@ class Interruption(Stopper):
 
 
 @contextmanager
-def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+def on_signals(stop: Callable[[], None]) -> Generator[None]:
     """Call `stop` at the first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
 
     Outside of the main thread, where Python takes no signals, it does nothing.

@@ -1,8 +1,8 @@
 """What a sampler sees: the ledger's trials as a study of finished, comparable configurations.
 
 A sampler must not read the ledger itself (pruned trials are invisible to it, conditional parameters
-it draws uniformly, replicates look like new points). So each proposal is asked of an in-memory study
-with one entry a configuration:
+it draws uniformly, replicates look like new points). So each proposal is asked of an in-memory
+study with one entry a configuration:
 
     complete        the mean over its seeds, on validation prompts
     running         pending, so that concurrent trials are not proposed twice
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import optuna
+from optuna import Study
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial, TrialState, create_trial
 
 from gdpo_tune import registry
-from gdpo_tune.ledger import distribution, excess
+from gdpo_tune.ledger import create_study, distribution, excess
 from gdpo_tune.spec import Choice, SweepSpec, Uniform
 from gdpo_tune.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.tuning import quasi_random
@@ -65,7 +65,8 @@ class Projection:
 
     def __init__(self, spec: SweepSpec) -> None:
         self.spec = spec
-        self._sampling: Sampling = registry.load(registry.SAMPLERS[spec.search.sampler].target)(spec)
+        sampler = registry.SAMPLERS[spec.search.sampler]
+        self._sampling: Sampling = registry.load(sampler.target)(spec)
         self._domains = {
             name: domain
             for name in spec.space.dimensions
@@ -78,7 +79,7 @@ class Projection:
         self._rebuild()
 
     @property
-    def study(self) -> optuna.Study:
+    def study(self) -> Study:
         """The study as the sampler sees it."""
         return self._study
 
@@ -119,7 +120,7 @@ class Projection:
         if point in self._members:
             # a sampler without a finer idea repeats itself; replicates are decided elsewhere
             self._study.tell(trial.number, state=TrialState.FAIL)
-            return self._quasi_random() if self._unseen() else suggestion
+            return suggestion if self._unseen() is None else self._quasi_random()
         if point == tuple(trial.params[name] for name in self._domains):
             self._entries[point] = Entry(trial.number, ())
         else:
@@ -143,11 +144,8 @@ class Projection:
         self._storage = InMemoryStorage()
         known = sum(map(len, self._members.values()))
         seed = hashlib.sha256(f"{self.spec.search.seed}:{known}".encode()).digest()
-        self._study = optuna.load_study(
-            study_name=new_study(self._storage, self.spec),
-            storage=self._storage,
-            sampler=self._sampling.build(int.from_bytes(seed[:4], "big") >> 1),
-        )
+        sampler = self._sampling.build(int.from_bytes(seed[:4], "big") >> 1)
+        self._study = create_study(self._storage, STUDY, self.spec, sampler)
         self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._entries: dict[Point, Entry] = {}
         self._completed = 0
@@ -211,23 +209,13 @@ class Projection:
 
     def _quasi_random(self) -> Suggestion:
         unseen = self._unseen()
-        index = unseen[0] if unseen else self._quasi_random_asked
+        index = self._quasi_random_asked if unseen is None else unseen
         return self._suggestion(quasi_random.point(self.spec, index), "startup")
 
-    def _unseen(self) -> list[int]:
-        """The first index of the quasi-random sequence whose point is new, if there is one near."""
+    def _unseen(self) -> int | None:
+        """The next index of the quasi-random sequence whose point is new; None if none is near."""
         for index in range(self._quasi_random_asked, self._quasi_random_asked + UNSEEN_TRIES):
             params = self.spec.space.complete(quasi_random.point(self.spec, index))
             if self._point(params) not in self._members:
-                return [index]
-        return []
-
-
-def new_study(storage: InMemoryStorage, spec: SweepSpec) -> str:
-    """Create the projection's study and return its name."""
-    directions = [objective.direction for objective in spec.objective_list()]
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    optuna.create_study(storage=storage, study_name=STUDY, directions=directions)
-    optuna.logging.set_verbosity(verbosity)
-    return STUDY
+                return index
+        return None

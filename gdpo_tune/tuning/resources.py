@@ -33,8 +33,8 @@ def check_local(spec: SweepSpec) -> None:
         )
     if wanted.gpus > 0 and not has_gpu():
         raise ResourcesError(
-            f"a trial wants {wanted.gpus:g} GPUs and this machine has none; set resources.gpus to 0, "
-            "or RAY_ADDRESS to a cluster that has them"
+            f"a trial wants {wanted.gpus:g} GPUs and this machine has none; set resources.gpus to "
+            "0, or RAY_ADDRESS to a cluster that has them"
         )
 
 

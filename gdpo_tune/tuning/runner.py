@@ -12,7 +12,7 @@ import psutil
 
 from gdpo_tune import registry
 from gdpo_tune.analysis import Front, build_front
-from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Event, Listener, SweepFinished, SweepStarted, TrialRecord
 from gdpo_tune.tuning import cluster
@@ -100,7 +100,7 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
 
         session = ledger.begin_session(width, provenance())
         try:
-            with on_signals(stop):
+            with on_signals(stop), quiet_optuna():
                 tune(ledger, searcher, interruption)
         except KeyboardInterrupt:
             interruption.requested = True

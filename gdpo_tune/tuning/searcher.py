@@ -1,7 +1,7 @@
 """What Ray Tune asks for trials and tells of their ends: the plan, the sampler and the ledger.
 
-Ray asks whenever it has room in its queue. A trial is handed out only when a slot is free, so that a
-proposal knows every result that exists by then; until then the answer is "not now".
+Ray asks whenever it has room in its queue. A trial is handed out only when a slot is free, so that
+a proposal knows every result that exists by then; until then the answer is "not now".
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LedgerSearcher(Searcher):
         """Hand out nothing more."""
         self._stopping = True
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's config, None for "not now", or that there will be none any more."""
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial's config (a dict), None for "not now", or FINISHED."""
         if self._stopping:
             return self.FINISHED
         if len(self._numbers) >= self._slots:

@@ -48,10 +48,9 @@ class Lease:
                 "wait for it, stop it, or choose another --name"
             ) from None
         since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         os.ftruncate(self._file, 0)
-        os.pwrite(
-            self._file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0
-        )
+        os.pwrite(self._file, holder.encode(), 0)
 
     def release(self) -> None:
         """Give the lease back; a second call does nothing."""

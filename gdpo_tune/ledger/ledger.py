@@ -13,29 +13,29 @@ estimates on test prompts, which the front is claimed on, are kept beside them.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna import Study
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from gdpo_tune.errors import IdentityError, UsageError
-from gdpo_tune.journal import JournalFile, Lease, repair
-from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
+from gdpo_tune.errors import UsageError
+from gdpo_tune.ledger.format import (
+    distributions,
+    encode,
+    excess,
+    to_record,
+    trial_directory,
+)
+from gdpo_tune.ledger.journal import JournalFile, Lease, repair
+from gdpo_tune.ledger.study import STUDY, open_study
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
     Cost,
-    Estimate,
     Measurement,
     Outcome,
     Params,
@@ -47,15 +47,6 @@ from gdpo_tune.trials import (
 
 JOURNAL = "ledger.journal"
 LOCK = "ledger.lock"
-STUDY = "sweep"
-
-STATES: Mapping[TrialState, State] = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 
 
 class Ledger:
@@ -71,7 +62,7 @@ class Ledger:
         self._journal = journal
         self._lease = lease
         self._storage = JournalStorage(journal)
-        self.study = open_study(self._storage, spec, writable=lease is not None)
+        self.study: Study = open_study(self._storage, spec, writable=lease is not None)
         """The Optuna study, for `optuna.visualization` and the like; never write through it."""
         self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._records: dict[int, TrialRecord] = {}
@@ -139,14 +130,14 @@ class Ledger:
         if self._lease is None:
             self._stale.update(range(len(self._trials())))
         for number in sorted(self._stale):
-            self._records[number] = self._to_record(self._trials()[number])
+            self._records[number] = to_record(self._trials()[number], self.spec, self.directory)
         self._stale.clear()
         return [self._records[number] for number in range(len(self._records))]
 
     def record(self, number: int) -> TrialRecord:
         """One trial."""
         if number in self._stale:
-            self._records[number] = self._to_record(self._trials()[number])
+            self._records[number] = to_record(self._trials()[number], self.spec, self.directory)
             self._stale.discard(number)
         return self._records[number]
 
@@ -173,7 +164,7 @@ class Ledger:
             replicate_of: number of the trial whose parameters it repeats.
             sampler_state: what the sampler wants to find again beside this trial.
         """
-        distributions = self._distributions(params)
+        domains = distributions(self.spec, params)
         about = {
             "role": role,
             "proposer": proposer,
@@ -184,8 +175,8 @@ class Ledger:
         }
         template = create_trial(
             state=TrialState.RUNNING,
-            params={name: params[name] for name in distributions},
-            distributions=distributions,
+            params={name: params[name] for name in domains},
+            distributions=domains,
             user_attrs={"trial": about},
         )
         self._storage.create_new_trial(self._study_id, template)
@@ -212,15 +203,11 @@ class Ledger:
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
         """Record that a trial ended without a result."""
-        self._set(number, "end", {"state": "failed", "reason": reason, "cost": vars(cost or Cost())})
-        self._close_trial(number)
-        return self.record(number)
+        return self._end(number, "failed", reason, cost or Cost())
 
     def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
         """Record that the scheduler stopped a trial; its rungs stay."""
-        self._set(number, "end", {"state": "pruned", "reason": reason, "cost": vars(cost)})
-        self._close_trial(number)
-        return self.record(number)
+        return self._end(number, "pruned", reason, cost)
 
     def sampler_state(self, number: int) -> dict[str, Any]:
         """What `start` was given for the sampler."""
@@ -253,7 +240,7 @@ class Ledger:
 
     def trial_directory(self, number: int) -> Path:
         """A trial's own folder."""
-        return self.directory / "trials" / str(number)
+        return trial_directory(self.directory, number)
 
     def _trials(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
@@ -264,6 +251,11 @@ class Ledger:
 
     def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _end(self, number: int, state: State, reason: str, cost: Cost) -> TrialRecord:
+        self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
+        self._close_trial(number)
+        return self.record(number)
 
     def _close_trial(self, number: int) -> None:
         """Give a trial the state that its last attribute asks for."""
@@ -289,80 +281,6 @@ class Ledger:
             if trial.state == TrialState.RUNNING and known:
                 self._close_trial(trial.number)
 
-    def _distributions(self, params: Params) -> dict[str, BaseDistribution]:
-        """Distributions of the searched parameters that are active and inside of their domain."""
-        active = self.spec.space.active(params)
-        return {
-            name: distribution(domain)
-            for name in self.spec.space.dimensions
-            if (domain := active.get(name)) is not None and domain.contains(params[name])
-            if isinstance(domain, Choice | Uniform)
-        }
-
-    def _to_record(self, trial: FrozenTrial) -> TrialRecord:
-        about = trial.user_attrs["trial"]
-        outcome = trial.user_attrs.get("outcome", {})
-        end = trial.user_attrs.get("end", {})
-        spent = outcome or end or last_rung(trial)
-        validation = estimates(outcome.get("validation", {}))
-        checkpoint = self.directory / outcome["checkpoint"] if outcome.get("checkpoint") else None
-        return TrialRecord(
-            number=trial.number,
-            role=about["role"],
-            state=STATES[trial.state],
-            params=about["params"],
-            seed=about["seed"],
-            proposer=about["proposer"],
-            replicate_of=about["replicate_of"],
-            validation=validation,
-            test=estimates(outcome.get("test", {})),
-            feasible=self._feasible(validation) if validation else None,
-            cost=Cost(**spent.get("cost", {})),
-            reason=end.get("reason", ""),
-            directory=self.trial_directory(trial.number),
-            checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-            started=trial.datetime_start.timestamp() if trial.datetime_start else None,
-            finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
-            environment=outcome.get("environment", {}),
-        )
-
-    def _feasible(self, validation: Mapping[str, Estimate]) -> bool:
-        return all(
-            bound.holds(validation[name].mean) for name, bound in self.spec.constraints.items()
-        )
-
-
-def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
-    """Load the study that a journal holds, or create it.
-
-    Raises:
-        IdentityError: it holds another sweep.
-        UsageError: it holds none and may not be written.
-    """
-    known = {study.study_name for study in storage.get_all_studies()}
-    sampler = optuna.samplers.RandomSampler()  # proposals come from elsewhere: this one never asks
-    if STUDY not in known and writable:
-        directions = [objective.direction for objective in spec.objective_list()]
-        verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(
-            storage=storage, study_name=STUDY, directions=directions, sampler=sampler
-        )
-        optuna.logging.set_verbosity(verbosity)
-    elif STUDY in known:
-        study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
-    else:
-        raise UsageError(f"there is no sweep in {spec.directory} yet")
-    identity = study.user_attrs.get("identity")
-    if identity is None and writable:
-        study.set_user_attr("identity", spec.identity())
-    elif identity != spec.identity():
-        raise IdentityError(
-            f"{spec.directory} holds a sweep with another task, policy, objectives, space or "
-            "training; choose another --name, or --fresh to move that one aside"
-        )
-    return study
-
 
 def move_aside(directory: Path, lease: Lease) -> Lease:
     """Rename a sweep's folder and begin an empty one; return the lease of the new one."""
@@ -376,45 +294,6 @@ def move_aside(directory: Path, lease: Lease) -> Lease:
     lease.release()
     directory.mkdir()
     return Lease(directory / LOCK)
-
-
-def distribution(domain: Choice | Uniform) -> BaseDistribution:
-    """Optuna's word for a domain."""
-    if isinstance(domain, Choice):
-        return CategoricalDistribution(domain.choices)
-    if domain.integer:
-        return IntDistribution(
-            int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
-        )
-    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
-
-
-def excess(bound: Constraint, value: float) -> float:
-    """By how much `value` breaks a bound; 0 or less where it holds, as Optuna wants it."""
-    return bound.bound - value if bound.op == ">=" else value - bound.bound
-
-
-def encode(outcome: Outcome, directory: Path) -> dict[str, Any]:
-    """An outcome as JSON, paths relative to the sweep's folder so that it can be moved."""
-    checkpoint = outcome.checkpoint
-    return {
-        "validation": {k: [v.mean, v.se] for k, v in outcome.validation.items()},
-        "test": {k: [v.mean, v.se] for k, v in outcome.test.items()},
-        "cost": vars(outcome.cost),
-        "checkpoint": os.path.relpath(checkpoint, directory) if checkpoint else None,
-        "environment": dict(outcome.environment),
-    }
-
-
-def estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-    """Estimates from JSON."""
-    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
-
-
-def last_rung(trial: FrozenTrial) -> dict[str, Any]:
-    """The last measurement that a trial left, or nothing."""
-    rungs = [value for key, value in trial.user_attrs.items() if key.startswith("rung:")]
-    return max(rungs, key=lambda rung: rung["step"], default={})
 
 
 def write_whole(path: Path, text: str) -> None:

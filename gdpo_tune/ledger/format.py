@@ -1,0 +1,116 @@
+"""How trials are written in the study, and how they are read back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial, TrialState
+
+from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
+from gdpo_tune.trials import Cost, Estimate, Outcome, Params, State, TrialRecord
+
+STATES: Mapping[TrialState, State] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+def trial_directory(sweep: Path, number: int) -> Path:
+    """A trial's own folder in the sweep's."""
+    return sweep / "trials" / str(number)
+
+
+def to_record(trial: FrozenTrial, spec: SweepSpec, sweep: Path) -> TrialRecord:
+    """A trial of the study as the other rooms know it; a checkpoint that is gone is None."""
+    about = trial.user_attrs["trial"]
+    outcome = trial.user_attrs.get("outcome", {})
+    end = trial.user_attrs.get("end", {})
+    spent = outcome or end or last_rung(trial)
+    validation = estimates(outcome.get("validation", {}))
+    checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
+    return TrialRecord(
+        number=trial.number,
+        role=about["role"],
+        state=STATES[trial.state],
+        params=about["params"],
+        seed=about["seed"],
+        proposer=about["proposer"],
+        replicate_of=about["replicate_of"],
+        validation=validation,
+        test=estimates(outcome.get("test", {})),
+        feasible=is_feasible(spec, validation) if validation else None,
+        cost=Cost(**spent.get("cost", {})),
+        reason=end.get("reason", ""),
+        directory=trial_directory(sweep, trial.number),
+        checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
+        started=trial.datetime_start.timestamp() if trial.datetime_start else None,
+        finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
+        environment=outcome.get("environment", {}),
+    )
+
+
+def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
+    """Whether every constraint holds on validation."""
+    return all(bound.holds(validation[name].mean) for name, bound in spec.constraints.items())
+
+
+def distributions(spec: SweepSpec, params: Params) -> dict[str, BaseDistribution]:
+    """Distributions of the searched parameters that are active and inside of their domain."""
+    active = spec.space.active(params)
+    return {
+        name: distribution(domain)
+        for name in spec.space.dimensions
+        if (domain := active.get(name)) is not None and domain.contains(params[name])
+        if isinstance(domain, Choice | Uniform)
+    }
+
+
+def distribution(domain: Choice | Uniform) -> BaseDistribution:
+    """Optuna's word for a domain."""
+    if isinstance(domain, Choice):
+        return CategoricalDistribution(domain.choices)
+    if domain.integer:
+        return IntDistribution(
+            int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
+        )
+    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+
+
+def excess(bound: Constraint, value: float) -> float:
+    """By how much `value` breaks a bound; 0 or less where it holds, as Optuna wants it."""
+    return bound.bound - value if bound.op == ">=" else value - bound.bound
+
+
+def encode(outcome: Outcome, directory: Path) -> dict[str, Any]:
+    """An outcome as JSON, paths relative to the sweep's folder so that it can be moved."""
+    checkpoint = outcome.checkpoint
+    return {
+        "validation": {k: [v.mean, v.se] for k, v in outcome.validation.items()},
+        "test": {k: [v.mean, v.se] for k, v in outcome.test.items()},
+        "cost": vars(outcome.cost),
+        "checkpoint": os.path.relpath(checkpoint, directory) if checkpoint else None,
+        "environment": dict(outcome.environment),
+    }
+
+
+def estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+    """Estimates from JSON."""
+    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+
+
+def last_rung(trial: FrozenTrial) -> dict[str, Any]:
+    """The last measurement that a trial left, or nothing."""
+    rungs = [value for key, value in trial.user_attrs.items() if key.startswith("rung:")]
+    return max(rungs, key=lambda rung: rung["step"], default={})

@@ -1,0 +1,65 @@
+"""Optuna studies: the sweep's own in its journal, and quiet ones elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, JournalStorage
+
+from gdpo_tune.errors import IdentityError, UsageError
+from gdpo_tune.spec import SweepSpec
+
+STUDY = "sweep"
+
+
+def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
+    """Load the study that a journal holds, or create it.
+
+    Raises:
+        IdentityError: it holds another sweep.
+        UsageError: it holds none and may not be written.
+    """
+    known = {study.study_name for study in storage.get_all_studies()}
+    sampler = optuna.samplers.RandomSampler()  # proposals come from elsewhere: this one never asks
+    if STUDY not in known and writable:
+        study = create_study(storage, STUDY, spec, sampler)
+    elif STUDY in known:
+        study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
+    else:
+        raise UsageError(f"there is no sweep in {spec.directory} yet")
+    identity = study.user_attrs.get("identity")
+    if identity is None and writable:
+        study.set_user_attr("identity", spec.identity())
+    elif identity != spec.identity():
+        raise IdentityError(
+            f"{spec.directory} holds a sweep with another task, policy, objectives, space or "
+            "training; choose another --name, or --fresh to move that one aside"
+        )
+    return study
+
+
+def create_study(
+    storage: BaseStorage, name: str, spec: SweepSpec, sampler: BaseSampler
+) -> optuna.Study:
+    """A study over the sweep's objectives."""
+    with quiet_optuna():
+        return optuna.create_study(
+            storage=storage,
+            study_name=name,
+            directions=[objective.direction for objective in spec.objective_list()],
+            sampler=sampler,
+        )
+
+
+@contextmanager
+def quiet_optuna() -> Generator[None]:
+    """Keep Optuna's notes off the screen, which belongs to the display of the sweep."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
