@@ -15,9 +15,11 @@ def knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
     """Index of the front's best compromise, None for an empty front.
 
     Each loss is scaled to 0 (the front's best) ... 1 (the front's worst); the knee has the smallest
-    sum. For two objectives that is the point farthest below the line between the two extremes; for
-    more, farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the
-    first point. An objective in which all members agree does not count.
+    sum among the points that are no extreme, since an extreme gives everything for one objective;
+    among all if there are no others. For two objectives that is the point farthest below the line
+    between the two extremes; for more, farthest along the equal-weights normal. Ties go to the
+    smaller worst loss, then to the first point. An objective in which all members agree does not
+    count.
 
     Args:
         values: `[T, M]`, finite, mutually non-dominated.
@@ -29,8 +31,13 @@ def knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
     scaled = _scaled_losses(values, objectives)
     if len(scaled) == 0:
         return None
+    ends = set(extremes(values, objectives).values())
+    inner = np.array([index not in ends for index in range(len(scaled))]) | (
+        len(ends) == len(scaled)
+    )
     # Rounded, so that sums that differ in the last bit alone are the ties that they should be.
-    return int(np.lexsort((scaled.max(axis=1), scaled.sum(axis=1).round(9)))[0])
+    order = np.lexsort((scaled.max(axis=1), scaled.sum(axis=1).round(9), ~inner))
+    return int(order[0])
 
 
 def extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, int]:

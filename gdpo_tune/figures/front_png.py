@@ -160,7 +160,7 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
         x, y = panel.x.of(configuration).mean, panel.y.of(configuration).mean
         return panel.x.place(x) * size[0], panel.y.place(y) * size[1]
 
-    obstacles = [points(c) for c in front.configurations if c.on_front or c in front.baselines]
+    obstacles = [points(configuration) for configuration in front.configurations]
     anchors = [points(configuration) for configuration, _ in panel.labels]
     texts = [text for _, text in panel.labels]
     offsets = arrange(anchors, texts, obstacles, size)
@@ -212,7 +212,7 @@ def _handle(label: str, mark: style.Mark, fill: str, alpha: float = 1.0) -> Line
         [],
         linestyle="none",
         marker=mark.matplotlib,
-        markersize=7,
+        markersize=11 if mark.matplotlib == style.PUBLISHED.matplotlib else 7,
         markerfacecolor=fill,
         markeredgecolor=mark.color,
         alpha=alpha,

@@ -9,6 +9,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading
+from gdpo_tune.trials import Estimate
 
 
 def front_table(front: Front, dimensions: Sequence[str]) -> str:
@@ -48,12 +49,19 @@ def mode_cell(mode: str) -> str:
     return f'<i class="patch" style="background:{color}"></i>{escape(mode)}'
 
 
+def value_cell(test: Estimate | None, validation: Estimate | None) -> str:
+    """A value on test prompts, and under it the one on validation prompts."""
+    seen = style.NOTHING if validation is None else style.number(validation.mean)
+    return f"{style.estimate(test)}<small>validation {seen}</small>"
+
+
 def _row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
     trained = configuration.role != "untrained"
-    badges = "".join(
-        f' <span class="badge">{escape(name)}</span>' for name in picked_as(front, configuration)
-    )
-    cells = [escape(heading(configuration)) + badges]
+    names = picked_as(front, configuration)
+    if configuration.on_front and configuration.provisional:
+        names.append("provisional")
+    badges = "".join(f'<span class="badge {name}">{escape(name)}</span>' for name in names)
+    cells = [f"{escape(heading(configuration))}<small>{badges}</small>"]
     cells.append(mode_cell(style.mode_of(configuration.params)) if trained else style.NOTHING)
     cells += [
         escape(style.parameter(configuration.params.get(name) if trained else None))
@@ -62,9 +70,8 @@ def _row(front: Front, configuration: Configuration, dimensions: Sequence[str]) 
     ]
     for goal in front.objectives:
         test, seen = configuration.mean[goal.name], configuration.validation.get(goal.name)
-        cells.append(f"{style.estimate(test)}<small>validation {style.estimate(seen)}</small>")
-    seeds = str(configuration.seeds) + (" (provisional)" if configuration.provisional else "")
+        cells.append(value_cell(test, seen))
     likely = f"{configuration.probability:.2f}" if configuration.rank >= 0 else style.NOTHING
-    cells += [seeds if trained else style.NOTHING, likely]
+    cells += [str(configuration.seeds) if trained else style.NOTHING, likely]
     kind = "" if configuration.on_front else ' class="off"'
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

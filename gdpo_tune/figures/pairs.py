@@ -18,7 +18,7 @@ from gdpo_tune.figures.labels import arrange
 from gdpo_tune.figures.layout import base_layout
 from gdpo_tune.figures.panels import Panel, panels
 
-WIDTH = 1180
+WIDTH = 1240
 """Pixels that the report is wide; labels are placed for this width."""
 MARGINS = {"l": 64, "r": 16, "t": 64, "b": 56}
 GAP = 0.075
@@ -218,7 +218,7 @@ def _annotations(front: Front, panel: Panel, grid: Grid) -> list[dict[str, Any]]
         x, y = panel.x.of(configuration).mean, panel.y.of(configuration).mean
         return panel.x.place(x) * grid.width, panel.y.place(y) * grid.height
 
-    obstacles = [pixels(c) for c in front.configurations if c.on_front or c in front.baselines]
+    obstacles = [pixels(configuration) for configuration in front.configurations]
     anchors = [pixels(configuration) for configuration, _ in panel.labels]
     texts = [text for _, text in panel.labels]
     offsets = arrange(anchors, texts, obstacles, (grid.width, grid.height))

@@ -14,7 +14,7 @@ from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 from gdpo_tune.trials import ParamValue
 
-WIDE = 20.0
+WIDE = 5.0
 """Ratio of the largest to the smallest value from which a parameter has a logarithmic axis."""
 
 
@@ -76,7 +76,7 @@ def _parameter_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str,
         return {"label": label, "values": numbers, "tickvals": distinct, "ticktext": texts}
     if distinct[0] > 0 and distinct[-1] / distinct[0] >= WIDE:
         return {"label": label, "values": [math.log10(v) for v in numbers], **_log_ticks(distinct)}
-    return {"label": label, "values": numbers}
+    return {"label": label, "values": numbers, "tickformat": "~g"}
 
 
 def _log_ticks(distinct: Sequence[float]) -> dict[str, Any]:

@@ -74,13 +74,19 @@ def _sections(front: Front, dimensions: Sequence[str], steps: dict[int, list[Ste
         sections.append(_section("Trade-offs", _PAIRS, _div(pairs_figure(front), "pairs")))
     if is_drawable(front.configurations):
         figure = parallel_figure(front, dimensions)
-        sections.append(_section("From parameters to objectives", _PARALLEL, _div(figure, "all")))
+        sections.append(
+            _section("From parameters to objectives", _PARALLEL, _div(figure, "all", buttons=False))
+        )
     if front.hypervolume_over_trials:
         figure = hypervolume_figure(front)
         sections.append(_section("Progress", _PROGRESS, _div(figure, "progress")))
     if steps and front.members:
         sections.append(
-            _section("What taught", _SHARES, _div(shares_figure(front, steps), "shares"))
+            _section(
+                "Effective share of each reward",
+                _SHARES,
+                _div(shares_figure(front, steps), "shares"),
+            )
         )
     if steps:
         figure = learning_figure(front, steps)
@@ -118,22 +124,26 @@ _LEARNING = (
 _TRIALS = "★ is on the front. Click a heading to sort."
 
 
+_CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    # The page is for one's own eyes: nothing in it sends data anywhere.
+    "modeBarButtonsToRemove": ["lasso2d", "select2d", "sendChartToCloud"],
+}
+
+
 def _section(title: str, caption: str, body: str) -> str:
     return f"<section><h2>{title}</h2><p>{caption}</p>{body}</section>"
 
 
-def _div(figure: go.Figure, name: str) -> str:
+def _div(figure: go.Figure, name: str, *, buttons: bool = True) -> str:
     # Width is left to the page; the id is fixed so that equal sweeps give equal files.
     return str(
         figure.to_html(
             full_html=False,
             include_plotlyjs=False,
             div_id=f"figure-{name}",
-            config={
-                "displaylogo": False,
-                "responsive": True,
-                "modeBarButtonsToRemove": ["lasso2d", "select2d"],
-            },
+            config={**_CONFIG, "displayModeBar": "hover" if buttons else False},
         )
     )
 

@@ -91,7 +91,12 @@ def parameter(value: ParamValue | None) -> str:
     """A parameter's value for reading, in three significant digits; a dash for nothing."""
     if value is None:
         return NOTHING
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if 0 < abs(value) < 1e-3:
+        digits, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{int(exponent)}"
+    return f"{value:.3g}"
 
 
 def short_name(name: str) -> str:

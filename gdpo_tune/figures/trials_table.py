@@ -7,7 +7,7 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures import style
-from gdpo_tune.figures.front_table import mode_cell
+from gdpo_tune.figures.front_table import mode_cell, value_cell
 from gdpo_tune.trials import Objective, TrialRecord
 
 Cell = tuple[str, str | float]
@@ -79,7 +79,7 @@ def _value(record: TrialRecord, objective: Objective) -> Cell:
     if test is None and seen is None:
         return NOTHING
     key = test.mean if test is not None else ""
-    return (f"{style.estimate(test)}<small>validation {style.estimate(seen)}</small>", key)
+    return (value_cell(test, seen), key)
 
 
 def _verdict(record: TrialRecord) -> Cell:

@@ -66,3 +66,10 @@ def test_any_number_of_objectives(count):
     corners = np.eye(count)
     assert extremes(corners, objectives) == {str(i): i for i in range(count)}
     assert knee(corners, objectives) == 0
+
+
+def test_an_extreme_is_no_compromise_unless_there_is_nothing_else():
+    three = [*UP, Objective("c", "maximize", 0.0)]
+    best_in_two, other_end, between = [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.4]
+    assert knee([best_in_two, other_end, between], three) == 2
+    assert knee([other_end, best_in_two], three) == 1
