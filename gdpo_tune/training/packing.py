@@ -27,7 +27,8 @@ _WIDTH = 640
 
 def supports(model: PreTrainedModel) -> bool:
     """Whether this model takes a mask of its own, and is small enough for the gain to show."""
-    return is_small_llama(model) and model.config._attn_implementation == "sdpa"
+    config: Any = model.config
+    return is_small_llama(model) and config._attn_implementation == "sdpa"
 
 
 def token_log_probs(

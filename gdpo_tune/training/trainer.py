@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from gdpo_tune.errors import NonFiniteError
 from gdpo_tune.training import packing
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.scoring import RewardFunction, require_finite
+
+# TRL calls `rollout_func` experimental and would say so for every trainer.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
 class GDPOTrainer(GRPOTrainer):

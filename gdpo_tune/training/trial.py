@@ -6,14 +6,10 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-# Before TRL is imported: `rollout_func` is experimental there, and every trainer would say so.
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import numpy as np
 import torch
