@@ -1,0 +1,72 @@
+"""A `train()` without training: instant, deterministic, and it misbehaves on request.
+
+`faults.json` in the sweep's folder maps a trial's number to what it does; `log.jsonl` there tells
+which process ran which steps. Trials import this module by name, so its folder is on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from gdpo_tune.errors import NonFiniteError, SandboxUnavailable
+from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
+
+SECONDS = 0.05
+"""What a trial says it took."""
+
+
+def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
+    """Train nothing, in as many steps as asked, with a checkpoint at each."""
+    sweep = config.directory.parent.parent
+    fault = fault_of(config)
+    attempts = len(executions(sweep, config.directory.name))
+    start = read_checkpoint(resume).step if resume else 0
+    with (sweep / "log.jsonl").open("a") as log:
+        entry = {"trial": config.directory.name, "from": start, "pid": os.getpid()}
+        log.write(json.dumps(entry) + "\n")
+    checkpoint = resume
+    for step in range(start + 1, config.training.steps + 1):
+        if fault == "slow":
+            time.sleep(0.3)
+        if fault == "nonfinite":
+            raise NonFiniteError(f"loss is nan at step {step}")
+        if fault == "sandbox":
+            raise SandboxUnavailable("no isolation here")
+        if fault == "raise" or (fault == "raise once" and step == 2 and not attempts):
+            raise RuntimeError(f"broken at step {step}")
+        if fault == "die" or (fault == "die once" and step == 2 and not attempts):
+            os.kill(os.getpid(), signal.SIGKILL)
+        cost = Cost(step * config.training.completions_per_step, SECONDS)
+        checkpoint = write_checkpoint(
+            config.directory, step, cost, lambda folder: (folder / "weights").touch()
+        ).path
+        report(Measurement(step, {f"validation/{k}": v for k, v in values(config).items()}, cost), None)
+    estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
+    cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
+    return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def values(config: TrialConfig) -> dict[str, float]:
+    """Objectives that trade off over the weight of `format`, with a little noise of the seed."""
+    weight = float(config.params["reward_weights.format"])
+    noise = (config.seed % 1000) / 1e5
+    return {"correctness": 1 / (1 + weight) + noise, "format": weight / (1 + weight), "length": 0.5}
+
+
+def fault_of(config: TrialConfig) -> str:
+    """What this trial is to do wrong."""
+    path = config.directory.parent.parent / "faults.json"
+    faults = json.loads(path.read_text()) if path.exists() else {}
+    return faults.get(config.directory.name, faults.get("all", ""))
+
+
+def executions(sweep: Path, trial: str | None = None) -> list[dict[str, object]]:
+    """Which starts of `train` the log holds, of one trial or of all."""
+    path = sweep / "log.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [entry for entry in entries if trial in (None, entry["trial"])]

@@ -1,0 +1,276 @@
+"""The ledger: what it keeps, what a crash leaves of it, and who may write it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tuning_support import outcome, spec_in
+
+from gdpo_tune.errors import IdentityError, LedgerHeldError, UsageError
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.journal import repair
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import Cost, Measurement, TrialRecord
+
+HOLD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tuning_support import spec_in
+from gdpo_tune.ledger import Ledger
+with Ledger.open(spec_in(Path(sys.argv[2]))) as ledger:
+    ledger.start(ledger.spec.space.baseline({}), "search", "model", 1)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path)
+
+
+def start(ledger: Ledger, **params: float | str) -> TrialRecord:
+    complete = {**ledger.spec.space.baseline({}), **params}
+    return ledger.start(complete, "search", "model", seed=7)
+
+
+def reopened(spec: SweepSpec) -> list[TrialRecord]:
+    with Ledger.open(spec) as ledger:
+        return ledger.records()
+
+
+def test_a_trial_reads_back_as_it_was_recorded(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        params = ledger.spec.space.baseline({"normalization": "grpo"})
+        ledger.start(params, "search", "enqueued", seed=11)
+        replicate = ledger.start(params, "replicate", "replicate", seed=12, replicate_of=0)
+        done = ledger.complete(0, outcome(0.6, test_shift=0.05))
+        written = ledger.records()
+    assert reopened(spec) == written
+    assert (done.state, done.seed, done.proposer, done.params) == ("complete", 11, "enqueued", params)
+    assert done.validation["correctness"].mean == 0.6
+    assert done.test["correctness"].mean == pytest.approx(0.65)
+    assert done.cost == Cost(640, 2.0, 1.5)
+    assert done.environment == {"sandbox": "test"}
+    assert (replicate.role, replicate.replicate_of, replicate.state) == ("replicate", 0, "running")
+
+
+def test_the_study_holds_validation_values_in_the_order_of_the_objectives(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.complete(0, outcome(0.1, 0.2, 0.3, test_shift=0.5))
+        assert ledger.study.trials[0].values == [0.1, 0.2, 0.3]
+        assert [direction.name for direction in ledger.study.directions] == ["MAXIMIZE"] * 3
+
+
+@pytest.mark.parametrize(("correctness", "feasible"), [(0.2, True), (0.19, False)])
+def test_every_complete_trial_carries_its_constraints(
+    spec: SweepSpec, correctness: float, feasible: bool
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        record = ledger.complete(0, outcome(correctness))
+        assert record.feasible is feasible
+        assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(0.2 - correctness)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_a_failure_with_its_reason(spec: SweepSpec, value: float):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        record = ledger.complete(0, outcome(format=value))
+    assert record.state == "failed"
+    assert record.reason == f"validation format is {value}"
+    assert reopened(spec) == [record]
+
+
+def test_a_failure_keeps_its_reason_and_its_price(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.fail(0, "loss is nan at step 3", Cost(192, 1.0, 0.5))
+    (record,) = reopened(spec)
+    assert (record.state, record.reason) == ("failed", "loss is nan at step 3")
+    assert record.cost.completions == 192
+
+
+def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        for step in (30, 60):
+            cost = Cost(completions=64 * step, seconds=step / 10)
+            ledger.progress(0, Measurement(step, {"validation/format": 0.5, "train/loss": 1.0}, cost))
+        assert ledger.record(0).cost.completions == 64 * 60
+        assert set(ledger.study.trials[0].user_attrs["rung:1920"]["metrics"]) == {"validation/format"}
+
+
+def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(tmp_path: Path):
+    spec = spec_in(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
+    with Ledger.open(spec) as ledger:
+        start(ledger, **{"reward_weights.length": 1.0})
+        params = ledger.study.trials[0].params
+    assert set(params) == {"normalization", "group_size", "reward_weights.format", "learning_rate"}
+
+
+def test_another_identity_under_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):
+    Ledger.open(spec).close()
+    with pytest.raises(IdentityError, match="--name"):
+        Ledger.open(spec_in(tmp_path, ["training.steps=61"]))
+    assert reopened(spec) == []  # the refusal gave the lease back
+
+
+def test_budget_and_constraints_may_change(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.complete(0, outcome(0.25))
+    stricter = spec_in(tmp_path, ["search.trials=40", "constraints.format='>= 0.6'"])
+    (record,) = reopened(stricter)
+    assert record.feasible is False
+
+
+def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+    before = (spec.directory / "ledger.journal").read_bytes()
+    for generation in (1, 2):  # twice within a second: names must not collide
+        with Ledger.open(spec, fresh=True) as ledger:
+            assert ledger.records() == []
+        aside = [path for path in spec.storage.iterdir() if path != spec.directory]
+        assert len(aside) == generation
+    assert before in [(path / "ledger.journal").read_bytes() for path in aside]
+
+
+def test_a_reader_works_beside_the_writer(spec: SweepSpec):
+    with Ledger.open(spec) as writer:
+        start(writer)
+        with Ledger.open(spec, read_only=True) as reader:
+            assert [record.state for record in reader.records()] == ["running"]
+            writer.complete(0, outcome())
+            assert [record.state for record in reader.records()] == ["complete"]
+
+
+def test_a_reader_creates_nothing(spec: SweepSpec):
+    with pytest.raises(UsageError, match="no sweep"):
+        Ledger.open(spec, read_only=True)
+    assert not spec.directory.exists()
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_ledger(spec: SweepSpec):
+    with Ledger.open(spec), pytest.raises(LedgerHeldError, match=f"process {os.getpid()} on "):
+        Ledger.open(spec)
+    Ledger.open(spec).close()
+
+
+def test_a_killed_holder_leaves_no_lock_behind(spec: SweepSpec, tmp_path: Path):
+    command = [sys.executable, "-c", HOLD, str(Path(__file__).parent), str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LedgerHeldError, match=f"process {holder.pid} "):
+            Ledger.open(spec)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert [record.state for record in reopened(spec)] == ["running"]
+
+
+def test_a_ledger_cut_at_any_byte_of_its_last_two_records_opens_with_every_complete_one(
+    spec: SweepSpec, tmp_path: Path
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.complete(0, outcome())
+        start(ledger)
+        ledger.fail(1, "broken")
+        first = ledger.records()[0]
+    journal = spec.directory / "ledger.journal"
+    content = journal.read_bytes()
+    last = content.rfind(b"\n", 0, -1) + 1
+    second_last = content.rfind(b"\n", 0, last - 1) + 1
+    for cut in range(second_last, len(content)):
+        journal.write_bytes(content[:cut])
+        with Ledger.open(spec) as ledger:
+            records = ledger.records()
+            assert records[0] == first
+            # the end is written before the state: once it is there, the trial has ended
+            assert records[1].state == ("running" if cut < last else "failed")
+            start(ledger)
+        with Ledger.open(spec) as ledger:
+            assert [record.number for record in ledger.records()] == [0, 1, 2]
+
+
+def test_a_ledger_cut_anywhere_in_a_completion_completes_the_trial_or_runs_it_again(
+    spec: SweepSpec,
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        before = (spec.directory / "ledger.journal").stat().st_size
+        done = ledger.complete(0, outcome())
+    journal = spec.directory / "ledger.journal"
+    content = journal.read_bytes()
+    known = content.index(b"\n", before) + 1
+    for cut in range(before, len(content), 7):
+        journal.write_bytes(content[:cut])
+        with Ledger.open(spec) as ledger:
+            record = ledger.record(0)
+        assert record.state == ("complete" if cut >= known else "running")
+        assert record.validation == (done.validation if cut >= known else {})
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 64, b"\0\n", b'{"op_code": 5', b"]\n", b"7\n"])
+def test_repair_drops_what_is_no_record(tmp_path: Path, tail: bytes):
+    journal = tmp_path / "journal"
+    journal.write_bytes(b'{"a":1}\n{"b":2}\n' + tail)
+    assert repair(journal) == len(tail)
+    assert journal.read_bytes() == b'{"a":1}\n{"b":2}\n'
+
+
+def test_an_empty_journal_is_whole(tmp_path: Path):
+    journal = tmp_path / "journal"
+    journal.touch()
+    assert repair(journal) == 0
+
+
+def test_a_sweep_that_died_while_it_was_created_opens(spec: SweepSpec):
+    Ledger.open(spec).close()
+    journal = spec.directory / "ledger.journal"
+    first_record = journal.read_bytes().index(b"\n") + 1
+    for cut in (0, 3, first_record, first_record + 5):
+        os.truncate(journal, cut)
+        assert reopened(spec) == []
+        with pytest.raises(IdentityError):
+            Ledger.open(spec_in(spec.storage, ["training.steps=61"]))
+
+
+def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
+    from dataclasses import replace
+
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        policy = ledger.trial_directory(0) / "checkpoint-60"
+        policy.mkdir(parents=True)
+        ledger.complete(0, replace(outcome(), checkpoint=policy))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (spec.directory).rename(elsewhere / "sweep")
+    (record,) = reopened(spec_in(elsewhere))
+    assert record.checkpoint == elsewhere / "sweep" / "trials" / "0" / "checkpoint-60"
+
+
+def test_sessions_tell_when_and_on_what_the_sweep_ran(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        session = ledger.begin_session(2, {"git": "abc"})
+        ledger.end_session(session)
+        ledger.begin_session(3, {"git": "def"})
+    with Ledger.open(spec, read_only=True) as ledger:
+        first, second = ledger.sessions()
+    assert (first["slots"], first["provenance"], second["slots"]) == (2, {"git": "abc"}, 3)
+    assert first["finished"] >= first["started"]
+    assert "finished" not in second  # it was killed

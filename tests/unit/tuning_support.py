@@ -1,0 +1,36 @@
+"""A spec and outcomes for the tests of ledger and search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.trials import Cost, Estimate, Outcome, Params
+
+SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
+
+
+def spec_in(folder: Path, overrides: Sequence[str] = (), space: Path = SPACE) -> SweepSpec:
+    """The shipped search space, kept in `folder`."""
+    return load_spec(space, [f"storage={folder}", *overrides], "sweep")
+
+
+def outcome(
+    correctness: float = 0.5, format: float = 0.5, length: float = 0.5, test_shift: float = 0.0
+) -> Outcome:
+    """An outcome whose test values lie `test_shift` above its validation values."""
+    values = {"correctness": correctness, "format": format, "length": length}
+    return Outcome(
+        validation={name: Estimate(value, 0.01) for name, value in values.items()},
+        test={name: Estimate(value + test_shift, 0.01) for name, value in values.items()},
+        cost=Cost(completions=640, seconds=2.0, cpu_seconds=1.5),
+        checkpoint=None,
+        environment={"sandbox": "test"},
+    )
+
+
+def trade_off(params: Params) -> Outcome:
+    """An outcome in which weight on the format costs correctness."""
+    weight = float(params["reward_weights.format"])
+    return outcome(1 / (1 + weight), weight / (1 + weight), float(params["learning_rate"]) * 1e3)
