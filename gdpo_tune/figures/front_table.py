@@ -19,13 +19,13 @@ def front_table(front: Front, dimensions: Sequence[str]) -> str:
     heads = ["configuration", "normalization"]
     heads += [style.short_name(name) for name in dimensions if name != "normalization"]
     heads += [goal.name.replace("_", " ") for goal in front.objectives]
-    heads += ["seeds", "P(on front)"]
+    heads += ["seeds", "P(front)"]
     rows = [_row(front, member, dimensions) for member in front.members]
     rows += [_row(front, c, dimensions) for c in front.baselines if not c.on_front]
     if not front.members:
         rows.insert(0, f'<tr><td colspan="{len(heads)}">Nothing is on the front yet.</td></tr>')
     return (
-        '<div class="scroll"><table><thead><tr>'
+        '<div class="scroll tall"><table class="front"><thead><tr>'
         + "".join(f"<th>{escape(head)}</th>" for head in heads)
         + "</tr></thead><tbody>"
         + "".join(rows)

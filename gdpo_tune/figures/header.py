@@ -28,7 +28,7 @@ def header(spec: SweepSpec, front: Front) -> str:
     asked = [
         ("task", spec.task),
         ("policy", spec.policy),
-        ("sweep", f"identity {spec.identity()}"),
+        ("identity", spec.identity()),
         ("folder", str(spec.directory.absolute())),
     ]
     if spec.constraints:

@@ -86,7 +86,7 @@ def _log_ticks(distinct: Sequence[float]) -> dict[str, Any]:
     ticks = [tick for tick in candidates if distinct[0] <= tick <= distinct[-1]]
     return {
         "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": [f"{tick:.3g}" for tick in ticks],
+        "ticktext": [style.parameter(tick) for tick in ticks],
     }
 
 

@@ -22,7 +22,7 @@ from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import is_drawable, parallel_figure
 from gdpo_tune.figures.shares import shares_figure
 from gdpo_tune.figures.steps import Step, steps_of
-from gdpo_tune.figures.trials_table import trials_table
+from gdpo_tune.figures.trials_table import failures, trials_table
 from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
@@ -69,9 +69,10 @@ def report_html(spec: SweepSpec, records: Sequence[TrialRecord]) -> str:
 
 
 def _sections(front: Front, dimensions: Sequence[str], steps: dict[int, list[Step]]) -> list[str]:
-    sections = [_section("The front", _FRONT, front_table(front, dimensions))]
+    sections: list[str] = []
     if front.configurations:
         sections.append(_section("Trade-offs", _PAIRS, _div(pairs_figure(front), "pairs")))
+    sections.append(_section("The front", _FRONT, front_table(front, dimensions)))
     if is_drawable(front.configurations):
         figure = parallel_figure(front, dimensions)
         sections.append(
@@ -91,13 +92,16 @@ def _sections(front: Front, dimensions: Sequence[str], steps: dict[int, list[Ste
     if steps:
         figure = learning_figure(front, steps)
         sections.append(_section("Training", _LEARNING, _div(figure, "training")))
+    if any(record.state == "failed" for record in front.records):
+        sections.append(_section("Failures", _FAILURES, failures(front)))
     sections.append(_section("All trials", _TRIALS, trials_table(front, dimensions)))
     return sections
 
 
 _FRONT = (
     "Configurations that no other one beats, by their means over seeds on test prompts ± one "
-    "standard error. With one seed the noise of training is unknown: the place is provisional."
+    "standard error. With one seed the noise of training is unknown: the place is provisional. "
+    "P(front) is the probability of a place on the front, given means and standard errors."
 )
 _PAIRS = (
     "Better is right and up. Filled: two seeds or more. Hollow: one seed, provisional. Faded: "
@@ -120,6 +124,9 @@ _SHARES = (
 _LEARNING = (
     "Running means over five steps. Strong: trials of the front. A dead group has equal rewards "
     "throughout and teaches nothing."
+)
+_FAILURES = (
+    "Trials that ended without a result. They count neither for the front nor for the search."
 )
 _TRIALS = "★ is on the front. Click a heading to sort."
 

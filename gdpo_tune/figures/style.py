@@ -70,21 +70,19 @@ def faded(color: str, alpha: float) -> str:
 
 def number(value: float) -> str:
     """A measured value for reading: three decimals below 10, fewer above; a dash if not finite."""
-    if not math.isfinite(value):
-        return NOTHING
-    magnitude = abs(value)
-    return (
-        f"{value:.3f}"
-        if magnitude < 10
-        else f"{value:.1f}"
-        if magnitude < 1000
-        else f"{value:,.0f}"
-    )
+    return f"{value:,.{_decimals(value)}f}" if math.isfinite(value) else NOTHING
 
 
 def estimate(value: Estimate | None) -> str:
-    """`mean ± standard error`; a dash for nothing."""
-    return NOTHING if value is None else f"{number(value.mean)} ± {number(value.se)}"
+    """`mean ± standard error` with as many decimals in both; a dash for nothing."""
+    if value is None:
+        return NOTHING
+    return f"{number(value.mean)} ± {value.se:,.{_decimals(value.mean)}f}"
+
+
+def _decimals(value: float) -> int:
+    magnitude = abs(value)
+    return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
 
 
 def parameter(value: ParamValue | None) -> str:

@@ -38,6 +38,19 @@ def trials_table(front: Front, dimensions: Sequence[str]) -> str:
     )
 
 
+def failures(front: Front) -> str:
+    """Every failed trial with its reason, as a list."""
+    return (
+        '<ul class="failures">'
+        + "".join(
+            f"<li><b>trial {record.number}</b> {escape(record.reason or 'no reason recorded')}</li>"
+            for record in front.records
+            if record.state == "failed"
+        )
+        + "</ul>"
+    )
+
+
 def _row(
     record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
 ) -> str:
