@@ -24,8 +24,15 @@ def tiny_spec(folder, *overrides):
 
 def running(number, **more):
     params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo", "group_size": 8}
-    fields = {"role": "search", "state": "running", "seed": number, "proposer": "model"}
-    return TrialRecord(number=number, params=params, started=1000.0 + number, **fields | more)
+    fields = {
+        "params": params,
+        "role": "search",
+        "state": "running",
+        "seed": number,
+        "proposer": "model",
+        "started": 1000.0 + number,
+    }
+    return TrialRecord(number=number, **fields | more)
 
 
 def complete(number, correctness, length, **more):

@@ -1,0 +1,242 @@
+"""The sink says everything once, whatever was said by processes before it."""
+
+import pytest
+from tracking_support import complete, measurement, running, tiny_spec
+
+from gdpo_tune.tracking import MlflowSink, mlflow_sink
+from gdpo_tune.tracking.sender import Away
+from gdpo_tune.training.steps import append_step
+from gdpo_tune.trials import (
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
+
+LONG = 30.0
+
+
+class Store:
+    """Stands for MLflow: keeps messages, and merges them as it would."""
+
+    def __init__(self):
+        self.messages = []
+        self.identities = []
+        self.away = False
+
+    def writer(self, uri, identity, delivered):
+        self.identities.append(identity)
+        return self
+
+    def deliver(self, messages):
+        if self.away:
+            raise Away("nobody there")
+        self.messages += messages
+        return []
+
+    def forget(self):
+        pass
+
+    def of(self, run, field):
+        return [m[field] for m in self.messages if m["run"] == run and field in m]
+
+    def tags(self, run):
+        return {k: v for tags in self.of(run, "tags") for k, v in tags.items()}
+
+    def points(self, run, name):
+        metrics = [point for metrics in self.of(run, "metrics") for point in metrics]
+        return [(step, value) for key, value, _, step in metrics if key == name]
+
+    def artifacts(self):
+        return [m["artifact"] for m in self.messages if "artifact" in m]
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(mlflow_sink, "MlflowWriter", store.writer)
+    return store
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return tiny_spec(tmp_path)
+
+
+def play(spec, *events):
+    """One process of the sweep, from its first event to its end; returns the warning."""
+    sink = MlflowSink(spec)
+    for event in events:
+        sink(event)
+    return sink.close(LONG)
+
+
+def steps(number, first, last):
+    return [TrialProgress(number, measurement(step)) for step in range(first, last + 1)]
+
+
+def test_a_sweep_from_start_to_end(spec, store):
+    first, second = complete(0, 0.9, 0.1), complete(1, 0.4, 0.05)
+    failed = running(2, state="failed", reason="loss is nan", finished=3000.0)
+    warning = play(
+        spec,
+        SweepStarted((), 3),
+        TrialStarted(running(0)),
+        *steps(0, 1, 40),
+        TrialFinished(first),
+        TrialStarted(running(1)),
+        TrialFinished(second),
+        TrialStarted(running(2)),
+        TrialFinished(failed),
+        SweepFinished((first, second, failed), interrupted=False),
+    )
+    assert warning == ""
+    assert store.of("sweep", "status") == ["RUNNING", "FINISHED"]
+    assert store.tags("sweep")["identity"] == spec.identity()
+    assert store.tags("sweep")["role"] == "sweep"
+    assert store.of("0", "status") == ["RUNNING", "FINISHED"]
+    assert store.of("2", "status") == ["RUNNING", "FAILED"]
+    assert store.tags("2")["reason"] == "loss is nan"
+    assert store.of("0", "name") == ["trial-000"]
+    assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
+    assert store.points("0", "validation/correctness") == [(20, 0.2), (40, 0.4)]
+    assert store.points("0", "objective/correctness") == [(0, 0.9)]
+    assert store.tags("0")["pareto"] == "true"
+    assert store.tags("1")["pareto"] == "false"
+    assert store.tags("2")["pareto"] == "false"
+    assert [step for step, _ in store.points("sweep", "hypervolume")] == [0, 1, 2]
+    assert {a["name"] for a in store.artifacts()} == {"spec.yaml", "front.csv"}
+
+
+def test_only_changes_of_the_front_are_said(spec, store, monkeypatch):
+    monkeypatch.setattr(mlflow_sink, "FRONT_SECONDS", 0.0)
+    monkeypatch.setattr(mlflow_sink, "FRONT_SHARE", float("inf"))
+    records = [complete(0, 0.5, 0.5), complete(1, 0.6, 0.4), complete(2, 0.7, 0.7)]
+    finished = [TrialFinished(record) for record in records]
+    play(spec, SweepStarted((), 3), *finished, SweepFinished(tuple(records), interrupted=False))
+    assert [t["pareto"] for t in store.of("0", "tags") if "pareto" in t] == ["true", "false"]
+    assert [value for _, value in store.points("0", "pareto/rank")] == [0.0, 1.0]
+    assert [value for _, value in store.points("2", "pareto/rank")] == [0.0]
+    assert [value for _, value in store.points("sweep", "pareto/size")] == [1.0, 2.0, 1.0]
+
+
+def test_a_finished_sweep_says_nothing_new_of_its_trials(spec, store):
+    record = complete(0, 0.9, 0.1)
+    end = SweepFinished((record,), interrupted=False)
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
+    before = len(store.messages)
+    play(spec, SweepStarted((record,), 1), end)
+    assert {message["run"] for message in store.messages[before:]} == {"sweep"}
+    assert store.identities[0].sweep_id == store.identities[1].sweep_id
+
+
+def test_what_a_crash_kept_from_the_spool_is_said_at_the_next_start(spec, store):
+    play(spec, SweepStarted((), 2), TrialStarted(running(0)))
+    records = (complete(0, 0.9, 0.1), complete(1, 0.1, 0.9))  # the ledger knows more
+    play(spec, SweepStarted(records, 2))
+    assert store.of("0", "status")[-1] == "FINISHED"
+    assert store.points("1", "objective/length") == [(0, 0.9)]
+
+
+def test_step_metrics_are_said_once_over_an_interruption(spec, store):
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)), *steps(0, 1, 30))
+    again = [TrialStarted(running(0)), *steps(0, 21, 40)]
+    play(spec, SweepStarted((running(0),), 1), *again)
+    assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
+
+
+def test_step_metrics_that_were_written_but_not_passed_on_are_read(spec, store):
+    folder = spec.directory / "trials" / "0"
+    for step in range(1, 13):
+        append_step(folder, measurement(step))
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)), *steps(0, 1, 10))
+    play(spec, SweepStarted((running(0, directory=folder),), 1))
+    assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 13))
+
+
+def test_an_interruption_stops_what_runs(spec, store):
+    end = SweepFinished((running(0),), interrupted=True)
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)), end)
+    assert store.of("0", "status") == ["RUNNING", "KILLED"]
+    assert store.of("sweep", "status") == ["RUNNING", "KILLED"]
+    play(spec, SweepStarted((running(0),), 1), TrialStarted(running(0)))
+    assert store.of("0", "status")[2] == "RUNNING"
+
+
+def test_a_sweep_that_breaks_has_failed(spec, store):
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)))
+    assert store.of("sweep", "status") == ["RUNNING", "FAILED"]
+    assert store.of("0", "status") == ["RUNNING", "KILLED"]
+
+
+def test_a_waiting_trial_has_no_run(spec, store):
+    play(spec, SweepStarted((running(0, state="waiting"),), 1))
+    assert {message["run"] for message in store.messages} == {"sweep"}
+
+
+def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, store):
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)))
+    play(spec, SweepStarted((), 1))
+    first, second = store.identities
+    assert first.sweep_id != second.sweep_id
+    assert not second.adopt
+
+
+def test_a_lost_spool_takes_up_the_earlier_runs(spec, store):
+    play(spec, SweepStarted((complete(0, 0.5, 0.5),), 1))
+    assert store.identities[0].adopt
+
+
+def test_a_number_that_is_given_again_replaces_its_run(spec, store):
+    play(spec, SweepStarted((), 2), TrialStarted(running(0)), TrialStarted(running(1)))
+    other = running(1, params={"learning_rate": 7.0})
+    play(spec, SweepStarted((running(0),), 2), TrialStarted(other))
+    renewed = [m for m in store.messages if m.get("renew")]
+    assert [(m["run"], m["params"]["learning_rate"]) for m in renewed] == [("1", "7.0")]
+    assert renewed[0]["name"] == "trial-001"
+
+
+def test_pictures_are_attached_if_they_exist(spec, store):
+    with MlflowSink(spec) as sink:
+        sink(SweepStarted((), 0))
+        (spec.directory / "report.html").write_text("<html>")
+        sink.log_pictures()
+    files = [artifact["file"] for artifact in store.artifacts() if "file" in artifact]
+    assert files == [str(spec.directory / "report.html")]
+
+
+def test_a_password_in_the_uri_stays_here(tmp_path, store):
+    uri = "postgresql://me:secret@127.0.0.1:1/db"
+    play(tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
+    assert "secret" not in str(store.messages)
+
+
+def test_what_is_left_is_told_and_sent_by_the_next_process(spec, store):
+    store.away = True
+    sink = MlflowSink(spec)
+    sink(SweepStarted((), 1))
+    sink(TrialStarted(running(0)))
+    warning = sink.close(0.01)
+    assert "updates did not reach sqlite" in warning
+    assert "sent the next time the same command runs" in warning
+    assert store.messages == []
+
+    store.away = False
+    assert play(spec, SweepStarted((running(0),), 1)) == ""
+    assert store.of("0", "name") == ["trial-000"]
+
+
+def test_the_warning_is_printed_at_the_end(spec, store, capsys, monkeypatch):
+    monkeypatch.setattr(mlflow_sink, "CLOSING_SECONDS", 0.01)
+    store.away = True
+    with MlflowSink(spec) as sink:
+        sink(SweepStarted((), 1))
+    assert capsys.readouterr().err.startswith("warning: ")
+
+
+def test_nothing_is_touched_before_the_ledger_is_held(spec, store):
+    with MlflowSink(spec) as sink:
+        sink.log_pictures()
+    assert not spec.directory.exists()
+    assert store.identities == []
