@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import repeat
 from typing import Any
 
 from .inside.supervision import Ending
@@ -28,8 +29,8 @@ def conclude(report: dict[str, Any], ending: Ending, tests: int, limits: Limits)
     if not report["started"]:
         raise Infra("the candidate's process ended before it was locked")
     verdicts: list[Verdict] = report["verdicts"]
-    unanswered: list[Verdict] = ["error", *["not_run"] * tests]
-    verdicts += unanswered[: tests - len(verdicts)]
+    unanswered: tuple[Verdict, ...] = ("error", *repeat("not_run", tests))
+    verdicts.extend(unanswered[: tests - len(verdicts)])
     status = _status(report, ending, tuple(verdicts), limits)
     return Result(status, tuple(verdicts), ending.cpu_seconds, report["detail"])
 

@@ -13,12 +13,12 @@ import sys
 AVAILABLE = """
 __future__ _strptime abc array ast base64 binascii bisect builtins calendar cmath codecs
 collections collections.abc colorsys contextlib copy copyreg csv dataclasses datetime decimal
-difflib enum errno fractions functools gc graphlib hashlib heapq hmac html html.entities inspect io
+difflib enum errno fractions functools gc graphlib hashlib heapq hmac inspect io
 itertools json keyword linecache locale logging math numbers operator os os.path pathlib pickle
 pprint queue random re reprlib secrets shlex signal statistics string struct sys textwrap
 threading time timeit token tokenize traceback types typing unicodedata urllib.parse warnings
 weakref zlib
-encodings.ascii encodings.cp1252 encodings.hex_codec encodings.idna encodings.latin_1
+encodings.ascii encodings.cp1252 encodings.hex_codec encodings.latin_1
 encodings.punycode encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape
 encodings.utf_16 encodings.utf_16_le encodings.utf_16_be encodings.utf_32 encodings.utf_8_sig
 """
@@ -26,6 +26,9 @@ encodings.utf_16 encodings.utf_16_le encodings.utf_16_be encodings.utf_32 encodi
 
 def preload() -> None:
     """Import everything that is available, then forget where modules come from."""
+    # NOTE: keeps OpenSSL out, which would double what every fork has to copy; hashlib then
+    # takes the interpreter's own implementations.
+    sys.modules["_hashlib"] = None  # pyright: ignore[reportArgumentType]
     for name in AVAILABLE.split():
         importlib.import_module(name)
     # NOTE: an empty path makes any other import a ModuleNotFoundError at once.
