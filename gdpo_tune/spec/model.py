@@ -110,7 +110,7 @@ class SweepSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """Name of the sweep: letters, digits, `.`, `_`, `-`; default: the file's stem."""
+    """Name of the sweep: letters, digits, `.`, `_`, `-`. Another sweep needs another name."""
     task: str
     """One of the tasks below."""
     policy: str = "embedded"

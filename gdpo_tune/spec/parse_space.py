@@ -44,7 +44,8 @@ def parse_space(
     }
     for name, when in conditions.items():
         domains[name] = domains[name].model_copy(update={"when": when})
-    domains = {name: without_ignoring_modes(name, domain) for name, domain in domains.items()}
+    for name, child in named.items():
+        domains[name] = without_ignoring_modes(name, child, domains, problems)
     return None if has_circle(domains, named, problems) else Space(domains=domains)
 
 
@@ -120,14 +121,19 @@ def reachable_fix(domain: Domain) -> str:
     return f"use any of {one_of(values)}"
 
 
-def without_ignoring_modes(name: str, domain: Domain) -> Domain:
-    """The domain, conditioned on the modes under which it has an effect."""
-    modes = registry.NORMALIZATIONS
-    if not any(name in mode.ignores for mode in modes.values()):
+def without_ignoring_modes(
+    name: str, node: Node, domains: Mapping[str, Domain], problems: Problems
+) -> Domain:
+    """The domain of `name`, searched only under normalization modes that do not ignore it."""
+    domain, mode = domains[name], "normalization"
+    wanted = domain.when.get(mode, domains[mode].values() or ())
+    heeding = tuple(m for m in wanted if name not in registry.NORMALIZATIONS[str(m)].ignores)
+    if isinstance(domain, Fixed) or len(heeding) == len(wanted):
         return domain
-    wanted = domain.when.get("normalization", tuple(modes))
-    heeding = tuple(m for m in wanted if name not in modes[str(m)].ignores)
-    return domain.model_copy(update={"when": {**domain.when, "normalization": heeding}})
+    if not heeding:
+        fix = f"remove it, or search over a {mode} that heeds it"
+        problems.at(node, ("space", name), f"{one_of(wanted)} ignores it: it has no effect", fix)
+    return domain.model_copy(update={"when": {**domain.when, mode: heeding}})
 
 
 def has_circle(

@@ -13,9 +13,11 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gdpo_tune import registry
@@ -50,8 +52,8 @@ DOMAINS = (
     ),
 )
 
-DOMAIN_NOTES = """Ranges of a whole number hold whole numbers. A parameter that `when:` makes hang on
-an inactive one is inactive, too. Parameters that are not named are fixed at their defaults."""
+DOMAIN_NOTES = """Ranges of a whole number hold whole numbers. A parameter whose `when:` names an
+inactive one is inactive, too. Parameters that are not named are fixed at their defaults."""
 
 METRICS = (
     ("`objective/<metric>`, `..._se`", "objective on test prompts, and its standard error"),
@@ -103,27 +105,46 @@ def sections() -> dict[str, type[Any]]:
 def keys(title: str, section: type[Any], prefix: str) -> str:
     """A table of the fields of a class."""
     docs = attribute_docs(section)
+    model = training_model() if section is TrainingSettings else section
     rows = [
-        (f"`{prefix}{name}`", default, docs[name]) for name, default in defaults(section).items()
+        (f"`{prefix}{name}`", values_of_field(field), default_of(name, field), docs[name])
+        for name, field in model.model_fields.items()
     ]
-    return f"## {title}\n\n{first_line(section)}\n\n" + table(("key", "default", "what"), rows)
+    head = ("key", "values", "default", "what")
+    return f"## {title}\n\n{first_line(section)}\n\n" + table(head, rows)
 
 
-def defaults(section: type[Any]) -> dict[str, str]:
-    """Field -> its default as a reader would type it."""
-    if dataclasses.is_dataclass(section):
-        section = training_model()
-    result: dict[str, str] = {}
-    fields = section.model_fields if issubclass(section, BaseModel) else {}
-    for name, field in fields.items():
-        value: object = field.default
-        if value is PydanticUndefined:
-            result[name] = "required" if name != "name" else "the file's stem"
-        elif isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
-            result[name] = "below"
-        else:
-            result[name] = f"`{show(value)}`" if value not in ("", (), {}) else ""
-    return result
+def default_of(name: str, field: FieldInfo) -> str:
+    """A field's default as a reader would type it."""
+    value: object = field.default
+    if value is PydanticUndefined:
+        return "the file's stem" if name == "name" else "required"
+    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+        return "below"
+    return "" if value in ("", (), {}) else f"`{show(value)}`"
+
+
+def values_of_field(field: FieldInfo) -> str:
+    """What a field may be, by its type and its bounds."""
+    kind: Any = field.annotation
+    if get_origin(kind) is Literal:
+        return one_of(get_args(kind))
+    words = {int: "whole number", float: "number", bool: "true, false"}.get(kind, "")
+    bounds = [bound(part) for part in field.metadata]
+    return ", ".join(part for part in (words, *bounds) if part and words)
+
+
+def bound(constraint: object) -> str:
+    """A bound in words; empty for what is not one."""
+    match constraint:
+        case Ge(ge=limit):
+            return f"at least {limit}"
+        case Gt(gt=limit):
+            return f"above {limit}"
+        case Lt(lt=limit):
+            return f"below {limit}"
+        case _:
+            return ""
 
 
 def attribute_docs(section: type[Any]) -> dict[str, str]:

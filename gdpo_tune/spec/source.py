@@ -161,7 +161,7 @@ def to_node(data: Any, mark: Mark, problems: Problems, above: tuple[int, ...]) -
     """Plain values with marks; a dotted key becomes nested mappings."""
     if id(data) in above:
         problems.add(mark, "", None, "an alias that contains itself", "write the value out")
-        return Node(mark)
+        raise Unreadable
     inside = (*above, id(data))
     if isinstance(data, CommentedMap):
         return mapping_node(data, mark, problems, inside)

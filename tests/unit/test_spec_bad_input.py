@@ -1,0 +1,225 @@
+"""Everything that a sweep file can get wrong: line, key, value, reason, fix; all at once."""
+
+import dataclasses
+import pickle
+import re
+
+import pytest
+from spec_cases import CASES, GOOD
+
+from gdpo_tune import registry
+from gdpo_tune.errors import Problem, SpecError
+from gdpo_tune.spec import load_spec
+
+
+def problems_of(tmp_path, text, *overrides, name=None) -> tuple[Problem, ...]:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, overrides, name)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_file(case, tmp_path):
+    old, new, line, key, reason, fix = CASES[case]
+    (tmp_path / "file").touch()
+    text = GOOD.replace(old, new.replace("{file}", str(tmp_path / "file")))
+    (problem,) = problems_of(tmp_path, text)
+    assert (problem.where, problem.key) == (f"{tmp_path / 'sweep.yaml'}:{line}", key)
+    assert reason in problem.reason
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("group_size", "line"),
+    [("", 12), ("  group_size: {choices: [3, 5], when: {normalization: gdpo}}\n", 8)],
+    ids=["not in the file", "at its default under another mode"],
+)
+def test_default_group_size_must_divide_too(group_size, line, tmp_path):
+    text = GOOD.replace("completions_per_step: 64", "completions_per_step: 60")
+    (problem,) = problems_of(tmp_path, text.replace("  group_size: [4, 8]\n", group_size))
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:{line}"
+    assert problem.reason == "8 does not divide training.completions_per_step = 60"
+
+
+def test_the_file_that_cases_break_is_good(tmp_path):
+    (tmp_path / "sweep.yaml").write_text(GOOD)
+    assert load_spec(tmp_path / "sweep.yaml").name == "sweep"
+
+
+def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
+    text = GOOD
+    for old, new in {
+        "task: code": "task: code\npolcy: x",
+        "length: {direction: maximize, reference: 0}": "length: {direction: up}",
+        "[gdpo, grpo]": "[gdpo, gpro]",
+        "[4, 8]": "[4, 6]",
+        "format: {log: [0.05, 2]}": "format: {log: [0, 2]}",
+        "steps: 60": "steps: 0",
+        "trials: 16": "trials: 0, sampler: x, scheduler: {type: asha}",
+    }.items():
+        text = text.replace(old, new)
+    problems = problems_of(tmp_path, text, "resources.workers=2", "nothing")
+    assert [problem.key for problem in problems] == [
+        "",
+        "polcy",
+        "objectives.length.direction",
+        "objectives.length.reference",
+        "space.normalization[1]",
+        "space.group_size",
+        "space.reward_weights.format",
+        "training.steps",
+        "search.trials",
+        "search.sampler",
+        "search.scheduler.type",
+        "resources.workers",
+    ]
+    lines = [int(p.where.rpartition(":")[2]) for p in problems if not p.where.startswith("--set")]
+    assert lines == sorted(lines)
+
+
+def test_what_hangs_on_a_bad_value_is_not_complained_of(tmp_path):
+    text = GOOD.replace("completions_per_step: 64", "completions_per_step: x").replace(
+        "[gdpo, grpo]", "[gdpo, grop]"
+    )
+    text = text.replace("{log: [0.05, 2]}", "{log: [0.05, 2], when: {normalization: grpo}}")
+    text = text.replace("[4, 8]", "[5]")
+    keys = [problem.key for problem in problems_of(tmp_path, text)]
+    assert keys == ["space.normalization[1]", "training.completions_per_step"]
+
+
+def test_the_message_reads_well(tmp_path):
+    text = GOOD.replace("[4, 8]", "[4, 6]")
+    problems = problems_of(tmp_path, text)
+    message = str(SpecError(problems))
+    assert message.splitlines() == [
+        "1 problem in the sweep specification",
+        f"{tmp_path}/sweep.yaml:8: space.group_size = [4, 6]: 6 does not divide "
+        "training.completions_per_step = 64",
+        "    fix: use group sizes among [2, 4, 8, 16, 32, 64], "
+        "or change training.completions_per_step",
+    ]
+
+
+def test_the_error_survives_pickling(tmp_path):
+    error = SpecError(problems_of(tmp_path, GOOD.replace("[4, 8]", "[4, 6]")))
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert again.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("", ":1", "the file is empty"),
+        ("# only a comment\n", ":1", "the file is empty"),
+        ("- a\n- b\n", ":1", "not a mapping"),
+        ("just words\n", ":1", "not a mapping"),
+        ("task: \x00\n", "", "not YAML"),
+    ],
+)
+def test_file_that_is_no_sweep(text, line, reason, tmp_path):
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}{line}"
+    assert reason in problem.reason
+
+
+def test_file_that_is_not_text(tmp_path):
+    (tmp_path / "sweep.yaml").write_bytes(b"task: \xff\xfe")
+    with pytest.raises(SpecError, match="not UTF-8 at byte 6"):
+        load_spec(tmp_path / "sweep.yaml")
+
+
+def test_missing_file_suggests_its_neighbour(tmp_path):
+    (tmp_path / "code.yaml").write_text(GOOD)
+    with pytest.raises(SpecError, match="there is no such file") as caught:
+        load_spec(tmp_path / "cod.yaml")
+    (problem,) = caught.value.problems
+    assert problem.where == str(tmp_path / "cod.yaml")
+    assert f"did you mean {tmp_path / 'code.yaml'}?" in problem.fix
+
+
+def test_folder_instead_of_a_file(tmp_path):
+    with pytest.raises(SpecError, match="Is a directory"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "reason"),
+    [
+        ("training.steps=0", "training.steps", "must be at least 1"),
+        ("training.stpes=3", "training.stpes", "unknown key"),
+        ("space.reward_weights.format={log: [0, 1]}", "space.reward_weights.format", "reach 0"),
+        ("space.group_size=6", "space.group_size", "does not divide"),
+        ("task=cod", "task", "unknown task"),
+        ("task.name=x", "task", "unknown task"),
+        ("training.steps=[1", "training.steps", "not YAML"),
+        ("training.steps={a: 1, a: 2}", "training.steps", "given twice"),
+        ("training.stpes=", "training.stpes", "no value"),
+        ("training.steps", "", "not of the form KEY=VALUE"),
+        ("=3", "", "not of the form KEY=VALUE"),
+        ("training..steps=3", "", "not of the form KEY=VALUE"),
+        ("extends=other.yaml", "extends", "files alone"),
+        ("name=a/b", "name", "folder"),
+    ],
+)
+def test_bad_override_is_named(override, key, reason, tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD, override)
+    assert problem.where == f"--set {override}"
+    assert problem.key == key
+    assert reason in problem.reason
+
+
+def test_bad_name_option_is_named(tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD, name="../up")
+    assert (problem.where, problem.key) == ("--name ../up", "name")
+
+
+def test_stem_that_is_no_name(tmp_path):
+    path = tmp_path / "my sweep.yaml"
+    path.write_text(GOOD)
+    with pytest.raises(SpecError, match="write name: my-sweep"):
+        load_spec(path)
+
+
+def test_mode_under_which_nothing_is_left(tmp_path, monkeypatch):
+    """A condition that asks only for modes which ignore the parameter never holds."""
+    ignoring = dataclasses.replace(registry.NORMALIZATIONS["grpo"], ignores=("beta",))
+    monkeypatch.setitem(registry.NORMALIZATIONS, "grpo", ignoring)
+    text = GOOD.replace(
+        "search:", "space.beta: {log: [1e-3, 1], when: {normalization: grpo}}\nsearch:"
+    )
+    (problem,) = problems_of(tmp_path, text)
+    assert (problem.key, problem.reason) == ("space.beta", "grpo ignores it: it has no effect")
+
+
+def test_errors_of_a_base_point_into_it(tmp_path):
+    (tmp_path / "base.yaml").write_text(GOOD.replace("steps: 60", "steps: 0"))
+    problems = problems_of(tmp_path, "extends: base.yaml\nsearch: {trials: 0}\n")
+    assert [(p.where, p.key) for p in problems] == [
+        (f"{tmp_path / 'base.yaml'}:13", "training.steps"),
+        (f"{tmp_path / 'sweep.yaml'}:2", "search.trials"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extends", "reason"),
+    [
+        ("missing.yaml", r"there is no file .*missing\.yaml"),
+        ("[a]", "not the name of a file"),
+        ("", "not the name of a file"),
+        ("sweep.yaml", "a circle: sweep.yaml -> sweep.yaml"),
+        ("middle.yaml", "a circle: sweep.yaml -> middle.yaml -> sweep.yaml"),
+    ],
+)
+def test_bad_extends(extends, reason, tmp_path):
+    (tmp_path / "middle.yaml").write_text("extends: sweep.yaml\n")
+    (problem,) = problems_of(tmp_path, f"# a comment\nextends: {extends}\n")
+    file, _, line = problem.where.rpartition(":")
+    assert (file, line) in [
+        (str(tmp_path / "sweep.yaml"), "2"),
+        (str(tmp_path / "middle.yaml"), "1"),
+    ]
+    assert problem.key == "extends"
+    assert re.search(reason, problem.reason)
