@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from gdpo_tune.tracking.projection import SWEEP, Identity
 from gdpo_tune.tracking.sender import Away, Refused
-from gdpo_tune.tracking.server import artifact_location, sqlite_path
+from gdpo_tune.tracking.server import SQLITE, artifact_location, sqlite_path
 from gdpo_tune.tracking.spool import Message
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class MlflowWriter:
         from mlflow import MlflowClient
 
         path = sqlite_path(self._uri)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if path is not None and not path.exists():
+            create_database(path)
         client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
         self._experiment = self._find_experiment(client)
         self._runs = self._find_runs(client)
@@ -179,6 +180,22 @@ class MlflowWriter:
         except (Away, Refused):
             return False
         return True
+
+
+def create_database(path: Path) -> None:
+    """Make MLflow's tables in a new SQLite file that appears only once it is whole.
+
+    MLflow takes seconds for it, and a file that a kill left in between never opens again.
+    """
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        uri = f"{SQLITE}{new}"
+        MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
+        if not path.exists():
+            new.replace(path)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import pytest
 import tracking_driver
 from mlflow import MlflowClient
 
+from gdpo_tune.tracking.mlflow_writer import create_database
+
 DRIVER = Path(tracking_driver.__file__)
 ROOT = DRIVER.parents[2]
 PATIENCE = 60.0
@@ -75,14 +77,15 @@ def check_whole_sweep(client):
 def empty_database(tmp_path_factory):
     """A SQLite file with MLflow's tables, which take it seconds to create."""
     path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
+    create_database(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    """A new SQLite file that a whole sweep was sent to."""
+def database(tmp_path_factory, empty_database):
+    """A SQLite file that a whole sweep was sent to."""
     folder = tmp_path_factory.mktemp("database")
+    shutil.copy(empty_database, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     assert tracking_driver.main(folder, uri) == ""
     return folder, MlflowClient(uri)
@@ -218,6 +221,26 @@ def test_a_server_that_dies_for_a_while_gets_everything(tmp_path, store, server)
     client = MlflowClient(uri)
     parent, _ = check_whole_sweep(client)
     assert len(client.list_artifacts(parent.info.run_id)) == 3
+
+
+def test_a_database_is_there_whole_or_not_at_all(tmp_path, monkeypatch, empty_database):
+    class Cut:
+        """A client that is stopped half-way through making its tables."""
+
+        def __init__(self, tracking_uri, registry_uri):
+            self.path = Path(tracking_uri.removeprefix("sqlite:///"))
+
+        def search_experiments(self, max_results):
+            self.path.write_bytes(empty_database.read_bytes()[:4096])
+            raise SystemExit
+
+    path = tmp_path / "new" / "mlflow.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.MlflowClient", Cut)
+        with pytest.raises(SystemExit):
+            create_database(path)
+    assert list(path.parent.iterdir()) == []
+    assert MlflowClient(f"sqlite:///{empty_database}").search_experiments()[0].name == "Default"
 
 
 def test_the_ui_on_the_file_shows_the_artifacts(database, server):
