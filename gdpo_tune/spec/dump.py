@@ -21,7 +21,9 @@ def dump_yaml(spec: SweepSpec) -> str:
     """The resolved file, every default written out."""
     plain = spec.model_dump(mode="json")
     plain["constraints"] = {name: str(limit) for name, limit in spec.constraints.items()}
-    plain["space"] = {name: notation(domain) for name, domain in spec.space.domains.items()}
+    # `reward_weights` and its like stay together, because a key may be written only once.
+    grouped = sorted(spec.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
+    plain["space"] = {name: notation(domain) for name, domain in grouped}
     plain["enqueue"] = spec.enqueue
     return "\n".join(line for key, value in plain.items() for line in block(key, value)) + "\n"
 

@@ -31,12 +31,10 @@ def parse_space(
         return None
     named = dict(flatten(node, parameters, ("space",), problems))
     domains: dict[str, Domain] = {}
-    for name, child in named.items():
-        info = parameters[name]
-        domain = Reader(info, ("space", name), problems).domain(child)
-        domains[name] = domain or Fixed(value=info.default)
     for name, info in parameters.items():
-        domains.setdefault(name, Fixed(value=info.default))
+        reader = Reader(info, ("space", name), problems)
+        written = reader.domain(named[name]) if name in named else None
+        domains[name] = written or Fixed(value=info.default)
     conditions = {
         name: parse_when(name, child.entries["when"], domains, parameters, problems)
         for name, child in named.items()

@@ -13,9 +13,10 @@ from gdpo_tune.trials import Params, ParamValue
 
 
 class Space(BaseModel):
-    """Domains by dotted parameter name, in the file's order.
+    """Domains by dotted parameter name.
 
-    Every parameter of the task is present: what the file does not name is fixed at its default.
+    Every parameter of the task is present, in the registry's order, so that files which say the
+    same have the same dimensions; what the file does not name is fixed at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

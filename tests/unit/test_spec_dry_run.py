@@ -1,0 +1,212 @@
+"""What --dry-run prints, the lint of doubtful combinations, and the machine's resources."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from spec_cases import GOOD
+
+from gdpo_tune import registry
+from gdpo_tune.errors import ResourcesError
+from gdpo_tune.spec import check_resources, dry_run, lint, load_spec
+from gdpo_tune.spec.machine import visible_gpus
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load `GOOD` with overrides."""
+
+    def load(*overrides):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(GOOD)
+        return load_spec(path, overrides)
+
+    return load
+
+
+def test_dry_run_tells_space_prompts_and_budget(load):
+    spec = load(
+        "space.group_size={range: [4, 16], step: 12}",
+        "space.beta={log: [1e-3, 1], when: {normalization: gdpo}}",
+        "training={steps: 10, completions_per_step: 64, evaluate_every: 4}",
+        "training.validation_prompts=100",
+        "training.test_prompts=200",
+        "search={trials: 5, replicates: {max_runs: 3}}",
+    )
+    text = dry_run(spec)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert spec.dump_yaml().rstrip() in text
+    assert f"# Identity: {spec.identity()} (kept in runs/sweep)" in lines
+    assert "# Space: 5 dimensions" in lines
+    assert "normalization choice [gdpo, grpo]" in lines
+    assert "group_size integer {range: [4, 16], step: 12}" in lines
+    assert "reward_weights.format float (log) {log: [0.05, 2]}" in lines
+    assert "beta float (log) {log: [0.001, 1]} when {normalization: [gdpo]}" in lines
+    assert "group_size 4 16 prompts" in lines
+    assert "group_size 16 4 prompts" in lines
+    # 640 completions a training; 3 validations of 200 and a test of 400; 5 + 3 + 1 trainings, and
+    # the untrained policy, which is evaluated once on each.
+    assert "search 3,200 5 trials x 640" in lines
+    assert "replicates 1,920 3 x 640" in lines
+    assert "published baseline 640 1 x 640" in lines
+    assert "held-out evaluation 9,600 3 x 200 + 400 a trained run" in lines
+    assert "total 15,360" in lines
+    assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
+
+
+def test_dry_run_without_doubts(load):
+    assert dry_run(load()).endswith("# Doubtful combinations: none")
+
+
+def test_dry_run_without_dimensions(load):
+    fixed = ("normalization=gdpo", "group_size=8", "reward_weights.format=1", "learning_rate=1e-4")
+    text = dry_run(load(*(f"space.{one}" for one in fixed), "search.trials=1"))
+    assert "# Space: 0 dimensions" in text
+
+
+def test_replicates_cost_nothing_when_there_are_none(load):
+    text = dry_run(load("search.replicates.per_point=0"))
+    assert "replicates 0 0 x 3840" in " ".join(text.split())
+
+
+def test_the_default_sweep_has_no_lint():
+    assert lint(load_spec(Path(__file__).parents[2] / "search_spaces" / "code.yaml")) == []
+
+
+LINTS = {
+    "few prompts": (["space.group_size=[8, 16]"], "space.group_size = 16: 4 prompts a step"),
+    "one prompt": (["space.group_size=64"], "space.group_size = 64: one prompt a step"),
+    "pairs": (["space.group_size=[2, 4]"], "space.group_size = 2: divided by the deviation"),
+    "single reward": (
+        ["space.reward_weights={correctness: 1, format: 0, length: 0}"],
+        "space.normalization = gdpo: only reward_weights.correctness is above 0",
+    ),
+    "no anchor": (
+        [
+            "space.reward_weights.correctness={log: [0.5, 2]}",
+            "space.reward_weights.length={log: [0.5, 2]}",
+        ],
+        "space.reward_weights: all are searched although only their ratios matter",
+    ),
+    "modes at one rate": (
+        ["space.learning_rate=1e-4"],
+        "space.learning_rate: one value for gdpo, grpo",
+    ),
+    "loss and length": (
+        ["space.loss_type=[dapo, grpo]"],
+        "space.loss_type: each weights short and long completions differently",
+    ),
+    "idle clip": (["space.epsilon=[0.1, 0.2]"], "space.epsilon: with num_iterations = 1"),
+    "no replicates": (["search.replicates.max_runs=0"], "search.replicates: none"),
+    "no replicates a point": (["search.replicates.per_point=0"], "search.replicates: none"),
+    "coarse test": (["training.test_prompts=25"], "training.test_prompts = 25: the standard error"),
+    "few configurations": (
+        ["space.learning_rate=[1e-4, 2e-4]", "space.reward_weights.format=1"],
+        "space: 8 different configurations at most, and search.trials = 16",
+    ),
+    "single objective": (["objectives.length="], "objectives: correctness alone"),
+    "against the metric": (
+        ["objectives.bug_rate={direction: maximize, reference: 0}"],
+        "objectives.bug_rate.direction = maximize",
+    ),
+    "idle constraint": (
+        ['constraints.correctness=">= 0"'],
+        "constraints.correctness = >= 0: every",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LINTS)
+def test_lint(case, load):
+    overrides, start = LINTS[case]
+    (warning,) = lint(load(*overrides))
+    assert warning.startswith(start)
+    assert warning.count(". ") >= 1  # why, then what to do
+
+
+FORMAT = "objectives.format={direction: maximize, reference: 0}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["space.group_size=8"],
+        ["space.group_size=[2, 4]", "space.normalization=grpo_no_std"],
+        ["space.reward_weights={correctness: 1, format: 0, length: 0}", "space.normalization=grpo"],
+        ["space.learning_rate=1e-4", "space.normalization=gdpo"],
+        ["space.loss_type=[dapo, grpo]", "objectives.length=", FORMAT],
+        ["space.epsilon=[0.1, 0.2]", "space.num_iterations=[1, 2]"],
+        ["training.test_prompts=100"],
+        ["space.beta={log: [1e-4, 0.04]}"],
+    ],
+)
+def test_no_lint(overrides, load):
+    assert lint(load(*overrides)) == []
+
+
+def test_lint_of_rewards_on_different_scales(load, monkeypatch):
+    task = dataclasses.replace(
+        registry.TASKS["code"],
+        rewards={"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)},
+    )
+    monkeypatch.setitem(registry.TASKS, "code", task)
+    fixed = "space.reward_weights={correctness: 1, format: 1, length: 1}"
+    (warning,) = lint(load(fixed))
+    assert "spans" not in warning
+    assert "correctness 6, format 1, length 1" in warning
+    assert lint(load()) == []
+    assert lint(load(fixed, "space.normalization=gdpo", "search.trials=2")) == []
+
+
+def devices(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "count"),
+    [
+        ([], None, 0),
+        (["nvidiactl", "nvidia-uvm"], None, 0),
+        (["nvidiactl", "nvidia0", "nvidia1"], None, 2),
+        (["nvidia0", "nvidia1"], "1", 1),
+        (["nvidia0", "nvidia1"], "", 0),
+        (["nvidia0", "nvidia1"], "-1", 0),
+        (["nvidia0", "nvidia1"], "0,-1,1", 1),
+        (["nvidia0"], "0,1,2", 1),
+        ([], "0", 0),
+        (["nvidia0"], "GPU-8a1b", 1),
+        (["kfd", "dri/renderD128", "dri/renderD129"], None, 2),
+        (["dxg"], None, 1),
+    ],
+)
+def test_visible_gpus(files, visible, count, tmp_path):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environment, devices(tmp_path, *files)) == count
+
+
+def test_gpus_of_a_machine_without(load, tmp_path):
+    spec = load("resources.gpus=0.5")
+    with pytest.raises(
+        ResourcesError, match=r"resources\.gpus = 0\.5: this machine has 0 GPUs"
+    ) as e:
+        check_resources(spec, {}, tmp_path)
+    assert "--set resources.gpus=0" in str(e.value)
+    assert e.value.exit_status == 2
+    check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    check_resources(spec, {}, devices(tmp_path, "nvidia0"))
+
+
+def test_more_gpus_than_there_are(load, tmp_path):
+    with pytest.raises(ResourcesError, match="this machine has 1 GPUs"):
+        check_resources(load("resources.gpus=2"), {}, devices(tmp_path, "nvidia0"))
+
+
+def test_more_cpus_than_there_are(load, tmp_path):
+    cpus = len(os.sched_getaffinity(0))
+    with pytest.raises(ResourcesError, match=rf"this machine has {cpus} CPUs"):
+        check_resources(load(f"resources.cpus={cpus + 1}"), {}, tmp_path)
+    check_resources(load(f"resources.cpus={cpus}"), {}, tmp_path)

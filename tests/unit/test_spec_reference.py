@@ -1,0 +1,49 @@
+"""The generated reference page."""
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import registry
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.reference import function_doc, reference
+from gdpo_tune.spec.sections import training_model
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+
+
+def test_the_page_is_up_to_date():
+    """If not: python -m gdpo_tune.spec.reference > docs/reference.md."""
+    assert PAGE.read_text() == reference() + "\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SweepSpec.model_fields,
+        *(f"training.{name}" for name in training_model().model_fields),
+        *registry.PARAMETERS,
+        *registry.NORMALIZATIONS,
+        *registry.SAMPLERS,
+        *registry.SCHEDULERS,
+        *registry.TASKS["code"].metrics,
+        "search.replicates.max_runs",
+        "search.scheduler.type",
+        "tracking.required",
+        "resources.gpus",
+        "objectives.<metric>.reference",
+    ],
+)
+def test_every_name_has_a_line_of_its_own(name):
+    rows = [
+        line.split(" | ") for line in reference().splitlines() if line.startswith(f"| `{name}`")
+    ]
+    assert rows
+    assert all(row[-1].strip(" |") for row in rows)
+
+
+def test_a_target_that_does_not_exist_is_a_defect():
+    with pytest.raises(AttributeError, match="which does not exist"):
+        function_doc("gdpo_tune.training.normalization", "nothing")
+    with pytest.raises(ModuleNotFoundError, match=r"gdpo_tune\.nothing"):
+        function_doc("gdpo_tune.nothing", "nothing")
