@@ -133,7 +133,6 @@ class Worker:
         with ours:
             with theirs:
                 self._zygote.send(task.allowance.pack(), theirs.fileno())
-            self._judge.send(task.judge_request, ours.fileno())
             # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
             seconds = int(task.job.limits.wall_seconds + _GRACE_SECONDS)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
@@ -143,6 +142,8 @@ class Worker:
                     ours.sendall(task.candidate_request)
             except BlockingIOError as error:
                 raise Infra("the candidate's process did not take its job") from error
+            # NOTE: last, so that no question of a checker can come before the job itself.
+            self._judge.send(task.judge_request, ours.fileno())
 
     def _collect(self, task: Task) -> Result:
         patience = 2 * task.job.limits.wall_seconds + _GRACE_SECONDS

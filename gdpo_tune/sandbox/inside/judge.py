@@ -168,6 +168,7 @@ def _check(
 
 
 def _read_verdicts(receive: Callable[[int], bytes], report: Report) -> None:
+    report.started = False
     report.started = read_exactly(receive, len(READY)) == READY
     while True:
         match parse(read_frame(receive, _MAX_REQUEST_BYTES)):

@@ -1,0 +1,123 @@
+"""The filter, run by a small interpreter of BPF over every system call number."""
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.sandbox.inside import bpf
+from gdpo_tune.sandbox.inside.policy import ALLOWED, FORBIDDEN, PATHS, SPECIAL, candidate_filter
+from gdpo_tune.sandbox.inside.syscalls import MACHINES
+
+
+def run_filter(program, machine, number, arguments=(0,) * 6):
+    data = struct.pack("=IIQ6Q", number, machine, 0, *arguments)
+    accumulator, position = 0, 0
+    while True:
+        code, if_true, if_false, operand = program[position]
+        position += 1
+        if code == bpf.RETURN:
+            return operand
+        if code == bpf.LOAD:
+            (accumulator,) = struct.unpack_from("=I", data, operand)
+        elif code == bpf.JUMP:
+            position += operand
+        else:
+            holds = {
+                bpf.JUMP_EQUAL: accumulator == operand,
+                bpf.JUMP_NOT_LESS: accumulator >= operand,
+                bpf.JUMP_ANY_BIT: bool(accumulator & operand),
+            }[code]
+            position += if_true if holds else if_false
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_number_gets_its_decision(name):
+    machine = MACHINES[name]
+    program = candidate_filter(machine)
+    groups = {
+        bpf.ALLOW: ALLOWED.split(),
+        bpf.refuse(errno.EACCES): PATHS.split(),
+        bpf.KILL: FORBIDDEN.split(),
+    }
+    decisions = {call: decision for decision, calls in groups.items() for call in calls}
+    named = {number: call for call, number in machine.numbers.items()}
+    for number in range(1024):
+        call = named.get(number)
+        if call not in SPECIAL:
+            expected = decisions.get(call, bpf.refuse(errno.EPERM))
+            assert run_filter(program, machine.audit, number) == expected, (number, call)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_arguments_decide_about_memory_and_threads(name):
+    machine = MACHINES[name]
+    program = candidate_filter(machine)
+
+    def decision(call, index, value):
+        arguments = [0] * 6
+        arguments[index] = value
+        return run_filter(program, machine.audit, machine.numbers[call], arguments)
+
+    for call in ("mmap", "mprotect"):
+        assert decision(call, 2, 3) == bpf.ALLOW
+        assert decision(call, 2, 7) == bpf.refuse(errno.EACCES)
+    assert decision("clone", 0, 0x11) == bpf.KILL
+    assert decision("clone", 0, 0x3D0F00) == bpf.refuse(errno.EAGAIN)
+    assert decision("fcntl", 1, 3) == bpf.ALLOW
+    assert decision("fcntl", 1, 1030) == bpf.ALLOW
+    assert decision("fcntl", 1, 4) == bpf.refuse(errno.EPERM)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_another_calling_convention_kills(name):
+    machine = MACHINES[name]
+    program = candidate_filter(machine)
+    other = next(m.audit for n, m in MACHINES.items() if n != name)
+    assert run_filter(program, other, machine.numbers["read"]) == bpf.KILL
+    assert run_filter(program, 0x40000003, machine.numbers["read"]) == bpf.KILL
+    for number in (0x40000000, 0x40000001, 0x400000FF, 0xFFFFFFFF):
+        assert run_filter(program, machine.audit, number) == bpf.KILL
+
+
+def test_a_tree_too_large_for_conditional_jumps_still_decides_right():
+    rules = {number: bpf.refuse(number % 97) for number in range(0, 3000, 2)}
+    program = bpf.assemble(1, 1 << 30, rules, bpf.ALLOW)
+    assert max(instruction.if_true for instruction in program) <= 255
+    for number in (0, 1, 2, 777, 778, 1499, 1500, 2998, 2999, 3000):
+        assert run_filter(program, 1, number) == rules.get(number, bpf.ALLOW)
+
+
+def test_instructions_are_eight_bytes_in_the_order_of_the_kernel():
+    packed = bpf.Instruction(bpf.JUMP_EQUAL, 1, 2, 0xC000003E).pack()
+    assert packed == b"\x15\x00\x01\x02\x3e\x00\x00\xc0"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_number_stands_for_two_calls(name):
+    numbers = list(MACHINES[name].numbers.values())
+    assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [
+        ("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+        ("aarch64", "/usr/include/asm-generic/unistd.h"),
+    ],
+)
+def test_numbers_are_those_of_the_kernel_headers(machine, header):
+    if not Path(header).exists():
+        pytest.skip(f"no {header} here")
+    words = [line.split() for line in Path(header).read_text().splitlines()]
+    defined = {
+        line[1].removeprefix("__NR3264_").removeprefix("__NR_"): int(line[2])
+        for line in words
+        if len(line) >= 3 and line[0] == "#define" and line[2].isdigit()
+    }
+    # The generic header calls what it shares between word sizes by its 32-bit name.
+    aliases = {"newfstatat": "fstatat"}
+    for call, number in MACHINES[machine].numbers.items():
+        known = defined.get(call, defined.get(aliases.get(call, "")))
+        assert known == number, call
