@@ -63,7 +63,9 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
     """
     torch.set_num_threads(config.threads)
-    transformers_logging.disable_progress_bar()  # one bar a checkpoint, on whoever's terminal it is
+    # Bars and notes about every checkpoint would land in whoever's display it is.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     with warm(config) as state:
         if not config.train:
             return _untrained(config, state)

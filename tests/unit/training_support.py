@@ -71,8 +71,7 @@ class ToyTask:
 
 def register(monkeypatch, task: type = ToyTask) -> None:
     """Make `task: toy` known."""
-    monkeypatch.setattr(task, "__module__", __name__)
-    info = TaskInfo(f"{__name__}:{task.__name__}", {}, {}, {})
+    info = TaskInfo(f"{task.__module__}:{task.__name__}", {}, {}, {})
     monkeypatch.setitem(registry.TASKS, "toy", info)
 
 

@@ -1,0 +1,155 @@
+"""Checkpoints are whole or not there; the steps' file survives a crash and a resume."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gdpo_tune.errors import TrialFailure
+from gdpo_tune.training.checkpoints import (
+    MARKER,
+    keep_only,
+    newest_valid_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from gdpo_tune.training.steps import FILE, append_step, read_steps
+from gdpo_tune.trials import Cost, Measurement
+
+
+def fill(folder):
+    (folder / "weights").write_bytes(b"w" * 1000)
+    (folder / "inner").mkdir()
+    (folder / "inner" / "state").write_bytes(b"s" * 10)
+
+
+def test_round_trip(tmp_path):
+    cost = Cost(completions=64, seconds=2.5, cpu_seconds=1.5)
+    written = write_checkpoint(tmp_path / "trial", 20, cost, fill)
+    assert written.path == tmp_path / "trial" / "checkpoint-20"
+    assert newest_valid_checkpoint(tmp_path / "trial") == written.path
+    read = read_checkpoint(written.path)
+    assert (read.step, read.cost) == (20, cost)
+    assert (written.path / "inner" / "state").read_bytes() == b"s" * 10
+
+
+def test_no_checkpoint(tmp_path):
+    assert newest_valid_checkpoint(tmp_path) is None
+    assert newest_valid_checkpoint(tmp_path / "absent") is None
+
+
+def test_newest_by_step_and_not_by_name(tmp_path):
+    for step in (100, 20, 3):
+        write_checkpoint(tmp_path, step, Cost(), fill)
+    assert newest_valid_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+
+
+def damaged_marker(path):
+    marker = path / MARKER
+    marker.write_bytes(marker.read_bytes()[:-5])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / MARKER).unlink(),
+        damaged_marker,
+        lambda path: (path / MARKER).write_text("[]"),
+        lambda path: (path / "weights").write_bytes(b"w" * 999),
+        lambda path: (path / "weights").unlink(),
+        lambda path: shutil.rmtree(path / "inner"),
+    ],
+    ids=["no-marker", "cut-marker", "foreign-marker", "short-file", "no-file", "no-folder"],
+)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
+    older = write_checkpoint(tmp_path, 20, Cost(), fill)
+    newer = write_checkpoint(tmp_path, 40, Cost(), fill)
+    assert newest_valid_checkpoint(tmp_path) == newer.path
+    damage(newer.path)
+    assert newest_valid_checkpoint(tmp_path) == older.path
+    with pytest.raises(TrialFailure, match="checkpoint-40 is incomplete"):
+        read_checkpoint(newer.path)
+
+
+def test_dying_while_writing_leaves_the_older_one(tmp_path):
+    older = write_checkpoint(tmp_path, 20, Cost(), fill)
+
+    def dies(folder):
+        fill(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path, 40, Cost(), dies)
+    assert newest_valid_checkpoint(tmp_path) == older.path
+    again = write_checkpoint(tmp_path, 40, Cost(), fill)
+    assert newest_valid_checkpoint(tmp_path) == again.path
+
+
+def test_writing_the_same_step_again_replaces_it(tmp_path):
+    write_checkpoint(tmp_path, 20, Cost(1), fill)
+    write_checkpoint(tmp_path, 20, Cost(2), lambda folder: (folder / "other").write_text("x"))
+    assert read_checkpoint(tmp_path / "checkpoint-20").cost == Cost(2)
+    assert not (tmp_path / "checkpoint-20" / "weights").exists()
+
+
+def test_keep_only(tmp_path):
+    write_checkpoint(tmp_path, 20, Cost(), fill)
+    (tmp_path / ".unfinished-30").mkdir()
+    (tmp_path / "checkpoint-notes").mkdir()
+    newest = write_checkpoint(tmp_path, 40, Cost(), fill)
+    keep_only(newest)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-40", "checkpoint-notes"]
+
+
+def test_light_modules_import_no_torch():
+    code = (
+        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.training.steps;"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# steps.jsonl
+
+
+def measurement(step: int, loss: float = 0.5) -> Measurement:
+    return Measurement(step, {"train/loss": loss}, Cost(step * 64, step * 1.5, step * 1.0))
+
+
+def test_steps_round_trip(tmp_path):
+    written = [measurement(step) for step in (1, 2, 3)]
+    for step in written:
+        append_step(tmp_path / "trial", step)
+    assert read_steps(tmp_path / "trial") == written
+    assert read_steps(tmp_path / "absent") == []
+
+
+def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path):
+    for step in (1, 2, 3, 4, 5):
+        append_step(tmp_path, measurement(step, loss=0.1))
+    for step in (3, 4):
+        append_step(tmp_path, measurement(step, loss=0.2))
+    losses = [(m.step, m.metrics["train/loss"]) for m in read_steps(tmp_path)]
+    assert losses == [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2)]
+    assert len((tmp_path / FILE).read_text().splitlines()) == 7, "only ever appended to"
+
+
+def test_a_line_cut_short_costs_that_line_alone(tmp_path):
+    for step in (1, 2):
+        append_step(tmp_path, measurement(step))
+    whole = (tmp_path / FILE).read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first, len(whole) - 1):
+        (tmp_path / FILE).write_bytes(whole[:cut])
+        assert read_steps(tmp_path) == [measurement(1)]
+        append_step(tmp_path, measurement(2))
+        assert read_steps(tmp_path) == [measurement(1), measurement(2)]
+
+
+def test_nan_never_reaches_the_file(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        append_step(tmp_path, measurement(1, loss=float("nan")))
+    assert read_steps(tmp_path) == []

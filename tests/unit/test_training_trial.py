@@ -1,0 +1,419 @@
+"""`train()`: reproducible to the bit, resumable to the bit, and every setting has an effect."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from training_support import SETTINGS, ToyTask, register, trial, write_policy
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from gdpo_tune import registry
+from gdpo_tune.errors import NonFiniteError, TrialFailure
+from gdpo_tune.policies.load import load_policy
+from gdpo_tune.training import train, warm
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
+from gdpo_tune.training.settings import trainer_arguments
+from gdpo_tune.training.steps import read_steps
+from gdpo_tune.training.trial import training_order
+from gdpo_tune.trials import TrainingSettings
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    """The toy task is known, and no warm state passes from test to test."""
+    register(monkeypatch)
+    warm.release()
+    ToyTask.opened = ToyTask.closed = 0
+    yield
+    warm.release()
+
+
+@pytest.fixture(scope="module")
+def once(policy, tmp_path_factory):
+    """Run a trial the first time that its settings and parameters are asked for."""
+    known = {}
+
+    def outcome(settings=SETTINGS, **params):
+        key = (settings, tuple(params.items()))
+        if key not in known:
+            folder = tmp_path_factory.mktemp("once")
+            known[key] = run(trial(policy, folder, settings=settings, **params))
+        return known[key]
+
+    return outcome
+
+
+def run(config, resume=None):
+    """What a trial reported and returned, without times."""
+    reports = []
+    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
+    return reports, outcome
+
+
+def figures(reports) -> list[tuple[int, dict[str, float]]]:
+    return [(m.step, dict(m.metrics)) for m, _ in reports]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_policy(str(path))[0].state_dict()
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    a, b = weights(one), weights(other)
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# What comes out
+
+
+def test_a_trial_from_start_to_end(policy, tmp_path):
+    config = trial(policy, tmp_path / "t")
+    reports, outcome = run(config)
+    assert [m.step for m, _ in reports] == [1, 2, 3]
+    first = reports[0][0].metrics
+    per_reward = {
+        f"train/reward/{name}/{figure}"
+        for name in ToyTask.rewards
+        for figure in ("mean", "std", "dead_groups", "share")
+    }
+    assert per_reward | {
+        "train/loss",
+        "train/grad_norm",
+        "train/entropy",
+        "train/mean_length",
+        "train/learning_rate",
+        "train/clip_ratio",
+    } == set(first)
+    validated = [m.step for m, _ in reports if "validation/hits" in m.metrics]
+    assert validated == [2, 3], "every evaluate_every steps and at the last one"
+    assert [path is not None for _, path in reports] == [False, True, True]
+    last = reports[-1][0]
+    assert last.metrics["validation/hits"] == outcome.validation["hits"].mean
+    assert last.cost.completions == outcome.cost.completions == 48
+    assert 0 < last.cost.seconds <= outcome.cost.seconds
+    assert 0 < last.cost.cpu_seconds <= outcome.cost.cpu_seconds
+    assert tuple(outcome.test) == tuple(outcome.validation) == ToyTask.metrics
+    assert outcome.environment == {"judge": "toy"}
+    assert outcome.checkpoint == tmp_path / "t" / "checkpoint-3"
+    assert newest_valid_checkpoint(config.directory) == outcome.checkpoint
+    assert not (tmp_path / "t" / "checkpoint-2").exists(), "only the newest is kept"
+    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(reports)
+    assert not same_weights(Path(policy), outcome.checkpoint)
+
+
+def test_untrained_baseline(policy, tmp_path):
+    config = dataclasses.replace(trial(policy, tmp_path / "t"), train=False)
+    reports, outcome = run(config)
+    assert reports == []
+    assert outcome.checkpoint is None
+    assert outcome.cost.completions == 0
+    assert tuple(outcome.test) == ToyTask.metrics
+    assert run(config)[1].test == outcome.test
+
+
+def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
+    folder = tmp_path / "gpt2"
+    tokenizer = load_policy(policy)[1]
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64,
+        bos_token_id=1, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    first = run(trial(str(folder), tmp_path / "a"))
+    again = run(trial(str(folder), tmp_path / "b"))
+    assert figures(first[0]) == figures(again[0])
+    assert not same_weights(folder, first[1].checkpoint)
+
+
+# Reproducible
+
+
+def test_equal_configs_are_bitwise_equal_in_a_fresh_and_a_reused_process(policy, tmp_path):
+    fresh, outcome = run(trial(policy, tmp_path / "a"))
+    run(trial(policy, tmp_path / "between", seed=9, learning_rate=0.5, group_size=8))
+    torch.rand(17)  # whatever else the process did
+    reused, again = run(trial(policy, tmp_path / "b"))
+    assert ToyTask.opened == 1, "the second and third trial found the task warm"
+    assert figures(fresh) == figures(reused)
+    assert (outcome.validation, outcome.test) == (again.validation, again.test)
+    assert same_weights(outcome.checkpoint, again.checkpoint)
+
+
+def test_another_seed_is_another_trial(policy, tmp_path):
+    first, _ = run(trial(policy, tmp_path / "a"))
+    second, _ = run(trial(policy, tmp_path / "b", seed=1))
+    assert figures(first) != figures(second)
+
+
+def test_other_settings_get_a_warm_state_of_their_own(policy, tmp_path):
+    run(trial(policy, tmp_path / "a"))
+    run(trial(policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)))
+    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+
+
+# Resumable
+
+
+class Stop(Exception):
+    """Ends a trial from within its report."""
+
+
+def stopped_at(config, step: int) -> Path:
+    """Run until `report` of that step raises; the newest checkpoint."""
+
+    def report(measurement, _):
+        if measurement.step == step:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(config, resume=None, report=report)
+    newest = newest_valid_checkpoint(config.directory)
+    assert newest is not None
+    return newest
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
+    # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
+    settings = dataclasses.replace(SETTINGS, steps=6, lr_schedule="cosine", warmup_share=0.3)
+    parameters = {"num_iterations": passes, "beta": 0.01, "settings": settings}
+    whole, expected = run(trial(policy, tmp_path / "whole", **parameters))
+    config = trial(policy, tmp_path / "cut", **parameters)
+    newest = stopped_at(config, stop)
+    start = read_checkpoint(newest)
+    warm.release()
+    torch.rand(3)
+    rest, outcome = run(config, resume=newest)
+    assert figures(rest) == figures(whole)[start.step :]
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert same_weights(outcome.checkpoint, expected.checkpoint)
+    assert outcome.cost.completions == expected.cost.completions
+    assert outcome.cost.seconds > start.cost.seconds
+    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(whole)
+
+
+def test_a_trial_that_died_before_its_last_evaluation_only_evaluates(policy, tmp_path):
+    whole, expected = run(trial(policy, tmp_path / "whole"))
+    config = trial(policy, tmp_path / "cut")
+    newest = stopped_at(config, SETTINGS.steps)
+    reports, outcome = run(config, resume=newest)
+    assert reports == []
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert outcome.checkpoint == newest
+    assert len(whole) == SETTINGS.steps
+
+
+def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
+    config = trial(policy, tmp_path / "t")
+    newest = stopped_at(config, 2)
+    (newest / "optimizer.pt").unlink()
+    with pytest.raises(TrialFailure, match="incomplete"):
+        train(config, resume=newest, report=lambda *_: None)
+
+
+# How it ends
+
+
+@pytest.mark.parametrize("reason", [SystemExit, KeyboardInterrupt, Stop])
+def test_what_report_raises_passes_through_and_everything_closes(policy, tmp_path, reason):
+    def report(*_):
+        raise reason
+
+    with pytest.raises(reason):
+        train(trial(policy, tmp_path / "t"), resume=None, report=report)
+    assert (ToyTask.opened, ToyTask.closed) == (1, 1)
+
+
+def test_the_older_checkpoint_stays_until_the_newer_one_was_reported(policy, tmp_path):
+    seen = []
+
+    def report(measurement, path):
+        if path is not None:
+            seen.append(sorted(p.name for p in path.parent.glob("checkpoint-*")))
+
+    train(trial(policy, tmp_path / "t"), resume=None, report=report)
+    assert seen == [["checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
+
+
+class BrokenTask(ToyTask):
+    """Its second batch has a reward that is no number."""
+
+    batches = 0
+
+    def score(self, problems, completions, lengths):
+        scores = super().score(problems, completions, lengths)
+        BrokenTask.batches += 1
+        if BrokenTask.batches == 2:
+            scores.rewards["vowels"][3] = float("nan")
+        return scores
+
+
+def test_nan_from_the_task_ends_the_trial_with_a_reason(policy, tmp_path, monkeypatch):
+    register(monkeypatch, BrokenTask)
+    with pytest.raises(NonFiniteError, match="reward vowels of completion 3 is nan in training"):
+        train(trial(policy, tmp_path / "t"), resume=None, report=lambda *_: None)
+    assert [m.step for m in read_steps(tmp_path / "t")] == [1]
+    assert ToyTask.closed == 1
+
+
+def test_group_size_has_to_divide_the_completions_of_a_step(policy, tmp_path):
+    with pytest.raises(TrialFailure, match="group_size 5 does not divide completions_per_step 16"):
+        train(trial(policy, tmp_path / "t", group_size=5), resume=None, report=lambda *_: None)
+
+
+# Every parameter and every setting has an effect
+
+TWO_PASSES = {"num_iterations": 2, "learning_rate": 0.05}
+PARAMETERS = {
+    "normalization": ({}, {"normalization": "grpo_no_std"}),
+    "group_size": ({}, {"group_size": 8}),
+    "learning_rate": ({}, {"learning_rate": 3e-2}),
+    "temperature": ({}, {"temperature": 0.6}),
+    "beta": ({}, {"beta": 0.5}),
+    "epsilon": (TWO_PASSES, {**TWO_PASSES, "epsilon": 0.01}),
+    "epsilon_high": (TWO_PASSES, {**TWO_PASSES, "epsilon_high": 0.01}),
+    "loss_type": ({}, {"loss_type": "grpo"}),
+    "num_iterations": ({}, {"num_iterations": 2}),
+    "reward_weights.hits": ({}, {"reward_weights.hits": 0.1}),
+    "reward_weights.vowels": ({}, {"reward_weights.vowels": 0.1}),
+    "reward_weights.length": ({}, {"reward_weights.length": 0.1}),
+}
+QUICK = dataclasses.replace(
+    SETTINGS, steps=2, validation_prompts=1, test_prompts=1, samples_per_prompt=1
+)
+
+
+def test_the_list_of_parameters_is_complete():
+    weights = {f"reward_weights.{name}" for name in ToyTask.rewards}
+    assert set(PARAMETERS) == set(registry.PARAMETERS) | weights
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_each_parameter_changes_training(once, name):
+    base, changed = PARAMETERS[name]
+    reports, outcome = once(QUICK, **base)
+    others, other = once(QUICK, **changed)
+    assert not same_weights(outcome.checkpoint, other.checkpoint)
+    assert outcome.cost.completions == other.cost.completions, "the budget is the same"
+    assert [m.step for m, _ in reports] == [m.step for m, _ in others] == [1, 2]
+
+
+@pytest.mark.parametrize("loss_type", registry.PARAMETERS["loss_type"].choices)
+def test_each_loss_type_trains(policy, once, loss_type):
+    outcome = once(QUICK, loss_type=loss_type)[1]
+    assert not same_weights(Path(policy), outcome.checkpoint)
+
+
+def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_path):
+    def bound(loss_type):
+        config = trial(policy, tmp_path, loss_type=loss_type, epsilon_high=0.28)
+        return trainer_arguments(config, ToyTask.rewards).epsilon_high
+
+    assert bound("dapo") == 0.28
+    assert bound("cispo") == 1.28
+
+
+def test_kl_is_reported_against_the_untrained_policy(once):
+    reports, _ = once(QUICK, beta=0.5)
+    kl = [m.metrics["train/kl"] for m, _ in reports]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[1] > 1e-4
+
+
+def steps(reports, _):
+    return [m.step for m, _ in reports]
+
+
+def rates(reports, _):
+    return [m.metrics["train/learning_rate"] for m, _ in reports]
+
+
+def evaluations(reports, _):
+    return [m.step for m, _ in reports if "validation/hits" in m.metrics]
+
+
+def checkpoints(reports, _):
+    return [m.step for m, path in reports if path]
+
+
+def completions(_, outcome):
+    return outcome.cost.completions
+
+
+def longest(reports, _):
+    return max(m.metrics["train/mean_length"] for m, _ in reports)
+
+
+def training(reports, _):
+    return [{k: v for k, v in m.metrics.items() if "train/" in k} for m, _ in reports]
+
+
+def validated(_, outcome):
+    return outcome.validation
+
+
+def tested(_, outcome):
+    return outcome.test
+
+
+CHANGES = {
+    "steps": (2, steps, [1, 2, 3], [1, 2]),
+    "completions_per_step": (32, completions, 48, 96),
+    "max_completion_length": (2, longest, None, 2.0),
+    "length_limit": (2, validated, None, None),
+    "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),
+    "warmup_share": (0.67, rates, [0.01] * 3, [0.0, 0.005, 0.01]),
+    "max_grad_norm": (1e-3, training, None, None),
+    "train_prompts": (5, training, None, None),
+    "validation_prompts": (3, validated, None, None),
+    "test_prompts": (3, tested, None, None),
+    "samples_per_prompt": (3, validated, None, None),
+    "evaluate_every": (1, evaluations, [2, 3], [1, 2, 3]),
+    "checkpoint_every": (1, checkpoints, [2, 3], [1, 2, 3]),
+}
+
+
+def test_the_list_of_settings_is_complete():
+    assert set(CHANGES) == {field.name for field in dataclasses.fields(TrainingSettings)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_setting_has_its_effect(once, name):
+    value, look, expected, expected_changed = CHANGES[name]
+    before = look(*once())
+    after = look(*once(dataclasses.replace(SETTINGS, **{name: value})))
+    assert before != after
+    if expected is not None:
+        assert before == pytest.approx(expected)
+    if expected_changed is not None:
+        assert after == pytest.approx(expected_changed)
+
+
+def test_threads(policy, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            config = dataclasses.replace(trial(policy, tmp_path), train=False, threads=threads)
+            run(config)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_training_order_passes_over_all_prompts_before_any_comes_again():
+    order = training_order(10, 25, seed=3)
+    assert len(order) == 25
+    assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
+    assert order[:10] != order[10:20]
+    assert order == training_order(10, 25, seed=3)
+    assert order != training_order(10, 25, seed=4)
