@@ -358,11 +358,11 @@ def training(reports, _):
     return [{k: v for k, v in m.metrics.items() if "train/" in k} for m, _ in reports]
 
 
-def validated(_, outcome):
+def on_validation(_, outcome):
     return outcome.validation
 
 
-def tested(_, outcome):
+def on_test(_, outcome):
     return outcome.test
 
 
@@ -370,14 +370,14 @@ CHANGES = {
     "steps": (2, steps, [1, 2, 3], [1, 2]),
     "completions_per_step": (32, completions, 48, 96),
     "max_completion_length": (2, longest, None, 2.0),
-    "length_limit": (2, validated, None, None),
+    "length_limit": (2, on_validation, None, None),
     "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),
     "warmup_share": (0.67, rates, [0.01] * 3, [0.0, 0.005, 0.01]),
     "max_grad_norm": (1e-3, training, None, None),
     "train_prompts": (5, training, None, None),
-    "validation_prompts": (3, validated, None, None),
-    "test_prompts": (3, tested, None, None),
-    "samples_per_prompt": (3, validated, None, None),
+    "validation_prompts": (3, on_validation, None, None),
+    "test_prompts": (3, on_test, None, None),
+    "samples_per_prompt": (3, on_validation, None, None),
     "evaluate_every": (1, evaluations, [2, 3], [1, 2, 3]),
     "checkpoint_every": (1, checkpoints, [2, 3], [1, 2, 3]),
 }

@@ -1,0 +1,70 @@
+"""A few steps of the real thing: the embedded policy, the code task, the sandbox."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gdpo_tune import registry
+from gdpo_tune.policies.load import load_policy
+from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.training import train, warm
+from gdpo_tune.training.rollout import Decoding, sample, supports
+from gdpo_tune.trials import TrainingSettings, TrialConfig
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = TrainingSettings(
+    steps=3,
+    train_prompts=64,
+    validation_prompts=8,
+    test_prompts=8,
+    evaluate_every=2,
+    checkpoint_every=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    warm.release()
+
+
+def trial(directory, **params) -> TrialConfig:
+    defaults = {name: info.default for name, info in registry.parameters("code").items()}
+    complete = {**defaults, "learning_rate": 1.5e-4, **params}
+    return TrialConfig("code", "embedded", 0, complete, SETTINGS, directory)
+
+
+def test_the_embedded_policy_is_sampled_exactly():
+    model, tokenizer = load_policy("embedded")
+    assert supports(model)
+    prompts = tokenizer([p.prompt for p in generate("validation", 64, 0)])
+    padded = tokenizer.pad(prompts, return_tensors="pt")
+    end = tokenizer.eos_token_id
+    output = model.generate(**padded, max_new_tokens=64, do_sample=False)
+    tails = output[:, padded["input_ids"].shape[1] :].tolist()
+    expected = [row[: row.index(end) + 1] if end in row else row for row in tails]
+    drawn = sample(model, prompts["input_ids"], Decoding(64, None, (end,), tokenizer.pad_token_id))
+    assert drawn == expected
+
+
+def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        reports = []
+        outcome = train(
+            trial(tmp_path / name), resume=None, report=lambda m, _, to=reports: to.append(m)
+        )
+        runs.append(([dict(m.metrics) for m in reports], outcome))
+    (first, outcome), (second, again) = runs
+    assert first == second
+    assert (outcome.validation, outcome.test) == (again.validation, again.test)
+    assert outcome.environment["sandbox"]
+    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert outcome.test["correctness"].mean > 0.2, "the policy knows the task before training"
+    assert 0 < first[0]["train/reward/correctness/mean"] < 1
+    assert outcome.checkpoint is not None
+    trained = load_policy(str(outcome.checkpoint))[0].state_dict()
+    before = load_policy("embedded")[0].state_dict()
+    assert not all(torch.equal(trained[name], before[name]) for name in before)

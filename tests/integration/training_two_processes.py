@@ -1,0 +1,86 @@
+"""Run by `test_training_processes.py`, once alone and once as two processes.
+
+Every process scores its part of one generation batch, in which a group straddles the processes, and
+rank 0 writes everyone's advantages for each mode.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig
+
+from gdpo_tune.policies.load import load_policy
+from gdpo_tune.registry import NORMALIZATIONS
+from gdpo_tune.training.trainer import GDPOTrainer
+
+ROWS, GROUP = 24, 8
+
+
+def column(seed: int, missing: int):
+    values = (6 * torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) - 3).tolist()
+    values[GROUP : 2 * GROUP] = [0.7] * GROUP  # the group in the middle is dead in this reward
+    return [None if row == missing else value for row, value in enumerate(values)]
+
+
+TABLE = {"one": column(1, missing=3), "two": column(2, missing=21)}
+TABLE["two"][9] = 1.9
+
+
+def reward(name: str):
+    def looked_up(row, **_):
+        return [TABLE[name][index] for index in row]
+
+    looked_up.__name__ = name
+    return looked_up
+
+
+def build(mode: str, folder: str) -> GDPOTrainer:
+    model, tokenizer = load_policy("embedded")
+    arguments = GRPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=ROWS // PROCESSES,
+        num_generations=GROUP,
+        reward_weights=[1.0, 0.3],
+        max_completion_length=2,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    return GDPOTrainer(
+        normalization=mode,
+        reward_funcs=[reward("one"), reward("two")],
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["f"] * ROWS}),
+        processing_class=tokenizer,
+    )
+
+
+def main(processes: int, folder: str) -> None:
+    """Write `advantages-<processes>.json`: mode -> 24 advantages."""
+    result = {}
+    for mode in NORMALIZATIONS:
+        trainer = build(mode, folder)
+        trainer.model.train()
+        count = ROWS // processes
+        first = trainer.accelerator.process_index * count
+        rows = [{"prompt": "f", "row": row} for row in range(first, first + count)]
+        part = trainer._generate_and_score_completions(rows)["advantages"]
+        assert trainer.accelerator.num_processes == processes
+        result[mode] = trainer.accelerator.gather(part).tolist()
+        assert all(math.isfinite(value) for value in result[mode])
+    if trainer.accelerator.is_main_process:
+        Path(folder, f"advantages-{processes}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    PROCESSES = int(sys.argv[1])
+    main(PROCESSES, sys.argv[2])
