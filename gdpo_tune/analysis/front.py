@@ -57,6 +57,15 @@ class Front:
         """
         return _hypervolume_trace(self.records, self.objectives)
 
+    def picked_as(self, configuration: Configuration) -> list[str]:
+        """What a configuration is singled out for: `knee`, `best correctness`, ..."""
+        names = ["knee"] if configuration is self.knee else []
+        return names + [
+            f"best {name.replace('_', ' ')}"
+            for name, best in self.extremes.items()
+            if best is configuration
+        ]
+
 
 def build_front(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> Front:
     """The front of all complete trials in `records`; works for none at all."""

@@ -27,6 +27,8 @@ FILE = "front.png"
 DPI = 200
 SIDE = 3.7
 """Inches of a panel, with its axis titles."""
+FONT_SIZE = 8.5
+"""Of labels and legend, in points."""
 POINTS = 72
 """Points an inch: the unit of annotations."""
 
@@ -74,7 +76,11 @@ def front_picture(front: Front, name: str) -> Figure:
     if handles:
         columns = min(len(handles), 4 if grid.columns > 1 else 3)
         figure.legend(
-            handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=8.5
+            handles=handles,
+            loc="outside lower left",
+            ncols=columns,
+            frameon=False,
+            fontsize=FONT_SIZE,
         )
     # Text can be placed only once the layout has given the panels their size.
     figure.draw_without_rendering()
@@ -101,6 +107,8 @@ def _draw(axis: Axes, front: Front, panel: Panel) -> None:
         linewidth=1.2,
         zorder=1,
     )
+    if not front.configurations:
+        axis.text(0.5, 0.5, "no trial is complete yet", color=style.MUTED, ha="center")
     for configuration in front.configurations:
         _mark(axis, panel, configuration)
 
@@ -114,13 +122,19 @@ def _mark(axis: Axes, panel: Panel, configuration: Configuration) -> None:
             y.mean,
             xerr=x.se,
             yerr=y.se,
-            ecolor=look["markeredgecolor"],
+            ecolor=_bar_color(configuration),
             elinewidth=0.9,
             alpha=0.6,
             fmt="none",
             zorder=2,
         )
     axis.plot([x.mean], [y.mean], linestyle="none", zorder=look.pop("zorder"), **look)
+
+
+def _bar_color(configuration: Configuration) -> str:
+    if configuration.role != "search":
+        return style.INK
+    return style.mark_of(style.mode_of(configuration.params)).color
 
 
 def _look(configuration: Configuration) -> dict[str, Any]:
@@ -163,7 +177,7 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
     obstacles = [points(configuration) for configuration in front.configurations]
     anchors = [points(configuration) for configuration, _ in panel.labels]
     texts = [text for _, text in panel.labels]
-    offsets = arrange(anchors, texts, obstacles, size)
+    offsets = arrange(anchors, texts, obstacles, size, FONT_SIZE)
     for (configuration, text), offset in zip(panel.labels, offsets, strict=True):
         axis.annotate(
             text,
@@ -172,7 +186,7 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
             textcoords="offset points",
             ha="center",
             va="center",
-            fontsize=8.5,
+            fontsize=FONT_SIZE,
             color=style.INK,
             arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7, "shrinkB": 5},
             zorder=6,

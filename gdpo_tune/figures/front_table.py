@@ -18,7 +18,7 @@ def front_table(front: Front, dimensions: Sequence[str]) -> str:
         return '<p class="empty">No trial is complete yet.</p>'
     heads = ["configuration", "normalization"]
     heads += [style.short_name(name) for name in dimensions if name != "normalization"]
-    heads += [goal.name.replace("_", " ") for goal in front.objectives]
+    heads += [style.short_name(goal.name) for goal in front.objectives]
     heads += ["seeds", "P(front)"]
     rows = [_row(front, member, dimensions) for member in front.members]
     rows += [_row(front, c, dimensions) for c in front.baselines if not c.on_front]
@@ -31,16 +31,6 @@ def front_table(front: Front, dimensions: Sequence[str]) -> str:
         + "".join(rows)
         + "</tbody></table></div>"
     )
-
-
-def picked_as(front: Front, configuration: Configuration) -> list[str]:
-    """What a configuration is singled out for: the knee, the best in an objective."""
-    names = ["knee"] if front.knee is configuration else []
-    return names + [
-        f"best {name.replace('_', ' ')}"
-        for name, best in front.extremes.items()
-        if best is configuration
-    ]
 
 
 def mode_cell(mode: str) -> str:
@@ -57,7 +47,7 @@ def value_cell(test: Estimate | None, validation: Estimate | None) -> str:
 
 def _row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
     trained = configuration.role != "untrained"
-    names = picked_as(front, configuration)
+    names = front.picked_as(configuration)
     if configuration.on_front and configuration.provisional:
         names.append("provisional")
     badges = "".join(f'<span class="badge {name}">{escape(name)}</span>' for name in names)

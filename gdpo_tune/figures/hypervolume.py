@@ -8,6 +8,9 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 
+CROWDED = 60
+"""Trials from which the marks are drawn smaller."""
+
 
 def hypervolume_figure(front: Front) -> go.Figure:
     """The front's hypervolume after each trained trial that ended, in order of ending.
@@ -47,14 +50,18 @@ def hypervolume_figure(front: Front) -> go.Figure:
                 x=[count for count, _ in chosen],
                 y=[point.hypervolume for _, point in chosen],
                 mode="markers",
-                marker={"symbol": mark.plotly, "color": mark.color, "size": 7},
+                marker={
+                    "symbol": mark.plotly,
+                    "color": mark.color,
+                    "size": 7 if len(trace) <= CROWDED else 4,
+                },
                 text=[f"trial {point.number}" for _, point in chosen],
                 hovertemplate="%{text}: hypervolume %{y:.4f} after %{x} trials<extra></extra>",
                 name=name,
             )
         )
     figure.update_layout(**base_layout(330, {"l": 64, "r": 16, "t": 48, "b": 52}))
-    figure.update_xaxes(title_text="trials ended")
+    figure.update_xaxes(title_text="trials ended", dtick=1 if len(trace) <= 12 else None)
     figure.update_yaxes(title_text="hypervolume", rangemode="tozero")
     return figure
 

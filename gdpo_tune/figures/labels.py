@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CHARACTER = 6.3
-"""Width of a character in pixels at the size of the labels (11 px)."""
-HEIGHT = 15.0
-"""Height of a label in pixels."""
+WIDTH, HEIGHT = 0.57, 1.36
+"""Of a character and of a line, as shares of the font size."""
 RADII = (20.0, 32.0, 46.0, 62.0)
 ANGLES = tuple(math.radians(degrees) for degrees in (45, 90, 0, 20, 70, 135, 315, 180, 225, 270))
 """Right and up first: better values lie there, so there is nothing behind a front."""
@@ -41,6 +39,7 @@ def arrange(
     texts: Sequence[str],
     obstacles: Sequence[tuple[float, float]],
     size: tuple[float, float],
+    font: float,
 ) -> list[tuple[float, float]]:
     """Offset of each text's centre from its anchor, in pixels, up and right positive.
 
@@ -49,20 +48,22 @@ def arrange(
         texts: one for each anchor.
         obstacles: points that are better not covered, in the same pixels.
         size: width and height of the panel in pixels.
+        font: font size in pixels.
     """
     whole = Box(0.0, 0.0, *size)
     taken: list[Box] = []
     offsets: list[tuple[float, float]] = []
     dots = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in obstacles]
     for (x, y), text in zip(anchors, texts, strict=True):
-        candidates = [_candidate(radius, angle, text) for radius in RADII for angle in ANGLES]
-        boxes = [_box(x + dx, y + dy, text) for dx, dy in candidates]
+        candidates = [_candidate(radius, angle, text, font) for radius in RADII for angle in ANGLES]
+        boxes = [_box(x + dx, y + dy, text, font) for dx, dy in candidates]
         costs = [
             20 * (box.area - box.overlap(whole))
             + 10 * sum(box.overlap(other) for other in taken)
-            + 3 * sum(box.overlap(dot) for dot in dots)
+            + 1.5 * sum(box.overlap(dot) for dot in dots)
+            + 6 * math.hypot(*offset)
             + index
-            for index, box in enumerate(boxes)
+            for index, (box, offset) in enumerate(zip(boxes, candidates, strict=True))
         ]
         chosen = costs.index(min(costs))
         taken.append(boxes[chosen])
@@ -70,12 +71,12 @@ def arrange(
     return offsets
 
 
-def _candidate(radius: float, angle: float, text: str) -> tuple[float, float]:
+def _candidate(radius: float, angle: float, text: str, font: float) -> tuple[float, float]:
     # The text's near end, not its centre, is to lie at the radius.
-    half = len(text) * CHARACTER / 2
+    half = len(text) * WIDTH * font / 2
     return (math.cos(angle) * (radius + half), math.sin(angle) * radius)
 
 
-def _box(x: float, y: float, text: str) -> Box:
-    half = len(text) * CHARACTER / 2
-    return Box(x - half, y - HEIGHT / 2, x + half, y + HEIGHT / 2)
+def _box(x: float, y: float, text: str, font: float) -> Box:
+    half = len(text) * WIDTH * font / 2
+    return Box(x - half, y - HEIGHT * font / 2, x + half, y + HEIGHT * font / 2)

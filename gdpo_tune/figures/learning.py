@@ -35,7 +35,7 @@ def learning_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Fig
         shared_xaxes=True,
         vertical_spacing=0.08,
         horizontal_spacing=0.06,
-        column_titles=[name.replace("_", " ") for name in rewards],
+        column_titles=[style.short_name(name) for name in rewards],
     )
     for record in _chosen(front, steps, strong):
         for column, reward in enumerate(rewards, start=1):

@@ -21,6 +21,8 @@ from gdpo_tune.figures.panels import Panel, panels
 WIDTH = 1240
 """Pixels that the report is wide; labels are placed for this width."""
 MARGINS = {"l": 64, "r": 16, "t": 64, "b": 56}
+FONT_SIZE = 11
+"""Of the labels, in pixels."""
 GAP = 0.075
 """Share of the width between two panels."""
 
@@ -221,7 +223,7 @@ def _annotations(front: Front, panel: Panel, grid: Grid) -> list[dict[str, Any]]
     obstacles = [pixels(configuration) for configuration in front.configurations]
     anchors = [pixels(configuration) for configuration, _ in panel.labels]
     texts = [text for _, text in panel.labels]
-    offsets = arrange(anchors, texts, obstacles, (grid.width, grid.height))
+    offsets = arrange(anchors, texts, obstacles, (grid.width, grid.height), FONT_SIZE)
     return [
         {
             "x": panel.x.of(configuration).mean,
@@ -229,7 +231,7 @@ def _annotations(front: Front, panel: Panel, grid: Grid) -> list[dict[str, Any]]
             "text": text,
             "ax": right,
             "ay": -up,
-            "font": {"size": 11, "color": style.INK},
+            "font": {"size": FONT_SIZE, "color": style.INK},
             "arrowwidth": 1,
             "arrowcolor": style.MUTED,
             "arrowhead": 0,

@@ -13,6 +13,7 @@ from itertools import combinations
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import non_dominated
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.figures import style
 from gdpo_tune.trials import Estimate, Objective
 
 PADDING = 0.09
@@ -33,7 +34,7 @@ class Axis:
         """What a reader sees beside the axis."""
         if self.objective is None:
             return "trial"
-        name = self.objective.name.replace("_", " ")
+        name = style.short_name(self.objective.name)
         return name if self.objective.direction == "maximize" else f"{name} (less is better)"
 
     @property
@@ -124,11 +125,12 @@ def _labels(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], 
     """One text for each configuration; a configuration that is pointed out twice has both."""
     texts: dict[int, list[str]] = {}
     found: dict[int, Configuration] = {}
-    named = [("knee", front.knee)]
-    for axis in (y, x):
-        if axis.objective is not None:
-            name = axis.objective.name
-            named.append((f"best {name.replace('_', ' ')}", front.extremes.get(name)))
+    goals = [axis.objective for axis in (y, x) if axis.objective is not None]
+    # With one objective the knee is the best point, so naming both would say nothing.
+    named = [("knee", front.knee)] if len(goals) > 1 else []
+    named += [
+        (f"best {style.short_name(goal.name)}", front.extremes.get(goal.name)) for goal in goals
+    ]
     for text, configuration in named:
         if configuration is not None:
             found[configuration.first] = configuration

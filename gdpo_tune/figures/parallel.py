@@ -32,7 +32,7 @@ def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
     axes = [_parameter_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
     axes += [
         {
-            "label": goal.name.replace("_", " "),
+            "label": style.short_name(goal.name),
             "values": [c.mean[goal.name].mean for c in shown],
             "tickformat": ".2f",
         }

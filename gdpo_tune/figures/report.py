@@ -119,7 +119,7 @@ _PROGRESS = (
 )
 _SHARES = (
     "Share of the training signal that each reward gave, |weight * standard deviation| over their "
-    "sum, mean over the steps."
+    "sum, mean over the steps. A long front is thinned."
 )
 _LEARNING = (
     "Running means over five steps. Strong: trials of the front. A dead group has equal rewards "

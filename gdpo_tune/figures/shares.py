@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -11,6 +12,8 @@ from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 from gdpo_tune.figures.steps import REWARD, Step, reward_names
+
+MAX_BARS = 24
 
 
 def shares_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Figure:
@@ -35,7 +38,7 @@ def shares_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Figur
                 y=names,
                 x=shares,
                 orientation="h",
-                name=reward.replace("_", " "),
+                name=style.short_name(reward),
                 marker={
                     "color": style.REWARDS[index % len(style.REWARDS)],
                     "line": {"color": style.PAPER, "width": 1.5},
@@ -59,8 +62,10 @@ def shares_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Figur
 
 
 def _shown(front: Front) -> list[Configuration]:
+    """The published weights and the members, thinned evenly if there are too many to read."""
     published = [c for c in front.baselines if c.role == "published" and not c.on_front]
-    return [*front.members, *published]
+    stride = math.ceil(len(front.members) / MAX_BARS) or 1
+    return [*front.members[::stride], *published]
 
 
 def _name(configuration: Configuration) -> str:

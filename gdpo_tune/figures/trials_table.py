@@ -22,7 +22,7 @@ def trials_table(front: Front, dimensions: Sequence[str]) -> str:
         return '<p class="empty">No trial has started yet.</p>'
     others = [name for name in dimensions if name != "normalization"]
     heads = ["trial", "state", "role", "normalization", *map(style.short_name, others)]
-    heads += [goal.name.replace("_", " ") for goal in front.objectives]
+    heads += [style.short_name(goal.name) for goal in front.objectives]
     heads += ["constraints", "time", "note"]
     members = {number for member in front.members for number in member.numbers}
     rows = [

@@ -1,0 +1,162 @@
+"""The running sweep: a live table in a terminal, one line an event elsewhere."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from gdpo_tune.display.progress import ENDED, Progress
+from gdpo_tune.display.tables import front_table, role, running_table
+from gdpo_tune.figures import style
+from gdpo_tune.trials import (
+    Event,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialRecord,
+    TrialStarted,
+)
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+MEMBERS = 12
+"""Rows of the front in the live table."""
+
+
+class LiveDisplay:
+    """A listener that shows a sweep while it runs. Use it as a context manager.
+
+    In a terminal a thread of its own draws, so that an event costs next to nothing.
+    """
+
+    def __init__(self, spec: SweepSpec, console: Console | None = None) -> None:
+        self._spec = spec
+        self._console = console or Console()
+        self._progress = Progress(spec.objective_list(), spec.training.steps)
+        self._live: Live | None = None
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self.picture,
+                console=self._console,
+                refresh_per_second=2,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop drawing and free the terminal; may be called more than once."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, event: Event) -> None:
+        """Take in one event."""
+        self._progress.update(event)
+        if self._console.is_terminal:
+            return
+        line = self._line(event)
+        if line:
+            clock = datetime.now().astimezone().strftime("%H:%M:%S")
+            # Text, since a reason may hold what rich would take for markup.
+            self._console.print(Text(f"{clock} {line}"), soft_wrap=True, highlight=False)
+
+    def picture(self) -> RenderableType:
+        """What the terminal shows now."""
+        front = self._progress.front()
+        parts: list[RenderableType] = [self._head(), self._bar()]
+        running = self._progress.running()
+        if running:
+            parts.append(running_table(running, self._progress.steps))
+        if front.members:
+            more = len(front.members) - MEMBERS
+            parts.append(Text(f"Front so far, hypervolume {style.number(front.hypervolume)}"))
+            parts.append(front_table(front, (), self._console, rows=MEMBERS))
+            if more > 0:
+                parts.append(Text(f"... and {more} more", style="dim"))
+        return Group(*parts)
+
+    def _head(self) -> Text:
+        elapsed = style.duration(time.monotonic() - self._started)
+        return Text.assemble(
+            (self._spec.name, "bold"), f": {self._counts()}, {elapsed} so far{self._left()}"
+        )
+
+    def _bar(self) -> ProgressBar:
+        counts = self._progress.counts()
+        total = max(self._progress.planned, 1)
+        return ProgressBar(
+            total=total,
+            completed=sum(counts[state] for state in ENDED),
+            width=60,
+            complete_style="green",
+            finished_style="green",
+        )
+
+    def _counts(self) -> str:
+        counts = self._progress.counts()
+        ended = sum(counts[state] for state in ENDED)
+        parts = [f"{counts['running']} running"]
+        parts += [f"{counts[state]} {state}" for state in ("pruned", "failed") if counts[state]]
+        return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
+
+    def _left(self) -> str:
+        seconds = self._progress.seconds_left()
+        return "" if seconds is None else f", about {style.duration(seconds)} left"
+
+    def _line(self, event: Event) -> str:
+        if isinstance(event, TrialProgress):
+            return ""
+        if isinstance(event, SweepStarted):
+            return f"{self._spec.name}: {self._counts()}; {self._spec.directory}"
+        if isinstance(event, TrialStarted):
+            return f"trial {event.record.number} starts: {_what(event.record)}"
+        if isinstance(event, TrialFinished):
+            return self._ended(event.record)
+        return f"{self._spec.name}: {'interrupted' if event.interrupted else 'finished'}"
+
+    def _ended(self, record: TrialRecord) -> str:
+        head = f"trial {record.number} {record.state}"
+        if record.state != "complete":
+            return f"{head}: {record.reason or 'no reason recorded'}"
+        values = ", ".join(
+            f"{goal.name} {style.estimate(record.test.get(goal.name))}"
+            for goal in self._progress.objectives
+        )
+        parts = [f"{head} after {style.duration(record.cost.seconds)}: {values}"]
+        front = self._progress.fresh_front()
+        if front is not None:
+            size = len(front.members)
+            parts.append(f"hypervolume {style.number(front.hypervolume)}, {size} on the front")
+        return "; ".join([*parts, f"{self._counts()}{self._left()}"])
+
+
+def _what(record: TrialRecord) -> str:
+    if record.role == "untrained":
+        return "the untrained policy"
+    shown = ("normalization", "group_size", "learning_rate")
+    params = ", ".join(
+        f"{style.short_name(name)} {style.parameter(value)}"
+        for name, value in record.params.items()
+        if name in shown or name.startswith("reward_weights.")
+    )
+    return f"{role(record)}; {params}"

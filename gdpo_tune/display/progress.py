@@ -1,0 +1,115 @@
+"""What is known of a running sweep, kept up to date by its events. Safe to read from a thread."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from threading import Lock
+
+from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.trials import (
+    Event,
+    Measurement,
+    Objective,
+    SweepFinished,
+    SweepStarted,
+    TrialProgress,
+    TrialRecord,
+    TrialStarted,
+)
+
+ENDED = ("complete", "pruned", "failed")
+PATIENCE = 1.0
+"""Least seconds between two computations of the front."""
+IDLE_SHARE = 20
+"""The front may take one part in so many of the time, however large the sweep is."""
+
+
+class Progress:
+    """Counts, running trials, the front so far and an estimate of the time left."""
+
+    def __init__(
+        self,
+        objectives: tuple[Objective, ...],
+        steps: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.objectives = objectives
+        self.steps = steps
+        """Training steps of a trial."""
+        self.planned = 0
+        """Trials at the end of the sweep, at most."""
+        self._clock = clock
+        self._lock = Lock()
+        self._records: dict[int, TrialRecord] = {}
+        self._latest: dict[int, Measurement] = {}
+        self._began = clock()
+        self._done_before = 0.0
+        self._front: Front | None = None
+        self._front_cost = 0.0
+        self._front_at = -float("inf")
+
+    def update(self, event: Event) -> None:
+        """Take in one event; costs next to nothing."""
+        with self._lock:
+            if isinstance(event, SweepStarted):
+                self.planned = event.planned
+                self._began = self._clock()
+                self._records = {record.number: record for record in event.records}
+                self._done_before = self._done()
+            elif isinstance(event, SweepFinished):
+                self._records = {record.number: record for record in event.records}
+                self._front_at = -float("inf")
+            elif isinstance(event, TrialProgress):
+                self._latest[event.number] = event.measurement
+            else:
+                self._records[event.record.number] = event.record
+                if not isinstance(event, TrialStarted):
+                    self._latest.pop(event.record.number, None)
+
+    def counts(self) -> Counter[str]:
+        """Trials by state."""
+        with self._lock:
+            return Counter(record.state for record in self._records.values())
+
+    def running(self) -> list[tuple[TrialRecord, Measurement | None]]:
+        """Running trials with their latest measurement, by number."""
+        with self._lock:
+            return [
+                (record, self._latest.get(number))
+                for number, record in sorted(self._records.items())
+                if record.state == "running"
+            ]
+
+    def front(self) -> Front:
+        """The front so far; it may lag behind, see `fresh_front`."""
+        front = self.fresh_front() or self._front
+        return front if front is not None else build_front((), self.objectives)
+
+    def fresh_front(self) -> Front | None:
+        """The front of this moment; None if the last one is so recent that it would cost much."""
+        now = self._clock()
+        if now < self._front_at + max(PATIENCE, IDLE_SHARE * self._front_cost):
+            return None
+        with self._lock:
+            records = list(self._records.values())
+        self._front = build_front(records, self.objectives)
+        self._front_at = self._clock()
+        self._front_cost = self._front_at - now
+        return self._front
+
+    def seconds_left(self) -> float | None:
+        """Estimate from the pace since the start; None before a tenth of a trial is done."""
+        with self._lock:
+            done = self._done()
+        gained = done - self._done_before
+        if gained < 0.1:
+            return None
+        return max(0.0, self.planned - done) * (self._clock() - self._began) / gained
+
+    def _done(self) -> float:
+        """Trials that ended, and the shares of those that run."""
+        ended = sum(record.state in ENDED for record in self._records.values())
+        shares = (measurement.step / self.steps for measurement in self._latest.values())
+        return ended + sum(min(share, 1.0) for share in shares)

@@ -1,0 +1,111 @@
+"""What stands in the terminal once a sweep has ended."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.display.tables import front_table
+from gdpo_tune.figures import front_png, report, style
+from gdpo_tune.figures.header import wall_time
+from gdpo_tune.trials import TrialRecord
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+WIDTH = 160
+"""Columns where the output is no terminal and so has no width of its own."""
+
+
+def print_summary(
+    spec: SweepSpec, records: Sequence[TrialRecord], console: Console | None = None
+) -> None:
+    """Print the front with its standard errors, the failures, and where everything is.
+
+    Args:
+        spec: the sweep.
+        records: all its trials; there may be none.
+        console: where to print; default: standard output.
+    """
+    out = console or Console()
+    if not out.is_terminal and console is None:
+        out = Console(width=WIDTH)
+    front = build_front(records, spec.objective_list())
+    out.print(_head(spec, front))
+    if front.members or front.baselines:
+        out.print(front_table(front, spec.space.dimensions, out))
+    if any(member.provisional for member in front.members):
+        out.print(
+            Text("provisional: one seed, so the noise of training is unknown", style="dim"),
+            soft_wrap=True,
+        )
+    _print_failures(out, records)
+    _print_places(out, spec, front)
+
+
+def _head(spec: SweepSpec, front: Front) -> Text:
+    states = Counter(record.state for record in front.records)
+    others = "".join(
+        f", {states[state]} {state}"
+        for state in ("running", "waiting", "pruned", "failed")
+        if states[state]
+    )
+    return Text.assemble(
+        "\n",
+        (spec.name, "bold"),
+        f": {states['complete']} trials complete{others} in "
+        f"{style.duration(wall_time(front.records))}; {len(front.members)} on the front, "
+        f"hypervolume {style.number(front.hypervolume)}",
+    )
+
+
+def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
+    failed = [record for record in records if record.state == "failed"]
+    if not failed:
+        return
+    out.print(Text(f"\n{len(failed)} failed", style="bold"))
+    for record in failed:
+        line = Text(f"trial {record.number}: {record.reason or 'no reason recorded'}")
+        out.print(Padding(line, (0, 0, 0, 2)))
+
+
+def _print_places(out: Console, spec: SweepSpec, front: Front) -> None:
+    """Paths and commands, each whole on its line so that it can be copied."""
+    folder = spec.directory
+    places = [("report", folder / report.FILE), ("front", folder / front_png.FILE)]
+    rows = [(name, str(path)) for name, path in places if path.exists()]
+    rows += [("trials", str(folder / "trials"))]
+    rows += [(f"policy, {what}", path) for what, path in _policies(front)]
+    commands = [("in MLflow", _tracking_command(spec.tracking.uri))]
+    again = shlex.join(["python", "-m", "gdpo_tune.report", str(folder / "spec.yaml")])
+    commands.append(("draw again", again))
+    for title, lines in (("\nWhere it is", rows), ("\nLook further", commands)):
+        out.print(Text(title, style="bold"))
+        width = max(len(name) for name, _ in lines)
+        for name, text in lines:
+            out.print(Text(f"  {name:<{width}}  {text}"), soft_wrap=True, highlight=False)
+
+
+def _policies(front: Front) -> list[tuple[str, str]]:
+    """Folders of the trained policies of the knee and the extremes, as far as they were kept."""
+    records = {record.number: record for record in front.records}
+    found: list[tuple[str, str]] = []
+    for member in front.members:
+        names = front.picked_as(member)
+        checkpoint = records[member.numbers[0]].checkpoint
+        if names and checkpoint is not None:
+            found.append((", ".join(names), str(checkpoint)))
+    return found
+
+
+def _tracking_command(uri: str) -> str:
+    if uri.startswith(("http://", "https://")):
+        return uri
+    return shlex.join(["mlflow", "ui", "--backend-store-uri", uri])
