@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
@@ -26,6 +27,8 @@ class CodeSandbox:
     def __init__(self, workers: int = 1) -> None:
         if workers < 1:
             raise ValueError(f"{workers} workers cannot run anything")
+        if sys.platform != "linux":
+            raise SandboxUnavailable(f"platform: the sandbox needs Linux, this is {sys.platform}")
         self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
         started: SimpleQueue[Worker | GdpoTuneError] = SimpleQueue()
         self._threads = [

@@ -1,0 +1,211 @@
+"""Processes of the sandbox are killed: jobs keep their verdicts, and nothing is left behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.errors import SandboxInfraError
+from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+GOOD = Job("def f(x): return x + 1", (Call("f", (1,), 2),))
+SLOW = Job("import time\ndef f(x):\n    time.sleep(0.3)\n    return x + 1", (Call("f", (1,), 2),))
+
+
+def descendants(root):
+    """Process ids below `root`."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] != "Z":
+            parents[int(entry.parent.name)] = int(fields[1])
+    found = {root}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} | found
+        if more == found:
+            return found - {root}
+        found = more
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def role_pids(role):
+    """Processes below this one that were started as `role`, forks included."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if role.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("role", ["zygote", "judge"])
+def test_a_process_killed_between_batches_is_replaced(role):
+    with CodeSandbox() as sandbox:
+        assert sandbox.run_batch([GOOD])[0].passed
+        for pid in role_pids(role):
+            os.kill(pid, signal.SIGKILL)
+        assert [result.status for result in sandbox.run_batch([GOOD] * 3)] == ["passed"] * 3
+
+
+@pytest.mark.parametrize("role", ["zygote", "judge"])
+def test_a_job_whose_process_is_killed_under_it_is_retried(role):
+    with CodeSandbox() as sandbox:
+        idle = set(role_pids("zygote"))
+
+        def kill_when_busy():
+            # A candidate is a fork of the zygote and carries its command line.
+            assert wait_until(lambda: set(role_pids("zygote")) - idle)
+            victims = idle if role == "zygote" else role_pids(role)
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_when_busy)
+        killer.start()
+        results = sandbox.run_batch([SLOW, GOOD, GOOD])
+        killer.join()
+        assert not set(role_pids("zygote")) & idle
+    assert [result.status for result in results] == ["passed"] * 3
+
+
+def locked_pids():
+    """Forks that a filter locks: candidates, and for an instant the trial of the filter."""
+    found = set()
+    for pid in role_pids("zygote"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if "Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text():
+                found.add(pid)
+    return found
+
+
+def test_a_candidate_killed_from_outside_is_retried_and_then_raises():
+    sleeper = Job("import time\ndef f(x): time.sleep(3)", GOOD.calls)
+    with CodeSandbox() as sandbox:
+        done = threading.Event()
+
+        def keep_killing():
+            while not done.is_set():
+                early = locked_pids()
+                time.sleep(0.3)
+                for pid in early & locked_pids():
+                    os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=keep_killing)
+        killer.start()
+        try:
+            with pytest.raises(SandboxInfraError, match="3 attempts: .* killed from outside"):
+                sandbox.run_batch([sleeper])
+        finally:
+            done.set()
+            killer.join()
+
+
+def test_a_failed_batch_leaves_the_sandbox_usable(monkeypatch):
+    with CodeSandbox() as sandbox:
+        monkeypatch.setattr("gdpo_tune.sandbox.worker._GRACE_SECONDS", -7.9)
+        # A job that sleeps longer than anybody waits for it: 2 * 4 - 7.9 seconds.
+        with pytest.raises(SandboxInfraError, match="does not answer"):
+            sandbox.run_batch([SLOW, GOOD])
+        monkeypatch.undo()
+        assert sandbox.run_batch([GOOD])[0].passed
+
+
+def test_close_ends_every_process():
+    before = descendants(os.getpid())
+    with CodeSandbox(workers=2) as sandbox:
+        sandbox.run_batch([GOOD] * 4)
+        assert len(descendants(os.getpid()) - before) >= 4
+    sandbox.close()
+    assert descendants(os.getpid()) <= before
+
+
+TRAINER = """
+import sys
+from gdpo_tune.sandbox import *
+sandbox = CodeSandbox(workers=2)
+print("ready", flush=True)
+spin = Job("import time\\ndef f(): time.sleep(1000)", (Call("f", (), 1),),
+           limits=Limits(cpu_seconds=500, wall_seconds=1000))
+check = Job(spin.code, asserts=("assert f() is 1",), limits=spin.limits)
+if sys.argv[1] == "busy":
+    sandbox.run_batch([spin, check])
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_the_death_of_the_trainer_leaves_no_process(state):
+    trainer = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", TRAINER, state],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with trainer:
+        assert trainer.stdout.readline() == "ready\n"
+        least = 4 if state == "idle" else 7
+        assert wait_until(lambda: len(descendants(trainer.pid)) >= least)
+        children = descendants(trainer.pid)
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        assert wait_until(lambda: not any(map(is_alive, children)), seconds=2)
+
+
+def test_many_jobs_leave_no_descriptor_and_no_process():
+    def state():
+        files = [len(os.listdir(f"/proc/{pid}/fd")) for pid in sorted(descendants(os.getpid()))]
+        return files, len(os.listdir("/proc/self/fd"))
+
+    ending = Job("import os\ndef f(x): os._exit(0)", (Call("f", (1,), 2),))
+    checked = Job("def f(x): return x + 1", asserts=("assert f(1) > 1",))
+    spin = Job("while True: pass", GOOD.calls, limits=Limits(cpu_seconds=0.01))
+    with CodeSandbox() as sandbox:
+        sandbox.run_batch([GOOD, ending, checked, spin])
+        before = state()
+        sandbox.run_batch([GOOD, ending, checked, spin] * 50)
+        assert state() == before
+
+
+def test_a_sandbox_works_from_any_thread_and_outlives_the_one_that_made_it():
+    made = []
+    maker = threading.Thread(target=lambda: made.append(CodeSandbox()))
+    maker.start()
+    maker.join()
+    with made[0] as sandbox:
+        results = []
+        threads = [
+            threading.Thread(target=lambda: results.extend(sandbox.run_batch([GOOD] * 5)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        zygotes = role_pids("zygote")
+    assert [result.status for result in results] == ["passed"] * 15
+    assert zygotes
