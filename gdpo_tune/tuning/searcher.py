@@ -112,6 +112,13 @@ class LedgerSearcher(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the ledger is the state, and Ray's snapshots are never restored."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """An empty state, for the copy that Ray writes and nothing ever reads.
+
+        Listeners hold threads and terminals, which no file can keep.
+        """
+        return {}
+
     def restore(self, checkpoint_path: str) -> None:
         """Never called: a sweep goes on by a new start from its ledger."""
         raise NotImplementedError

@@ -1,0 +1,107 @@
+"""Every shipped search space and every command of the README, run as a person runs them, but shorter."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPACES = sorted((ROOT / "search_spaces").glob("*.yaml"))
+SHORT = [
+    "search.trials=3",
+    "search.replicates={per_point: 1, max_runs: 1}",
+    "training.steps=4",
+    "training.validation_prompts=16",
+    "training.test_prompts=16",
+]
+RUN_BY_A_PERSON = ("pip ", "pytest", "mlflow ui")
+
+pytestmark = pytest.mark.integration
+
+
+def command(arguments, folder, check=True, timeout=300):
+    """Run `python -m gdpo_tune.<arguments>` in `folder`, away from any cluster."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS")}
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def shortened():
+    return [word for override in SHORT for word in ("--set", override)]
+
+
+def runs_of(folder, experiment):
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    found = client.get_experiment_by_name(experiment)
+    assert found is not None
+    return client.search_runs([found.experiment_id], max_results=1000)
+
+
+def readme_commands():
+    """The indented lines of the README that call this package."""
+    lines = re.findall(r"^    (\S.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return [part for line in lines for part in line.split(" && ") if not part.startswith(RUN_BY_A_PERSON)]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
+def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_path):
+    arguments = ["gdpo_tune.sweep", str(space), *shortened()]
+    first = command(arguments, tmp_path)
+    runs = runs_of(tmp_path, space.stem)
+    roles = [run.data.tags["role"] for run in runs]
+    assert sorted(set(roles)) == ["published", "replicate", "search", "sweep", "untrained"]
+    assert roles.count("search") == 3
+    assert roles.count("sweep") == 1
+    assert (tmp_path / "runs" / space.stem / "report.html").stat().st_size > 1_000_000
+    assert (tmp_path / "runs" / space.stem / "front.png").stat().st_size > 10_000
+    assert "knee" in first.stdout
+
+    second = command(arguments, tmp_path)
+    assert "finished" in second.stdout
+    assert len(runs_of(tmp_path, space.stem)) == len(runs)
+
+    report = command(["gdpo_tune.report", str(space), *shortened()], tmp_path)
+    assert "report.html" in report.stdout
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_the_readme_commands_exist(line):
+    """Each is parsed by its command and names a file that ships; the sweeps themselves run above."""
+    words = shlex.split(line)
+    assert words[:2] == ["python", "-m"]
+    (file,) = [word for word in words if word.endswith(".yaml")]
+    assert (ROOT / file).exists()
+    if words[2] == "gdpo_tune.sweep":
+        dry = [*words[2:], *([] if "--dry-run" in words else ["--dry-run"])]
+        assert "completions" in command(dry, ROOT).stdout
+
+
+def test_the_file_tree_of_the_readme_is_the_package():
+    tree = (ROOT / "README.md").read_text().split("## Files")[1].split("```")[1]
+    listed = set(re.findall(r"(\w+\.py)\b", tree))
+    shipped = {p.name for p in (ROOT / "gdpo_tune").rglob("*.py")} - {"__init__.py"}
+    assert shipped == listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
+def test_a_shipped_space_in_full(space, tmp_path):
+    command(["gdpo_tune.sweep", str(space)], tmp_path, timeout=3600)
+    runs = runs_of(tmp_path, space.stem)
+    assert sum(run.data.tags["role"] == "search" for run in runs) == 16
+    front = [run for run in runs if run.data.tags.get("pareto") == "true"]
+    assert len(front) >= 3

@@ -1,0 +1,139 @@
+"""What the sweep command refuses, with exit status 2, one clear message, and nothing started."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import sweep
+from gdpo_tune.errors import (
+    IdentityError,
+    LedgerHeldError,
+    PolicyError,
+    ResourcesError,
+    SpecError,
+    TrackingError,
+    UsageError,
+)
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import load_spec
+
+SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def refuse(tmp_path, monkeypatch):
+    """Run the command with overrides in an empty folder; return the error that it ends with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def run(*overrides, error, options=()):
+        words = [word for override in overrides for word in ("--set", override)]
+        with pytest.raises(error) as caught:
+            sweep.main([str(SPACE), *words, *options])
+        assert caught.value.exit_status == 2
+        return str(caught.value)
+
+    return run
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(SpecError, match=r"absent\.yaml"):
+        sweep.main([str(tmp_path / "absent.yaml")])
+
+
+def test_a_policy_folder_that_is_not_there(refuse, tmp_path):
+    message = refuse("policy=./absent", error=PolicyError)
+    assert "absent" in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("missing", ["pad_token", "eos_token"])
+def test_a_policy_without_a_pad_or_end_token(refuse, tmp_path, missing):
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    (policy / "config.json").write_text('{"model_type": "llama"}')
+    (policy / "model.safetensors").write_bytes(b"")
+    (policy / "tokenizer.json").write_text("{}")
+    tokens = {"pad_token": "<pad>", "eos_token": "<eos>"}
+    del tokens[missing]
+    lines = ", ".join(f'"{name}": "{token}"' for name, token in tokens.items())
+    (policy / "tokenizer_config.json").write_text("{" + lines + "}")
+    message = refuse("policy=./policy", error=PolicyError)
+    assert ("pad" if missing == "pad_token" else "end") in message
+
+
+def test_gpus_of_a_machine_that_has_none(refuse, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    message = refuse("resources.gpus=1", error=(ResourcesError, SpecError))
+    assert "gpus" in message
+    assert "1" in message
+
+
+def test_more_cpus_than_the_machine_has(refuse):
+    assert "4096" in refuse("resources.cpus=4096", error=(ResourcesError, SpecError))
+
+
+def test_a_ledger_that_another_process_holds(refuse, tmp_path):
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from gdpo_tune.ledger import Ledger\n"
+            "from gdpo_tune.spec import load_spec\n"
+            "with Ledger.open(load_spec(sys.argv[1])):\n"
+            "    print('held', flush=True)\n"
+            "    sys.stdin.read()\n",
+            str(SPACE),
+        ],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    message = refuse(error=LedgerHeldError)
+    assert str(holder.pid) in message
+    holder.communicate()
+    assert holder.returncode == 0
+
+
+def test_another_sweep_under_the_same_name(refuse, tmp_path):
+    with Ledger.open(load_spec(SPACE)):
+        pass
+    message = refuse("training.steps=7", error=IdentityError)
+    assert "--name" in message
+
+
+def test_a_required_tracking_server_that_does_not_answer(refuse, tmp_path):
+    message = refuse(
+        "tracking={uri: 'http://127.0.0.1:9', required: true}", error=TrackingError
+    )
+    assert "127.0.0.1:9" in message
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_report_of_a_sweep_that_was_never_run(tmp_path, monkeypatch):
+    from gdpo_tune import report
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no sweep"):
+        report.main([str(SPACE)])
+
+
+def test_the_exit_status_and_the_message_reach_a_shell(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "gdpo_tune.sweep", str(SPACE), "--set", "task=cod"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(SPACE.parents[1]), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "did you mean" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
