@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class Document:
             path = ("constraints", name)
             known = self.metric(name, child, "constraints", task)
             match = CONSTRAINT.fullmatch(child.value) if isinstance(child.value, str) else None
-            if match is None:
+            if match is None or not math.isfinite(float(match[2])):
                 fix = 'write ">= 0.2" or "<= 0.2", with the quotes'
                 self.problems.at(child, path, "not a bound", fix)
                 continue

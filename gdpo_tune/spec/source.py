@@ -132,6 +132,11 @@ def parse(text: str, source: str, problems: Problems) -> Node:
     except YAMLError as error:
         reason = "not YAML: " + " ".join(str(error).split())
         problems.add(Mark(source), "", None, reason, "remove characters that are not text")
+    except (TypeError, ValueError, RecursionError) as error:
+        # The parser lets these through: a mapping as a key, a date without such a day, a thousand
+        # brackets. It does not say where.
+        reason = f"not a sweep: {str(error) or type(error).__name__}"
+        problems.add(Mark(source), "", None, reason, "keep to words, numbers, lists and mappings")
     else:
         return to_node(data, Mark(source, 1), problems, ())
     raise Unreadable
@@ -139,7 +144,9 @@ def parse(text: str, source: str, problems: Problems) -> Node:
 
 def parser() -> Any:
     """A round-trip parser: the only one that keeps the line of every key."""
-    return YAML(typ="rt", pure=True)
+    yaml: Any = YAML(typ="rt", pure=True)
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
+    return yaml
 
 
 def line_of_error(error: MarkedYAMLError) -> int:

@@ -153,6 +153,14 @@ CASES = {
         "not a bound",
         "quotes",
     ),
+    "constraint infinite": (
+        '">= 0.2"',
+        '">= 1e999"',
+        5,
+        "constraints.correctness",
+        "not a bound",
+        ">= 0.2",
+    ),
     "constraint impossible": (
         '">= 0.2"',
         '">= 1.2"',

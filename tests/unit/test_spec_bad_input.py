@@ -5,6 +5,8 @@ import pickle
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from spec_cases import CASES, GOOD
 
 from gdpo_tune import registry
@@ -117,6 +119,9 @@ def test_the_error_survives_pickling(tmp_path):
         ("- a\n- b\n", ":1", "not a mapping"),
         ("just words\n", ":1", "not a mapping"),
         ("task: \x00\n", "", "not YAML"),
+        ("task: {? {a: 1} : 2}\n", "", "unhashable"),
+        ("task: 2024-13-41\n", "", "month must be in 1..12"),
+        ("task: " + "[" * 3000, "", "recursion"),
     ],
 )
 def test_file_that_is_no_sweep(text, line, reason, tmp_path):
@@ -223,3 +228,32 @@ def test_bad_extends(extends, reason, tmp_path):
     ]
     assert problem.key == "extends"
     assert re.search(reason, problem.reason)
+
+
+FRAGMENTS = (
+    *("", "\t", "\n", "null", "[]", "{}", "[[1]]", "{a: 1}", "x", "-1", "1e400", ".nan", "true"),
+    *("2024-01-01", "2024-13-41", "&a", "*a", "!t x", "'", '"', ":", "- ", "#", "\x07", "<<", "? "),
+    *("0x1f", "1_0", "|", ">", "~", "%", "@", ",", "[", "]", "{", "}", "---", "...", "1:2:3"),
+    *("{when: {beta: 0}}", "{log: 1}", "{? {a: 1} : 2}", "{? [a] : 2}"),
+)
+fragments = st.sampled_from(FRAGMENTS)
+keys = st.sampled_from(["space", "enqueue", "search.replicates", "space.beta", "name", "a.b"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_damage_ends_in_a_spec_or_a_spec_error(data, tmp_path_factory):
+    """No other exception, whatever a word of the file or an override is replaced by."""
+    words = re.split(r"(\W)", GOOD)
+    for _ in range(data.draw(st.integers(1, 3))):
+        words[data.draw(st.integers(0, len(words) - 1))] = data.draw(fragments)
+    path = tmp_path_factory.getbasetemp() / "damaged.yaml"
+    path.write_text("".join(words), encoding="utf-8")
+    overrides = data.draw(st.lists(st.builds("{}={}".format, keys, fragments), max_size=1))
+    try:
+        spec = load_spec(path, overrides)
+    except SpecError:
+        return
+    again = path.with_name("again.yaml")
+    again.write_text(spec.dump_yaml(), encoding="utf-8")
+    assert load_spec(again) == spec
