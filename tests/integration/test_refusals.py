@@ -78,28 +78,27 @@ def test_more_cpus_than_the_machine_has(refuse):
 
 
 def test_a_ledger_that_another_process_holds(refuse, tmp_path):
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys\n"
-            "from gdpo_tune.ledger import Ledger\n"
-            "from gdpo_tune.spec import load_spec\n"
-            "with Ledger.open(load_spec(sys.argv[1])):\n"
-            "    print('held', flush=True)\n"
-            "    sys.stdin.read()\n",
-            str(SPACE),
-        ],
+    program = (
+        "import sys\n"
+        "from gdpo_tune.ledger import Ledger\n"
+        "from gdpo_tune.spec import load_spec\n"
+        "with Ledger.open(load_spec(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(SPACE)],
         cwd=tmp_path,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    message = refuse(error=LedgerHeldError)
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        message = refuse(error=LedgerHeldError)
+        holder.stdin.close()
     assert str(holder.pid) in message
-    holder.communicate()
     assert holder.returncode == 0
 
 
