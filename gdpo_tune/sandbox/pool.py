@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 
-from ..errors import GdpoTuneError, SandboxUnavailable
+from ..errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .jobs import Job, Result, SandboxInfo
 from .worker import Task, Worker, prepare
 
@@ -81,9 +81,6 @@ class CodeSandbox:
         except GdpoTuneError as error:
             started.put(error)
             return
-        except OSError as error:
-            started.put(SandboxUnavailable(f"start: {error}"))
-            return
         started.put(worker)
         try:
             while (batch := self._batches.get()) is not None:
@@ -104,13 +101,15 @@ class _Batch:
 
     def run_on(self, worker: Worker) -> None:
         """Take jobs until none is left; called in the worker's thread."""
+        outcome: GdpoTuneError | None = SandboxInfraError("a worker's thread has died")
         try:
             worker.run(self._source(), self._results.__setitem__)
+            outcome = None
         except GdpoTuneError as error:
             self._stop()
-            self._finished.put(error)
-        else:
-            self._finished.put(None)
+            outcome = error
+        finally:
+            self._finished.put(outcome)
 
     def wait(self, workers: int) -> list[Result]:
         """Results in the order of the jobs, when every worker is done with this batch."""

@@ -16,6 +16,8 @@ from .inside.frames import read_exactly, read_frame
 from .verdicts import Infra
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
+_NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONHOME")
+"""Without these an interpreter outside the usual places may not find its own files."""
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _MAX_REPORT_BYTES = 1 << 26
@@ -30,28 +32,17 @@ class SandboxProcess:
 
     def __init__(self, role: str) -> None:
         self._role = role
-        self._socket, theirs = socket.socketpair()
-        # NOTE: not -I, which would ignore the hash seed: a candidate that goes through a set
-        # must do the same in every run. The environment, of which -I protects, is empty.
-        command = [sys.executable, "-s", "-S", "-P", str(_LAUNCHER), role]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONHASHSEED": "0"},
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-            )
+        self.layers: tuple[str, ...] = ()
+        """What it is locked in, once it is."""
+        try:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                self._process = _launch(role, theirs.fileno())
+        except OSError as error:
+            raise SandboxUnavailable(f"start: no {role} process: {error}") from error
 
-    @property
-    def pid(self) -> int:
-        """Process id of the process that the trainer started."""
-        return self._process.pid
-
-    def wait_until_locked(self) -> tuple[str, ...]:
-        """The layers that it is locked in.
+    def wait_until_locked(self) -> None:
+        """Wait until it may be sent requests.
 
         Raises:
             SandboxUnavailable: it could not be locked; the message names the step.
@@ -61,12 +52,11 @@ class SandboxProcess:
             hello = json.loads(read_frame(self._socket.recv, _MAX_REPORT_BYTES))
         except (EOFError, OSError) as error:
             raise SandboxUnavailable(
-                f"start: the {self._role} process ended before it was locked "
-                f"(status {self._process.poll()})"
+                f"start: the {self._role} process ended before it was locked: {error!r}"
             ) from error
         if "failed" in hello:
             raise SandboxUnavailable(hello["failed"])
-        return tuple(hello["layers"])
+        self.layers = tuple(hello["layers"])
 
     def send(self, data: bytes, descriptor: int) -> None:
         """Send a request with a descriptor.
@@ -117,3 +107,21 @@ class SandboxProcess:
         self._socket.close()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+
+def _launch(role: str, descriptor: int) -> subprocess.Popen[bytes]:
+    # NOTE: not -I, which would ignore the hash seed: a candidate that goes through a set must
+    # do the same in every run. The environment, of which -I protects, is empty.
+    options = ["-s", "-S", "-P"]
+    environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, *options, str(_LAUNCHER), role, str(descriptor), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**environment, "PYTHONHASHSEED": "0"},
+        cwd="/",
+        pass_fds=[descriptor],
+        # NOTE: Ctrl-C is for the trainer, which may still need verdicts to finish.
+        start_new_session=True,
+    )

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..errors import SandboxInfraError
+from ..errors import SandboxInfraError, SandboxUnavailable
 from .asserts import read_assert
 from .inside.encoding import Encoded, dump, encode
 from .inside.frames import pack
@@ -81,6 +81,23 @@ def _encode_all(values: tuple[object, ...] | list[object]) -> list[Encoded]:
     return [encode(value, strict=True) for value in values]
 
 
+def _start_pair() -> tuple[SandboxProcess, SandboxProcess]:
+    zygote = SandboxProcess("zygote")
+    try:
+        # NOTE: both are on their way before the first is waited for.
+        judge = SandboxProcess("judge")
+        try:
+            zygote.wait_until_locked()
+            judge.wait_until_locked()
+        except SandboxUnavailable:
+            judge.kill()
+            raise
+    except SandboxUnavailable:
+        zygote.kill()
+        raise
+    return zygote, judge
+
+
 class Worker:
     """A zygote and its judge; both are replaced when one of them fails.
 
@@ -88,18 +105,8 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._zygote, self._judge = SandboxProcess("zygote"), SandboxProcess("judge")
-        try:
-            self.layers = self._zygote.wait_until_locked()
-            self._judge.wait_until_locked()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pids(self) -> tuple[int, int]:
-        """Process ids of zygote and judge."""
-        return self._zygote.pid, self._judge.pid
+        self._zygote, self._judge = _start_pair()
+        self.layers = self._zygote.layers
 
     def run(self, source: Iterator[Task], deliver: Callable[[int, Result], None]) -> None:
         """Run every task of the source and deliver each result under its task's index.
@@ -129,21 +136,24 @@ class Worker:
 
     def _submit(self, task: Task) -> None:
         task.attempts += 1
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                self._zygote.send(task.allowance.pack(), theirs.fileno())
-            # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
-            seconds = int(task.job.limits.wall_seconds + _GRACE_SECONDS)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
-            try:
-                # NOTE: a candidate that ended before it read its job is the zygote's to report.
-                with contextlib.suppress(ConnectionError):
-                    ours.sendall(task.candidate_request)
-            except BlockingIOError as error:
-                raise Infra("the candidate's process did not take its job") from error
-            # NOTE: last, so that no question of a checker can come before the job itself.
-            self._judge.send(task.judge_request, ours.fileno())
+        try:
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    self._zygote.send(task.allowance.pack(), theirs.fileno())
+                self._hand_over(task, ours)
+                # NOTE: last, so that no question of a checker can come before the job itself.
+                self._judge.send(task.judge_request, ours.fileno())
+        except OSError as error:
+            raise Infra(f"a job could not be sent: {error}") from error
+
+    def _hand_over(self, task: Task, ours: socket.socket) -> None:
+        # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
+        seconds = int(task.job.limits.wall_seconds + _GRACE_SECONDS)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
+        # NOTE: a candidate that ended before it read its job is the zygote's to report.
+        with contextlib.suppress(ConnectionError):
+            ours.sendall(task.candidate_request)
 
     def _collect(self, task: Task) -> Result:
         patience = 2 * task.job.limits.wall_seconds + _GRACE_SECONDS
@@ -155,7 +165,7 @@ class Worker:
         spent = next((task for task in flying if task.attempts >= ATTEMPTS), None)
         self._zygote.kill()
         self._judge.kill()
-        self.__init__()
+        self._zygote, self._judge = _start_pair()
         if spent is not None:
             raise SandboxInfraError(f"no verdict in {ATTEMPTS} attempts: {failure}") from failure
 

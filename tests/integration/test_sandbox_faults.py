@@ -120,7 +120,7 @@ def test_a_candidate_killed_from_outside_is_retried_and_then_raises():
         killer = threading.Thread(target=keep_killing)
         killer.start()
         try:
-            with pytest.raises(SandboxInfraError, match="3 attempts: .* killed from outside"):
+            with pytest.raises(SandboxInfraError, match=r"3 attempts: .* killed from outside"):
                 sandbox.run_batch([sleeper])
         finally:
             done.set()

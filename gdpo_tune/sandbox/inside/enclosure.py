@@ -63,6 +63,7 @@ def enclose(control: socket.socket, parent: int) -> Enclosure:
         # The trainer died before the line above, so no signal will come.
         os._exit(0)
     candidate = _build_filter()
+    _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
     _mute()
     layers: list[str] = []
     started_as_root = os.getuid() == 0
