@@ -4,9 +4,9 @@
         [result] = sandbox.run_batch([Job("def f(x): return x + 1", (Call("f", (1,), 2),))])
 
 Every candidate runs in a locked fork of a warm process; another process alone holds what its
-functions should return. `docs` of the layers are in `inside/enclosure.py` (how a process is
-locked), `inside/policy.py` (what it may ask of the kernel) and `inside/encoding.py` (what may
-cross).
+functions should return. How a process is locked is in `inside/enclosure.py`, what it may ask
+of the kernel in `inside/policy.py`, and what may cross between processes in
+`inside/encoding.py`.
 """
 
 from .jobs import Call, Job, Limits, Result, SandboxInfo, Status, Verdict

@@ -39,7 +39,7 @@ class Limits:
     wall_seconds: float = 4.0
     """A backstop for code that sleeps; CPU time is what counts on a busy machine."""
     memory_bytes: int = 512 << 20
-    """Address space, of which an idle Python holds about 40 MiB."""
+    """Address space, of which an idle Python holds about 25 MiB."""
     output_bytes: int = 1 << 20
     """Bytes that it may print, and bytes of the values that it may return."""
 
