@@ -9,6 +9,8 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 0.57, 1.36
 """Of a character and of a line, as shares of the font size."""
 RADII = (20.0, 32.0, 46.0, 62.0)
+FORBIDDEN = 1000.0
+"""Cost of a square pixel beyond the panel or on another label; covering a point costs 1.5."""
 ANGLES = tuple(math.radians(degrees) for degrees in (45, 90, 0, 20, 70, 135, 315, 180, 225, 270))
 """Right and up first: better values lie there, so there is nothing behind a front."""
 
@@ -58,8 +60,8 @@ def arrange(
         candidates = [_candidate(radius, angle, text, font) for radius in RADII for angle in ANGLES]
         boxes = [_box(x + dx, y + dy, text, font) for dx, dy in candidates]
         costs = [
-            20 * (box.area - box.overlap(whole))
-            + 10 * sum(box.overlap(other) for other in taken)
+            FORBIDDEN * (box.area - box.overlap(whole))
+            + FORBIDDEN * sum(box.overlap(other) for other in taken)
             + 1.5 * sum(box.overlap(dot) for dot in dots)
             + 6 * math.hypot(*offset)
             + index

@@ -1,0 +1,89 @@
+"""The report in a real browser: figures are drawn, the table sorts, nothing is asked of anyone."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+from figures_support import make_records, make_spec, write_steps
+
+from gdpo_tune.figures import write_report
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--enable-unsafe-swiftshader",
+    "--virtual-time-budget=8000",
+    "--window-size=1366,4000",
+]
+PROBE = """
+<script>
+addEventListener("load", () => {
+  const heads = [...document.querySelectorAll("table.sortable th button")];
+  const column = heads.findIndex((head) => head.textContent === "correctness");
+  const order = () => [...document.querySelectorAll("table.sortable tbody tr")]
+    .map((row) => row.cells[column].dataset.sort);
+  heads[column].click();
+  const rising = order();
+  heads[column].click();
+  document.body.dataset.rising = rising.join(" ");
+  document.body.dataset.falling = order().join(" ");
+  document.body.dataset.requests = performance.getEntriesByType("resource").length;
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    folder = tmp_path_factory.mktemp("report")
+    spec = make_spec(folder)
+    records = make_records(spec, 14, replicates=4, failed=(4, 7))
+    for record in records[1:]:
+        write_steps(record)
+    report = write_report(spec, records)
+    report.write_text(report.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = [CHROMIUM, *FLAGS, profile, "--dump-dom", f"file://{report}"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return re.sub(r"<script.*?</script>", "", found.stdout, flags=re.DOTALL)
+
+
+def attribute(page, name):
+    return page.rpartition(f'data-{name}="')[2].partition('"')[0]
+
+
+def test_every_figure_is_drawn(page):
+    for name in ("pairs", "all", "progress", "shares", "training"):
+        assert f'id="figure-{name}"' in page
+    assert page.count('class="plot-container plotly"') == 5
+    assert "no-webgl" not in page
+
+
+def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):
+    rising, falling = (attribute(page, name).split(" ") for name in ("rising", "falling"))
+    values = [float(value) for value in rising if value]
+    assert values == sorted(values)
+    assert len(values) > 10
+    assert rising[-2:] == falling[-2:] == ["", ""]
+    assert [float(value) for value in falling if value] == values[::-1]
+
+
+def test_the_page_asks_for_nothing(page):
+    assert attribute(page, "requests") == "0"

@@ -1,0 +1,95 @@
+"""Made-up sweeps of any size, for pictures and the terminal."""
+
+import json
+import random
+from pathlib import Path
+
+from gdpo_tune.analysis import next_replicate
+from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
+from gdpo_tune.trials import Cost, Estimate, TrialRecord
+
+YAML = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+OBJECTIVES = {
+    "correctness": ObjectiveSpec(direction="maximize", reference=0.0),
+    "format": ObjectiveSpec(direction="maximize", reference=0.0),
+    "length": ObjectiveSpec(direction="maximize", reference=0.0),
+    "mean_length": ObjectiveSpec(direction="minimize", reference=64.0),
+}
+NASTY = "<script>alert('x')</script> [bold]&amp; \"quoted\"\nsecond line </table>"
+
+
+def make_spec(storage: Path, objectives: int = 3) -> SweepSpec:
+    spec = load_spec(YAML, [f"storage={storage}"], "made_up")
+    chosen = dict(list(OBJECTIVES.items())[:objectives])
+    return spec.model_copy(update={"objectives": chosen})
+
+
+def make_records(
+    spec: SweepSpec, search: int, *, replicates: int = 0, failed: tuple[int, ...] = ()
+) -> list[TrialRecord]:
+    """Both baselines, `search` trials, then replicates of the front; as many as asked for."""
+    draw = random.Random(search)
+    records = [_trial(spec, 0, "untrained", _params(draw), draw)]
+    records.append(_trial(spec, 1, "published", _params(draw), draw))
+    for number in range(2, 2 + search):
+        state = "failed" if number in failed else "complete"
+        records.append(_trial(spec, number, "search", _params(draw), draw, state=state))
+    for _ in range(replicates):
+        found = next_replicate(records, spec.objective_list(), 2, replicates)
+        assert found is not None
+        number = len(records)
+        records.append(_trial(spec, number, "replicate", found.params, draw, of=found.of))
+    return records
+
+
+def write_steps(record: TrialRecord, steps: int = 12) -> None:
+    assert record.directory is not None
+    record.directory.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for step in range(1, steps + 1):
+        metrics = {}
+        for index, reward in enumerate(("correctness", "format", "length")):
+            metrics[f"train/reward/{reward}/mean"] = step / steps
+            metrics[f"train/reward/{reward}/dead_groups"] = 0.25
+            metrics[f"train/reward/{reward}/share"] = (0.5, 0.3, 0.2)[index]
+        lines.append(json.dumps({"step": step, "metrics": metrics, "cost": {}}))
+    (record.directory / "steps.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _params(draw: random.Random):
+    return {
+        "normalization": draw.choice(["gdpo", "grpo", "grpo_no_std"]),
+        "group_size": draw.choice([4, 8]),
+        "learning_rate": 10 ** draw.uniform(-4.5, -3.5),
+        "reward_weights.correctness": 1.0,
+        "reward_weights.format": 10 ** draw.uniform(-1.3, 0.3),
+        "reward_weights.length": 10 ** draw.uniform(-1.3, 0.3),
+    }
+
+
+def _trial(spec, number, role, params, draw, *, state="complete", of=None):
+    done = state == "complete"
+    scale = {"mean_length": 40.0}
+    test = {
+        name: Estimate(draw.uniform(0.2, 0.9) * scale.get(name, 1.0), 0.02) for name in OBJECTIVES
+    }
+    seconds = draw.uniform(20, 40)
+    directory = spec.directory / "trials" / str(number)
+    return TrialRecord(
+        number=number,
+        role=role,
+        state=state,
+        params=params,
+        seed=number,
+        proposer="model",
+        replicate_of=of,
+        validation=test if done else {},
+        test=test if done else {},
+        feasible=draw.random() > 0.2 if done and role == "search" else True,
+        cost=Cost(completions=3840, seconds=seconds, cpu_seconds=seconds),
+        reason="" if done else NASTY,
+        directory=directory,
+        checkpoint=directory / "checkpoint-60" if done and role != "untrained" else None,
+        started=1000.0 + 15 * number,
+        finished=1000.0 + 15 * number + seconds,
+    )

@@ -1,0 +1,239 @@
+import io
+from dataclasses import replace
+
+import pytest
+from figures_support import NASTY, make_records, make_spec
+from rich.console import Console
+
+from gdpo_tune.analysis import build_front
+from gdpo_tune.display import LiveDisplay, print_summary
+from gdpo_tune.display.progress import Progress
+from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.trials import (
+    Cost,
+    Measurement,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return make_spec(tmp_path)
+
+
+def paper(width=200, terminal=False):
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+
+
+def events(records, planned=30):
+    yield SweepStarted((), planned)
+    for record in records:
+        yield TrialStarted(replace(record, state="running"))
+        yield TrialProgress(record.number, Measurement(30, {"validation/format": 0.5}, Cost()))
+        yield TrialFinished(record)
+    yield SweepFinished(tuple(records), interrupted=False)
+
+
+def summary(spec, records, width=200):
+    console = paper(width)
+    print_summary(spec, records, console)
+    return console.file.getvalue()
+
+
+# Without a terminal
+
+
+def test_one_line_an_event_and_none_for_progress(spec):
+    console = paper()
+    records = make_records(spec, 4)
+    with LiveDisplay(spec, console) as display:
+        for event in events(records):
+            display(event)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 2 + 2 * len(records)
+    assert "trial 2 starts: search" in lines[5]
+    assert "trial 2 complete after" in lines[6]
+    assert lines[-1].endswith("finished")
+
+
+def test_lines_hold_the_objectives_and_no_escape_codes(spec):
+    console = paper()
+    display = LiveDisplay(spec, console)
+    records = make_records(spec, 1)
+    for event in events(records):
+        display(event)
+    text = console.file.getvalue()
+    assert "\x1b" not in text
+    for goal in spec.objective_list():
+        assert f"{goal.name} {style.estimate(records[2].test[goal.name])}" in text
+
+
+def test_a_reason_is_not_taken_for_markup(spec):
+    console = paper()
+    display = LiveDisplay(spec, console)
+    for event in events(make_records(spec, 3, failed=(3,))):
+        display(event)
+    assert f"trial 3 failed: {NASTY}" in console.file.getvalue()
+
+
+def test_an_interruption_is_said(spec):
+    console = paper()
+    LiveDisplay(spec, console)(SweepFinished((), interrupted=True))
+    assert "interrupted" in console.file.getvalue()
+
+
+# In a terminal
+
+
+def picture(display, width=140):
+    console = paper(width)
+    console.print(display.picture())
+    return console.file.getvalue()
+
+
+def test_the_picture_before_anything_happens(spec):
+    assert "0 of at most 0 trials done" in picture(LiveDisplay(spec, paper()))
+
+
+def test_the_picture_shows_counts_running_trials_and_the_front(spec):
+    display = LiveDisplay(spec, paper(140, terminal=True))
+    records = make_records(spec, 10, failed=(4,))
+    for event in list(events(records))[:-1]:
+        display(event)
+    display(TrialStarted(replace(records[2], number=12, state="running")))
+    display(TrialProgress(12, Measurement(30, {"validation/format": 0.5, "loss": 1}, Cost())))
+    text = picture(display)
+    assert "12 of at most 30 trials done, 1 running, 1 failed" in text
+    assert "30/60" in text
+    assert "format 0.500" in text
+    front = build_front(records, spec.objective_list())
+    assert f"hypervolume {style.number(front.hypervolume)}" in text
+    assert style.estimate(front.members[0].mean["correctness"]) in text
+
+
+def test_a_long_front_is_cut_short_and_says_so(spec):
+    display = LiveDisplay(spec, paper(140, terminal=True))
+    records = make_records(spec, 150)
+    display(SweepStarted(tuple(records), 160))
+    members = len(build_front(records, spec.objective_list()).members)
+    assert f"... and {members - 12} more" in picture(display)
+
+
+def test_the_terminal_is_given_back_once_and_for_all(spec):
+    console = paper(100, terminal=True)
+    with LiveDisplay(spec, console) as display:
+        display(SweepStarted((), 3))
+        display.stop()
+        display.stop()
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    output = console.file.getvalue()
+    assert output.count(hidden) == output.count(shown) == 1
+
+
+# Progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_time_left_follows_the_pace_since_the_start(spec):
+    clock = Clock()
+    records = make_records(spec, 8)
+    progress = Progress(spec.objective_list(), 60, clock)
+    progress.update(SweepStarted(tuple(records[:4]), 10))
+    assert progress.seconds_left() is None
+    clock.now = 30.0
+    progress.update(TrialFinished(records[4]))
+    progress.update(TrialStarted(replace(records[5], state="running")))
+    progress.update(TrialProgress(records[5].number, Measurement(30, {}, Cost())))
+    # 1.5 trials in 30 s, 10 - 4 - 1.5 are left.
+    assert progress.seconds_left() == pytest.approx(4.5 * 20)
+    progress.update(TrialFinished(records[5]))
+    assert progress.seconds_left() == pytest.approx(4 * 15)
+
+
+def test_the_front_is_not_computed_more_often_than_it_may(spec):
+    clock = Clock()
+    progress = Progress(spec.objective_list(), 60, clock)
+    first = progress.fresh_front()
+    assert first is not None
+    assert progress.fresh_front() is None
+    assert progress.front() is first
+    clock.now = 1.5
+    progress.update(TrialFinished(make_records(spec, 1)[2]))
+    assert len(progress.front().configurations) == 1
+
+
+def test_the_end_of_a_sweep_always_has_a_front_of_its_own(spec):
+    progress = Progress(spec.objective_list(), 60, Clock())
+    progress.front()
+    records = make_records(spec, 3)
+    progress.update(SweepFinished(tuple(records), interrupted=False))
+    assert progress.front().records == tuple(records)
+
+
+# The summary
+
+
+def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
+    records = make_records(spec, 12, replicates=4)
+    front = build_front(records, spec.objective_list())
+    text = summary(spec, records)
+    for configuration in (*front.members, *front.baselines):
+        for goal in front.objectives:
+            assert style.estimate(configuration.mean[goal.name]) in text
+    for word in ("knee", "best correctness", "best format", "best length", "untrained policy"):
+        assert word in text
+    assert "published weights" in text
+    assert f"hypervolume {style.number(front.hypervolume)}" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 200])
+def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
+    records = make_records(spec, 12, replicates=4)
+    text = summary(spec, records, width)
+    for member in build_front(records, spec.objective_list()).members:
+        for estimate in (member.mean["correctness"], member.mean["length"]):
+            assert style.estimate(estimate) in text
+    assert "…" not in text
+
+
+def test_the_summary_names_failures_with_their_reasons(spec):
+    text = summary(spec, make_records(spec, 4, failed=(3,)))
+    assert "1 failed" in text
+    assert "trial 3: <script>alert('x')</script> [bold]&amp;" in text
+    assert "second line </table>" in text
+
+
+def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
+    records = make_records(spec, 4)
+    report, png = write_report(spec, records), write_front_png(spec, records)
+    text = summary(spec, records, 80)
+    assert str(report) in text
+    assert str(png) in text
+    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
+    assert f"python -m gdpo_tune.report {spec.directory / 'spec.yaml'}" in text
+    front = build_front(records, spec.objective_list())
+    assert front.knee is not None
+    assert str(records[front.knee.first].checkpoint) in text
+
+
+def test_a_tracking_server_is_named_by_its_address(spec):
+    tracking = spec.tracking.model_copy(update={"uri": "http://tracking:5000"})
+    text = summary(spec.model_copy(update={"tracking": tracking}), [])
+    assert "in MLflow   http://tracking:5000" in text
+
+
+def test_the_summary_of_nothing(spec):
+    text = summary(spec, [])
+    assert "0 trials complete" in text
+    assert "report.html" not in text

@@ -1,0 +1,239 @@
+"""What the single pictures hold: the data, not the looks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from figures_support import make_records, make_spec, write_steps
+
+from gdpo_tune.analysis import build_front
+from gdpo_tune.figures import style
+from gdpo_tune.figures.hover import heading, hover_text, standing
+from gdpo_tune.figures.hypervolume import hypervolume_figure
+from gdpo_tune.figures.learning import MAX_CURVES, learning_figure
+from gdpo_tune.figures.pairs import pairs_figure
+from gdpo_tune.figures.parallel import parallel_figure
+from gdpo_tune.figures.shares import MAX_BARS, shares_figure
+from gdpo_tune.figures.steps import Step, read_steps, reward_names, steps_of
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return make_spec(tmp_path)
+
+
+@pytest.fixture
+def front(spec):
+    return build_front(make_records(spec, 14, replicates=4, failed=(5,)), spec.objective_list())
+
+
+def drawn(figure):
+    """(x, y) -> trace and index, of every point that a reader can point at."""
+    return {
+        (x, y): (trace, index)
+        for trace in figure.data
+        if trace.mode == "markers"
+        for index, (x, y) in enumerate(zip(trace.x, trace.y, strict=True))
+        if x is not None
+    }
+
+
+def fill(trace, index):
+    color = trace.marker.color
+    return color if isinstance(color, str) else color[index]
+
+
+# Fronts
+
+
+def test_every_configuration_is_drawn_in_every_panel(front):
+    points = drawn(pairs_figure(front))
+    for configuration in front.configurations:
+        a, b, c = configuration.values(front.objectives)
+        assert {(a, b), (a, c), (b, c)} <= set(points)
+
+
+def test_hollow_means_one_seed_and_filled_means_more(front):
+    points = drawn(pairs_figure(front))
+    seen = set()
+    for configuration in front.members:
+        trace, index = points[configuration.values(front.objectives)[:2]]
+        hollow = fill(trace, index) == style.PAPER
+        assert hollow == configuration.provisional
+        seen.add(hollow)
+    assert seen == {True, False}
+
+
+def test_error_bars_are_the_standard_errors(front):
+    points = drawn(pairs_figure(front))
+    for configuration in (*front.members, *front.baselines):
+        trace, index = points[configuration.values(front.objectives)[:2]]
+        errors = configuration.errors(front.objectives)
+        assert trace.error_x.array[index] == errors[0]
+        assert trace.error_y.array[index] == errors[1]
+
+
+def test_colour_and_symbol_are_those_of_the_mode(front):
+    points = drawn(pairs_figure(front))
+    for configuration in front.members:
+        if configuration.role == "search":
+            trace, _ = points[configuration.values(front.objectives)[:2]]
+            mark = style.mark_of(style.mode_of(configuration.params))
+            assert trace.marker.symbol == mark.plotly
+            assert trace.marker.line.color == mark.color
+
+
+def test_baselines_have_markers_of_their_own(front):
+    points = drawn(pairs_figure(front))
+    symbols = {
+        baseline.role: points[baseline.values(front.objectives)[:2]][0].marker.symbol
+        for baseline in front.baselines
+    }
+    assert symbols == {"untrained": "x", "published": "star"}
+    legend = {trace.name for trace in pairs_figure(front).data if trace.name}
+    assert {"untrained policy", "published weights"} <= legend
+
+
+def test_an_infeasible_configuration_is_a_small_cross(front):
+    points = drawn(pairs_figure(front))
+    broken = [c for c in front.configurations if not c.feasible]
+    assert broken
+    for configuration in broken:
+        trace, _ = points[configuration.values(front.objectives)[:2]]
+        assert trace.marker.symbol == "x-thin"
+
+
+def test_a_minimised_objective_has_a_reversed_axis(tmp_path):
+    spec = make_spec(tmp_path, 4)
+    figure = pairs_figure(build_front(make_records(spec, 6), spec.objective_list()))
+    titles = {axis.title.text: axis.range for axis in figure.select_yaxes()}
+    first, last = titles["mean length (less is better)"]
+    assert first > last
+
+
+def test_the_hover_text_has_every_parameter_and_value(front):
+    for member in front.members:
+        text = hover_text(member, front.objectives)
+        assert all(name in text for name in member.params)
+        assert all(style.estimate(member.mean[goal.name]) in text for goal in front.objectives)
+
+
+def test_the_hover_text_is_escaped(front):
+    member = replace(front.members[0], params={"normalization": "<b>x</b>"})
+    assert "&lt;b&gt;x&lt;/b&gt;" in hover_text(member, front.objectives)
+
+
+def test_headings(front):
+    member = replace(front.members[0], first=3, role="search")
+    assert heading(replace(member, numbers=(3,))) == "trial 3"
+    assert heading(replace(member, numbers=(3, 7))) == "trial 3, again as 7"
+    assert heading(replace(member, numbers=(3, 7, 9))) == "trial 3, again as 7 and 9"
+    assert heading(replace(member, numbers=(3,), role="untrained")) == "untrained policy"
+    assert "provisional" in standing(replace(member, seeds=1))
+    assert "provisional" not in standing(replace(member, seeds=2))
+
+
+# Hypervolume
+
+
+def test_the_hypervolume_curve_is_the_trace(front):
+    curve = hypervolume_figure(front).data[0]
+    assert list(curve.y) == [point.hypervolume for point in front.hypervolume_over_trials]
+    assert curve.y[-1] == pytest.approx(front.hypervolume)
+
+
+def test_every_trial_that_ended_has_one_mark(front):
+    marks = hypervolume_figure(front).data[1:]
+    assert sum(len(trace.x) for trace in marks) == len(front.hypervolume_over_trials)
+    names = {trace.name: len(trace.x) for trace in marks}
+    assert names["replicate"] == 4
+    assert names["failed or stopped"] == 1
+
+
+# Parallel coordinates
+
+
+def test_axes_are_the_searched_parameters_and_the_objectives(spec, front):
+    axes = parallel_figure(front, spec.space.dimensions).data[0].dimensions
+    labels = [axis.label for axis in axes]
+    searched = {"normalization", "group size", "learning rate", "w format", "w length"}
+    assert set(labels) == searched | {"correctness", "format", "length"}
+    assert len(labels) == len(set(labels))
+    lines = sum(c.role != "untrained" for c in front.configurations)
+    assert all(len(axis["values"]) == lines for axis in axes)
+
+
+def test_a_wide_parameter_has_a_logarithmic_axis_with_plain_ticks(spec, front):
+    (axis,) = [
+        axis
+        for axis in parallel_figure(front, ["learning_rate"]).data[0].dimensions
+        if axis.label == "learning rate"
+    ]
+    shown = [c for c in front.configurations if c.role != "untrained"]
+    rates = [c.params["learning_rate"] for c in shown]
+    assert [10**value for value in axis["values"]] == pytest.approx(rates)
+    assert "1e-4" in axis.ticktext
+
+
+def test_a_category_has_one_tick_a_value(front):
+    axis = parallel_figure(front, ["normalization"]).data[0].dimensions[0]
+    shown = [c for c in front.configurations if c.role != "untrained"]
+    named = [axis.ticktext[int(value)] for value in axis["values"]]
+    assert named == [c.params["normalization"] for c in shown]
+
+
+# Step metrics
+
+
+def test_a_line_replaces_earlier_lines_of_its_own_and_later_steps(tmp_path):
+    lines = [{"step": step, "metrics": {"m": number}} for number, step in enumerate([1, 2, 3, 2])]
+    text = "\n".join(json.dumps(line) for line in lines) + '\n{"step": 3, "met'
+    (tmp_path / "steps.jsonl").write_text(text)
+    assert [(step.step, step.metrics["m"]) for step in read_steps(tmp_path)] == [(1, 0), (2, 3)]
+
+
+def test_no_file_is_no_steps(tmp_path, front):
+    assert read_steps(tmp_path) == []
+    assert read_steps(None) == []
+    assert steps_of(front.records) == {}
+
+
+def test_rewards_are_found_by_their_metrics(front):
+    write_steps(front.records[1])
+    assert reward_names(steps_of(front.records)) == ["correctness", "format", "length"]
+
+
+def test_learning_curves_are_running_means(front):
+    steps = {1: [Step(n, {"train/reward/format/mean": float(n)}) for n in range(1, 8)]}
+    figure = learning_figure(front, steps)
+    assert list(figure.data[0].y) == [1, 1.5, 2, 2.5, 3, 4, 5]
+
+
+def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them(tmp_path):
+    spec = make_spec(tmp_path)
+    front = build_front(make_records(spec, 90), spec.objective_list())
+    one = [Step(1, {"train/reward/format/mean": 1.0})]
+    figure = learning_figure(front, {record.number: one for record in front.records})
+    names = {trace.name for trace in figure.data if trace.name.startswith("trial")}
+    assert len(names) == MAX_CURVES
+    assert {f"trial {member.first}" for member in front.members} <= names
+
+
+def test_shares_are_means_over_steps_and_seeds(front):
+    member = next(member for member in front.members if member.seeds > 1)
+    name = "train/reward/format/"
+    steps = {
+        number: [Step(1, {f"{name}mean": 0.0, f"{name}share": share})]
+        for number, share in zip(member.numbers, (0.2, 0.6), strict=True)
+    }
+    (bars,) = shares_figure(front, steps).data
+    assert list(bars.x) == pytest.approx([0.4])
+
+
+def test_a_long_front_is_thinned_in_the_shares(tmp_path):
+    spec = make_spec(tmp_path, 4)
+    front = build_front(make_records(spec, 150), spec.objective_list())
+    assert len(front.members) > MAX_BARS
+    one = [Step(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
+    (bars,) = shares_figure(front, {record.number: one for record in front.records}).data
+    assert MAX_BARS / 2 <= len(bars.x) <= MAX_BARS + 1

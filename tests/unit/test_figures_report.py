@@ -1,0 +1,174 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+from figures_support import NASTY, make_records, make_spec, write_steps
+from plotly.offline import get_plotlyjs
+
+from gdpo_tune.analysis import build_front
+from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.figures.front_png import DPI, front_picture
+from gdpo_tune.figures.report import report_html
+
+VOID = {"meta", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Collects tags and texts, and refuses tags that do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text += data
+
+    def count(self, tag: str, **attributes: str) -> int:
+        return sum(
+            name == tag and all(found.get(k) == v for k, v in attributes.items())
+            for name, found in self.tags
+        )
+
+
+def page_of(spec, records) -> Page:
+    return Page(report_html(spec, records).replace(get_plotlyjs(), ""))
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("search", [0, 1, 16])
+def test_the_report_is_well_formed_for_any_size(tmp_path, objectives, search):
+    spec = make_spec(tmp_path, objectives)
+    page = page_of(spec, make_records(spec, search))
+    assert page.count("tr", **{"data-state": "complete"}) == search + 2
+    assert "identity" in page.text
+
+
+def test_an_empty_sweep_says_so(tmp_path):
+    spec = make_spec(tmp_path)
+    page = page_of(spec, [])
+    assert "No trial is complete yet." in page.text
+    assert "No trial has started yet." in page.text
+
+
+def test_nothing_is_fetched_from_anywhere(tmp_path):
+    spec = make_spec(tmp_path)
+    html = report_html(spec, make_records(spec, 6))
+    assert html.count(get_plotlyjs()) == 1
+    page = page_of(spec, make_records(spec, 6))
+    assert not any("src" in attributes or "href" in attributes for _, attributes in page.tags)
+    assert "http" not in re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+    assert "sendChartToCloud" in html.replace(get_plotlyjs(), "")
+
+
+def test_reasons_are_shown_in_full_and_cannot_run(tmp_path):
+    spec = make_spec(tmp_path)
+    page = page_of(spec, make_records(spec, 6, failed=(3,)))
+    assert NASTY in page.text
+    assert page.count("tr", **{"data-state": "failed"}) == 1
+    assert not any(tag == "script" and "alert" in str(attrs) for tag, attrs in page.tags)
+
+
+def test_every_figure_of_a_full_sweep_is_there(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 12, replicates=3)
+    for record in records[1:]:
+        write_steps(record)
+    page = page_of(spec, records)
+    ids = {attributes.get("id") for tag, attributes in page.tags if tag == "div"}
+    figures = ("pairs", "all", "progress", "shares", "training")
+    assert {f"figure-{name}" for name in figures} <= ids
+
+
+def test_the_header_counts(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 6, failed=(3, 4))
+    front = build_front(records, spec.objective_list())
+    page = page_of(spec, records)
+    assert "2 failed" in page.text
+    assert style.number(front.hypervolume) in page.text
+    assert str(spec.directory.absolute()) in page.text
+
+
+def test_the_file_appears_whole_and_alone(tmp_path):
+    spec = make_spec(tmp_path)
+    first = write_report(spec, [])
+    second = write_report(spec, make_records(spec, 3))
+    assert first == second == spec.directory / "report.html"
+    assert [path.name for path in spec.directory.iterdir()] == ["report.html"]
+    assert first.read_text(encoding="utf-8").endswith("</html>")
+
+
+def test_a_path_of_ones_own(tmp_path):
+    spec = make_spec(tmp_path)
+    assert write_report(spec, [], tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
+    assert write_front_png(spec, [], tmp_path / "x.png") == tmp_path / "x.png"
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("search", [0, 1, 16])
+def test_the_png_is_a_png_of_the_expected_size(tmp_path, objectives, search):
+    spec = make_spec(tmp_path, objectives)
+    path = write_front_png(spec, make_records(spec, search))
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(head[i : i + 4]) for i in (16, 20))
+    panels = {1: 1, 2: 1, 3: 3, 4: 3}[objectives]
+    assert width >= panels * 3.5 * DPI
+    assert height >= 3.5 * DPI * (2 if objectives == 4 else 1)
+    assert [entry.name for entry in spec.directory.iterdir()] == ["front.png"]
+
+
+def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
+    spec = make_spec(tmp_path, 2)
+    front = build_front(make_records(spec, 14, replicates=2), spec.objective_list())
+    axis = front_picture(front, "x").axes[0]
+    marks = {
+        (line.get_xdata()[0], line.get_ydata()[0]): line
+        for line in axis.lines
+        if line.get_linestyle() == "None" and len(line.get_xdata()) == 1
+    }
+    searched = [member for member in front.members if member.role == "search"]
+    assert searched
+    for member in searched:
+        line = marks[member.values(front.objectives)]
+        mark = style.mark_of(style.mode_of(member.params))
+        assert line.get_markeredgecolor() == mark.color
+        assert line.get_marker() == mark.matplotlib
+        assert (line.get_markerfacecolor() == style.PAPER) == member.provisional
+
+
+def test_no_text_of_the_png_leaves_the_picture(tmp_path):
+    spec = make_spec(tmp_path)
+    figure = front_picture(
+        build_front(make_records(spec, 16, replicates=3), spec.objective_list()), "name"
+    )
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for axis in figure.axes:
+        for text in [*axis.texts, axis.xaxis.label, axis.yaxis.label]:
+            box = text.get_window_extent()
+            assert whole.x0 - 1 <= box.x0
+            assert box.x1 <= whole.x1 + 1
+            assert whole.y0 - 1 <= box.y0
+            assert box.y1 <= whole.y1 + 1
+
+
+def test_the_empty_png_says_so(tmp_path):
+    spec = make_spec(tmp_path)
+    figure = front_picture(build_front([], spec.objective_list()), "x")
+    assert {text.get_text() for axis in figure.axes for text in axis.texts} == {
+        "no trial is complete yet"
+    }
