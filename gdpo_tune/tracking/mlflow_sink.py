@@ -77,6 +77,10 @@ class MlflowSink:
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
 
+    def __reduce__(self) -> tuple[type[MlflowSink], tuple[SweepSpec]]:
+        """A copy is a sink that has heard nothing: Ray pickles whatever its searcher can reach."""
+        return MlflowSink, (self._spec,)
+
     def __call__(self, event: Event) -> None:
         """Take in an event of the sweep: a line on the spool, and now and then the front."""
         match event:

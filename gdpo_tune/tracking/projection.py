@@ -104,7 +104,7 @@ class Known:
         message: Message = {}
         if self.is_empty():
             message |= {"name": content.name, "start": content.start or now}
-        if tags := {k: v for k, v in content.tags.items() if self.tags.get(k) != v}:
+        if tags := {k: v for k, v in content.tags.items() if self.tags.get(k, "") != v}:
             message["tags"] = tags
         if params := {k: v for k, v in content.params.items() if k not in self.params}:
             message["params"] = params
@@ -152,7 +152,10 @@ def trial_content(record: TrialRecord, sweep: str, objectives: Sequence[Objectiv
 
 
 def trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
-    """Tags of a trial's run; `pareto` comes with the front."""
+    """Tags of a trial's run; `pareto` comes with the front.
+
+    An empty text means that there is nothing to tell, or no longer: a checkpoint may be deleted.
+    """
     tags = {
         "sweep": sweep,
         "trial": str(record.number),
@@ -167,7 +170,7 @@ def trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
         "checkpoint": str(record.checkpoint or ""),
         **{f"environment.{key}": value for key, value in record.environment.items()},
     }
-    return {clean_name(key): text[:LONGEST_TEXT] for key, text in tags.items() if text}
+    return {clean_name(key): text[:LONGEST_TEXT] for key, text in tags.items()}
 
 
 def trial_params(record: TrialRecord) -> dict[str, str]:

@@ -64,6 +64,7 @@ def check_whole_sweep(client):
         assert run.data.metrics["objective/correctness"] == number / 10
         assert run.data.metrics["pareto/rank"] == 0
         assert run.data.tags["pareto"] == "true"
+        assert run.data.tags["checkpoint"] == ""
         for name in ("train/loss", "train/reward"):
             history = client.get_metric_history(run.info.run_id, name)
             assert sorted(point.step for point in history) == list(range(1, 41))

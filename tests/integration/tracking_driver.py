@@ -8,6 +8,7 @@ before each step, and each started trial prints a line.
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.spec import load_spec
@@ -104,7 +105,8 @@ def main(folder, uri, pause=0.0, timeout=30.0):
                 metrics["validation/correctness"] = step / 100
             cost = Cost(64 * step, step / 4, step / 5)
             sink(TrialProgress(number, Measurement(step, metrics, cost)))
-        sink(TrialFinished(times.finish(number)))
+        # Its checkpoint is gone by the end, as one beside the front would be.
+        sink(TrialFinished(replace(times.finish(number), checkpoint=folder / "checkpoint")))
     sink(SweepFinished(times.records(), interrupted=False))
     (spec.directory / "report.html").write_text("<html><body>a report</body></html>")
     sink.log_pictures()

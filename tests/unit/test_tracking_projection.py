@@ -55,7 +55,7 @@ def test_tags_of_a_replicate():
     assert tags["role"] == "replicate"
     assert tags["replicate_of"] == "2"
     assert tags["normalization"] == "gdpo"
-    assert "reason" not in tags
+    assert tags["reason"] == ""
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,14 @@ def test_only_what_is_new_is_said():
         "status": "FINISHED",
         "end": 11,
     }
+
+
+def test_an_empty_tag_is_said_only_to_take_another_back():
+    known = Known()
+    known.learn(known.lacks(Content(tags={"trial": "1", "checkpoint": ""}), now=0))
+    assert known.tags == {"trial": "1"}
+    known.learn(known.lacks(Content(tags={"checkpoint": "folder"}), now=1))
+    assert known.lacks(Content(tags={"checkpoint": ""}), now=2) == {"tags": {"checkpoint": ""}}
 
 
 @pytest.mark.parametrize("steps", [1, 20, 59, 60, 61, 119, 121, 500, 5000])

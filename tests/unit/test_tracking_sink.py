@@ -1,5 +1,8 @@
 """The sink says everything once, whatever was said by processes before it."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 from tracking_support import complete, measurement, running, tiny_spec
 
@@ -121,6 +124,16 @@ def test_only_changes_of_the_front_are_said(spec, store, monkeypatch):
     assert [value for _, value in store.points("sweep", "pareto/size")] == [1.0, 2.0, 1.0]
 
 
+def test_a_checkpoint_that_was_deleted_is_taken_back(spec, store, tmp_path):
+    record = complete(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
+    pruned = replace(record, checkpoint=None)
+    play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((pruned,), False))
+    assert [t["checkpoint"] for t in store.of("0", "tags") if "checkpoint" in t] == [
+        str(tmp_path / "checkpoint-40"),
+        "",
+    ]
+
+
 def test_a_finished_sweep_says_nothing_new_of_its_trials(spec, store):
     record = complete(0, 0.9, 0.1)
     end = SweepFinished((record,), interrupted=False)
@@ -240,3 +253,14 @@ def test_nothing_is_touched_before_the_ledger_is_held(spec, store):
         sink.log_pictures()
     assert not spec.directory.exists()
     assert store.identities == []
+
+
+def test_a_pickled_copy_of_an_open_sink_touches_nothing(spec, store):
+    with MlflowSink(spec) as sink:
+        sink(SweepStarted((), 1))
+        copy = pickle.loads(pickle.dumps(sink))
+        copy.log_pictures()
+        assert copy.close(LONG) == ""
+        sink(TrialStarted(running(0)))
+    assert store.of("0", "name") == ["trial-000"]
+    assert len(store.identities) == 1
