@@ -3,7 +3,7 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis import build_front, configurations, next_replicate
@@ -269,6 +269,7 @@ def test_the_hypervolume_falls_when_a_replicate_corrects_a_lucky_trial():
     assert [p.hypervolume for p in trace] == pytest.approx([0.04, 0.04, 0.4, 0.3])
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 3)), max_size=12))
 def test_the_trace_equals_the_front_rebuilt_after_each_trial(rows):
     records = [
