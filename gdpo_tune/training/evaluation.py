@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training.rollout import Decoding, generate
-from gdpo_tune.training.scoring import score
+from gdpo_tune.training.scoring import require_finite
 from gdpo_tune.trials import Estimate, TrainingSettings
 
 TEMPERATURE = 1.0
@@ -72,15 +72,12 @@ def evaluate(
         batch = rows[start : start + settings.completions_per_step]
         completions = generate(model, [held_out.prompts[r] for r in batch], decoding, generator)
         texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
-        scores = score(
-            task,
-            [held_out.problems[row] for row in batch],
-            texts,
-            [len(completion) for completion in completions],
-            f"on {held_out.split} prompts",
-        )
+        problems = [held_out.problems[row] for row in batch]
+        lengths = [len(completion) for completion in completions]
+        metrics = task.score(problems, texts, lengths).metrics
         for name in task.metrics:
-            columns[name].extend(scores.metrics[name])
+            require_finite(metrics[name], f"metric {name}", f"on {held_out.split} prompts")
+            columns[name].extend(metrics[name])
     return clustered_estimates(columns, settings.samples_per_prompt, seed)
 
 

@@ -1,4 +1,4 @@
-"""From a task's joint verdict to the reward functions that TRL expects, and the guard on both."""
+"""From a task's joint verdict to the reward functions that TRL expects; the guard on numbers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,6 @@ from gdpo_tune.tasks.base import Problem, Scores, Task
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward a completion."""
-
-
-def score(
-    task: Task,
-    problems: Sequence[Problem],
-    completions: Sequence[str],
-    lengths: Sequence[int],
-    when: str,
-) -> Scores:
-    """Let the task judge, and refuse numbers that are none.
-
-    Raises:
-        NonFiniteError: NaN or inf among the rewards or metrics; None is fine, it means not scored.
-    """
-    scores = task.score(problems, completions, lengths)
-    for kind, columns in (("reward", scores.rewards), ("metric", scores.metrics)):
-        for name, values in columns.items():
-            require_finite(values, f"{kind} {name}", when)
-    return scores
 
 
 def require_finite(values: Sequence[float | None], what: str, when: str) -> None:
@@ -80,5 +61,5 @@ class _JointVerdict:
             return
         problems = [self._problems[index] for index in problem]
         lengths = [len(ids) for ids in completion_ids]
-        self._scores = score(self._task, problems, completions, lengths, "in training")
+        self._scores = self._task.score(problems, completions, lengths)
         self._batch = completions

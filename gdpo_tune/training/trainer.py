@@ -51,7 +51,7 @@ class GDPOTrainer(GRPOTrainer):
     ) -> None:
         self.normalization = normalization
         self._rewards: Tensor | None = None
-        guarded: Any = [_guarded(func) for func in reward_funcs]
+        guarded: Any = [self._guarded(func) for func in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
@@ -121,21 +121,20 @@ class GDPOTrainer(GRPOTrainer):
             raise NonFiniteError(f"gradient norm is {norm} at {self._when(done=1)}")
         super().log(logs, start_time)
 
+    def _guarded(self, func: RewardFunction) -> RewardFunction:
+        """The same function, refusing NaN before TRL could take it for "not scored"."""
+
+        @functools.wraps(func)
+        def guarded(*arguments: Any, **keywords: Any) -> Sequence[float | None]:
+            values = func(*arguments, **keywords)
+            name = getattr(func, "__name__", type(func).__name__)
+            require_finite(values, f"reward {name}", f"at {self._when()}")
+            return values
+
+        return guarded
+
     def _when(self, done: int = 0) -> str:
         return f"step {(self.state.global_step - done) // self.num_iterations + 1}"
-
-
-def _guarded(func: RewardFunction) -> RewardFunction:
-    """The same function, refusing NaN before TRL could take it for "not scored"."""
-
-    @functools.wraps(func)
-    def guarded(*arguments: Any, **keywords: Any) -> Sequence[float | None]:
-        values = func(*arguments, **keywords)
-        name = getattr(func, "__name__", type(func).__name__)
-        require_finite(values, f"reward {name}", "in training")
-        return values
-
-    return guarded
 
 
 def reward_metrics(

@@ -37,6 +37,7 @@ class Warm:
     task: Task
     tokenizer: PreTrainedTokenizerBase
     pristine: PreTrainedModel | None
+    _train_problems: list[Problem] = field(default_factory=list[Problem])
     _splits: dict[str, HeldOut] = field(default_factory=dict[str, HeldOut])
 
     def fresh_policy(self) -> PreTrainedModel:
@@ -50,7 +51,10 @@ class Warm:
 
     def train_problems(self) -> list[Problem]:
         """The training prompts that the settings ask for."""
-        return list(self._split("train", self.settings.train_prompts).problems)
+        if not self._train_problems:
+            count = self.settings.train_prompts
+            self._train_problems = self.task.problems("train", count, _PROBLEM_SEED)
+        return self._train_problems
 
     def validation(self) -> HeldOut:
         """What the search sees."""

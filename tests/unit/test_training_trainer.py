@@ -89,7 +89,9 @@ def test_a_reward_that_is_no_number_ends_training(policy, tmp_path, value):
         return [0.0] * (len(completions) - 1) + [value]
 
     trainer = build(policy, tmp_path, reward_funcs=[vowels, broken])
-    with pytest.raises(NonFiniteError, match=f"reward broken of completion 15 is {value}"):
+    with pytest.raises(
+        NonFiniteError, match=f"reward broken of completion 15 is {value} at step 1"
+    ):
         trainer.train()
 
 

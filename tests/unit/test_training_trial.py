@@ -160,6 +160,23 @@ def test_other_settings_get_a_warm_state_of_their_own(policy, tmp_path):
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
 
 
+def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
+    kept, outcome = run(trial(policy, tmp_path / "a"))
+    monkeypatch.setattr(warm, "_COPIED_PARAMETERS", 0)
+    for name in ("b", "c"):
+        loaded, again = run(trial(policy, tmp_path / name))
+        assert figures(loaded) == figures(kept)
+        assert again.test == outcome.test
+
+
+def test_objectives_are_unweighted(policy, tmp_path):
+    outcomes = []
+    for weight in (1.0, 0.1):
+        config = trial(policy, tmp_path, **{"reward_weights.hits": weight})
+        outcomes.append(run(dataclasses.replace(config, train=False))[1])
+    assert outcomes[0].test == outcomes[1].test
+
+
 # Resumable
 
 
@@ -260,7 +277,7 @@ class BrokenTask(ToyTask):
 
 def test_nan_from_the_task_ends_the_trial_with_a_reason(policy, tmp_path, monkeypatch):
     register(monkeypatch, BrokenTask)
-    with pytest.raises(NonFiniteError, match="reward vowels of completion 3 is nan in training"):
+    with pytest.raises(NonFiniteError, match="reward vowels of completion 3 is nan at step 2"):
         train(trial(policy, tmp_path / "t"), resume=None, report=lambda *_: None)
     assert [m.step for m in read_steps(tmp_path / "t")] == [1]
     assert ToyTask.closed == 1
