@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from gdpo_tune.tuning.resources import local_cpus
 
@@ -23,6 +27,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # failures are in the ledger with their reason
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
+SAME_START = 0.1
+"""Seconds within which two times of creation are one process's: psutil rounds to clock ticks."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 
@@ -33,8 +39,15 @@ def connected() -> bool:
 
 
 @contextmanager
-def ray_cluster() -> Generator[list[dict[str, float]]]:
-    """Start or join a Ray cluster; yields the resources of every node that is alive."""
+def ray_cluster(processes: Path) -> Generator[list[dict[str, float]]]:
+    """Start or join a Ray cluster; yields the resources of every node that is alive.
+
+    Args:
+        processes: file that remembers the processes of a cluster of our own. Ray's follow a killed
+            driver into its end, but for two agents that wait for each other's; the next start ends
+            those.
+    """
+    end_orphans(processes)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not connected():
@@ -54,6 +67,29 @@ def ray_cluster() -> Generator[list[dict[str, float]]]:
         **({} if connected() else local),
     )
     try:
+        if not connected():
+            remember_children(processes)
         yield [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     finally:
         ray.shutdown()
+        processes.unlink(missing_ok=True)
+
+
+def remember_children(file: Path) -> None:
+    """Write down this process's children: pid and the time of creation, which tell a pid reused."""
+    children = psutil.Process().children(recursive=True)
+    file.write_text(json.dumps([[child.pid, child.create_time()] for child in children]))
+
+
+def end_orphans(file: Path) -> None:
+    """End what is left of the processes that a killed run wrote down."""
+    if not file.exists():
+        return
+    for pid, created in json.loads(file.read_text()):
+        try:
+            process = psutil.Process(pid)
+            if abs(process.create_time() - created) < SAME_START:
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    file.unlink()

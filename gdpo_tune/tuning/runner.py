@@ -82,7 +82,7 @@ def run_sweep(
 
 def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     """Run what the plan asks for; return whether it was interrupted."""
-    with cluster.ray_cluster() as nodes:
+    with cluster.ray_cluster(ledger.directory / "ray.processes") as nodes:
         from gdpo_tune.tuning.interruption import Interruption, on_signals
         from gdpo_tune.tuning.searcher import LedgerSearcher
         from gdpo_tune.tuning.trainable import Setup

@@ -88,7 +88,7 @@ class Reporter:
         """Whether it has ended the trial because the driver asked."""
         self._stop = stop
         self._every = max(1, trial.training.steps // POINTS)
-        self._sent = 0.0
+        self._sent = float("-inf")
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         """Pass a measurement on if it is due.

@@ -45,7 +45,9 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         checkpoint = write_checkpoint(
             config.directory, step, cost, lambda folder: (folder / "weights").touch()
         ).path
-        report(Measurement(step, {f"validation/{k}": v for k, v in values(config).items()}, cost), None)
+        report(
+            Measurement(step, {f"validation/{k}": v for k, v in values(config).items()}, cost), None
+        )
     estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})

@@ -54,7 +54,12 @@ def test_a_trial_reads_back_as_it_was_recorded(spec: SweepSpec):
         done = ledger.complete(0, outcome(0.6, test_shift=0.05))
         written = ledger.records()
     assert reopened(spec) == written
-    assert (done.state, done.seed, done.proposer, done.params) == ("complete", 11, "enqueued", params)
+    assert (done.state, done.seed, done.proposer, done.params) == (
+        "complete",
+        11,
+        "enqueued",
+        params,
+    )
     assert done.validation["correctness"].mean == 0.6
     assert done.test["correctness"].mean == pytest.approx(0.65)
     assert done.cost == Cost(640, 2.0, 1.5)
@@ -105,9 +110,13 @@ def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
         start(ledger)
         for step in (30, 60):
             cost = Cost(completions=64 * step, seconds=step / 10)
-            ledger.progress(0, Measurement(step, {"validation/format": 0.5, "train/loss": 1.0}, cost))
+            ledger.progress(
+                0, Measurement(step, {"validation/format": 0.5, "train/loss": 1.0}, cost)
+            )
         assert ledger.record(0).cost.completions == 64 * 60
-        assert set(ledger.study.trials[0].user_attrs["rung:1920"]["metrics"]) == {"validation/format"}
+        assert set(ledger.study.trials[0].user_attrs["rung:1920"]["metrics"]) == {
+            "validation/format"
+        }
 
 
 def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(tmp_path: Path):

@@ -1,0 +1,195 @@
+"""Whole sweeps on a real Ray, with a training that takes no time and misbehaves on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_training import executions
+
+from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.trials import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
+from gdpo_tune.tuning import cluster, run_sweep
+from gdpo_tune.tuning.resources import local_cpus
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray leaves sockets and subprocess handles to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+HERE = Path(__file__).resolve().parent
+SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+TRAIN = "fake_training:train"
+SMALL = ["search.sampler=random", "training.steps=4", "search.replicates.max_runs=2"]
+SWEEP = """
+import json, sys
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning import run_sweep
+space, *overrides = sys.argv[1:]
+result = run_sweep(load_spec(space, overrides, "sweep"), train="fake_training:train")
+print(json.dumps({"interrupted": result.interrupted, "trials": len(result.records)}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trials' processes find the fake training and, from any folder, the package."""
+    folders = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+
+
+def spec_in(folder: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={folder}", *SMALL, *overrides], "sweep")
+
+
+def faults(spec: SweepSpec, **by_trial: str) -> None:
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    plan = {name.removeprefix("t"): fault for name, fault in by_trial.items()}
+    (spec.directory / "faults.json").write_text(json.dumps(plan))
+
+
+def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, "search.trials=6")
+    faults(spec, t2="raise once", t3="nonfinite", t4="raise", t5="die once", t6="die")
+    events: list[Event] = []
+    result = run_sweep(spec, listeners=[events.append], train=TRAIN)
+    records = {record.number: record for record in result.records}
+    replicates = [record for record in result.records if record.role == "replicate"]
+
+    assert not result.interrupted
+    assert len(records) == 2 + 6 + len(replicates)
+    assert 1 <= len(replicates) <= 2
+
+    reasons = {number: r.reason for number, r in records.items() if r.state == "failed"}
+    assert set(reasons) == {3, 4, 6}
+    assert reasons[3] == "loss is nan at step 1"
+    assert reasons[4] == "RuntimeError: broken at step 1"
+    assert "process died" in reasons[6]
+    assert "broken at step 1" in (spec.directory / "trials" / "4" / "error.txt").read_text()
+
+    attempts = {n: executions(spec.directory, str(n)) for n in range(2, 7)}
+    assert [a["from"] for a in attempts[2]] == [0, 1]  # a retry goes on from the checkpoint
+    assert [a["from"] for a in attempts[5]] == [0, 1]
+    assert len({a["pid"] for a in attempts[5]}) == 2
+    assert (len(attempts[3]), len(attempts[4]), len(attempts[6])) == (1, 3, 3)
+
+    kinds = [type(event) for event in events]
+    assert (kinds[0], kinds[-1]) == (SweepStarted, SweepFinished)
+    assert kinds.count(TrialStarted) == kinds.count(TrialFinished) == len(records)
+
+    front = {number for member in result.front.members for number in member.numbers}
+    kept = {n for n, r in records.items() if r.checkpoint is not None}
+    assert kept == front
+    for number in records:
+        left = list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
+        assert len(left) == (number in front)
+    assert not (spec.directory / "ray").exists()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "ray_cluster", unwanted)
+        again = run_sweep(spec, train=TRAIN)
+    assert again.records == result.records
+
+    before = len(executions(spec.directory))
+    faults(spec)
+    larger = run_sweep(spec_in(tmp_path, "search.trials=7"), train=TRAIN)
+    assert larger.records[: len(records)] == result.records
+    new = larger.records[len(records) :]
+    assert [record.role for record in new].count("search") == 1
+    ran = executions(spec.directory)[before:]
+    assert len(ran) == len(new)
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert [set(s) for s in ledger.sessions()] == [
+            {"started", "finished", "slots", "provenance"}
+        ] * 2
+
+
+def unwanted() -> None:
+    raise AssertionError("a finished sweep starts nothing")
+
+
+def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
+    spec = spec_in(tmp_path)
+    faults(spec, all="sandbox")
+    with pytest.raises(SandboxUnavailable, match="no isolation here"):
+        run_sweep(spec, train=TRAIN)
+    with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
+        assert {record.state for record in ledger.records()} == {"running"}
+
+
+@contextmanager
+def sweep_process(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
+    """The sweep in a process of its own."""
+    overrides = [f"storage={spec.storage}", *SMALL, f"search.trials={spec.search.trials}"]
+    command = [sys.executable, "-c", SWEEP, str(SPACE), *overrides]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_for(condition: object, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # pyright: ignore
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def checkpoints(spec: SweepSpec, number: int) -> list[Path]:
+    return list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
+
+
+def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path: Path):
+    spec = spec_in(tmp_path, "search.trials=3")
+    faults(spec, t1="slow", t3="slow")
+    with sweep_process(spec) as process:
+        wait_for(lambda: len(checkpoints(spec, 1)) >= 2)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("raylet" in child.name() for child in children)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    with sweep_process(spec) as process:
+        wait_for(lambda: len(checkpoints(spec, 3)) >= 1)
+        assert not any(is_alive(child) for child in children)  # nothing is left of the killed run
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readlines()[-1])
+    assert told["interrupted"] is True
+    assert process.returncode == 0
+    with Ledger.open(spec) as ledger:
+        states = {record.number: record.state for record in ledger.records()}
+    assert (states[0], states[1], states[3]) == ("complete", "complete", "running")
+
+    faults(spec)
+    before = len(executions(spec.directory))
+    result = run_sweep(spec, train=TRAIN)
+    ran = executions(spec.directory)[before:]
+    assert len({entry["pid"] for entry in ran}) <= min(local_cpus(), len(ran) - 1)  # warm actors
+    assert {record.state for record in result.records} == {"complete"}
+    assert [record.role for record in result.records].count("search") == 3
+    resumed = [entry["from"] for entry in executions(spec.directory, "1")]
+    assert len(resumed) == 2
+    assert int(str(resumed[1])) >= 2  # from its newest checkpoint
+    assert len(executions(spec.directory, "0")) == 1  # what was finished is not run again
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

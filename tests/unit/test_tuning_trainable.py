@@ -1,0 +1,148 @@
+"""The adapter between `train()` and Ray: thinning, interruption, and how a trial's end is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tuning_support import spec_in
+
+from gdpo_tune.errors import NonFiniteError, PolicyError, ResourcesError, SandboxUnavailable
+from gdpo_tune.spec import Resources
+from gdpo_tune.trials import Cost, Measurement, TrainingSettings, TrialConfig
+from gdpo_tune.tuning import resources, trainable
+from gdpo_tune.tuning.resources import slots
+from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, run_trial
+
+behaviour: list[Any] = []
+"""What `train` below does next: an exception to raise, or something to return."""
+
+
+def train(config: TrialConfig, *, resume: Path | None, report: Reporter) -> Any:
+    report(Measurement(1, {}, Cost()), None)
+    action = behaviour.pop()
+    if isinstance(action, BaseException):
+        raise action
+    return action
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrialConfig:
+    return TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=100), tmp_path)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+    """Measurements that reached Ray."""
+    arrived: list[Measurement] = []
+    monkeypatch.setattr(
+        trainable.tune, "report", lambda result: arrived.append(result["measurement"])
+    )
+    monkeypatch.setattr(trainable, "_trials_served", 0)
+    return arrived
+
+
+def run(config: TrialConfig, memory_limit: int = 2**40) -> dict[str, Any]:
+    setup = Setup(f"{__name__}:train", config.directory / "stop", memory_limit)
+    return run_trial({"trial": config, "setup": setup})
+
+
+def test_a_fast_trial_sends_at_least_twenty_points_and_not_many_more(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainable.time, "monotonic", lambda: 100.0)
+    reporter = Reporter(config, config.directory / "stop")
+    for step in range(1, 101):
+        metrics = {"validation/format": 0.5} if step == 33 else {"train/loss": 1.0}
+        reporter(Measurement(step, metrics, Cost()), None)
+    assert {5 * n for n in range(1, 21)} <= {m.step for m in sent}
+    assert 33 in {m.step for m in sent}  # an evaluation is never left out
+    assert len(sent) <= 22
+
+
+def test_a_slow_trial_sends_every_point(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr(trainable.time, "monotonic", lambda: float(next(clock)))
+    reporter = Reporter(config, config.directory / "stop")
+    for step in range(1, 8):
+        reporter(Measurement(step, {}, Cost()), None)
+    assert [m.step for m in sent] == list(range(1, 8))
+
+
+def test_an_outcome_is_returned(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append("an outcome")
+    assert run(config) == {"outcome": "an outcome"}
+
+
+def test_a_trial_that_cannot_go_on_is_not_tried_again(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append(NonFiniteError("loss is nan at step 3"))
+    assert run(config) == {"failure": "loss is nan at step 3"}
+
+
+@pytest.mark.parametrize("error", [SandboxUnavailable("no isolation"), PolicyError("no pad token")])
+def test_what_every_trial_would_meet_is_told_apart(
+    config: TrialConfig, sent: list[Measurement], error: Exception
+):
+    behaviour.append(error)
+    assert run(config) == {"fatal": error}
+
+
+def test_anything_else_is_for_ray_to_try_again(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append(RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        run(config)
+
+
+def test_an_interruption_stops_at_the_next_report(config: TrialConfig, sent: list[Measurement]):
+    (config.directory / "stop").touch()
+    assert run(config) == {"interrupted": True}
+    assert sent == []
+
+
+def test_a_stop_that_ray_asks_for_is_ray_s_business(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append(SystemExit())
+    with pytest.raises(SystemExit):
+        run(config)
+
+
+def test_a_process_that_has_grown_too_large_takes_no_second_trial(
+    config: TrialConfig, sent: list[Measurement]
+):
+    behaviour.extend(["second", "first"])
+    assert run(config, memory_limit=1) == {"outcome": "first"}  # or no trial would ever run
+    with pytest.raises(ActorWornOut):
+        run(config, memory_limit=1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "nodes", "expected"),
+    [
+        (1, 0, [{"CPU": 2}], 2),
+        (0.1, 0, [{"CPU": 1}], 10),
+        (2, 0, [{"CPU": 3}, {"CPU": 5}], 3),
+        (1, 0.5, [{"CPU": 8, "GPU": 1}, {"CPU": 8}], 2),
+        (4, 0.25, [{"CPU": 8, "GPU": 1}], 2),
+    ],
+)
+def test_slots(cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int):
+    assert slots(Resources(cpus=cpus, gpus=gpus), nodes) == expected
+
+
+def test_a_machine_without_a_gpu_says_so_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resources, "has_gpu", lambda: False)
+    with pytest.raises(ResourcesError, match=r"0\.5 GPUs and this machine has none"):
+        resources.check_local(spec_in(tmp_path, ["resources.gpus=0.5"]))
+    with pytest.raises(ResourcesError, match="100000 CPUs"):
+        resources.check_local(spec_in(tmp_path, ["resources.cpus=100000"]))
+    resources.check_local(spec_in(tmp_path))
+
+
+@pytest.mark.parametrize("nodes", [[{"CPU": 1}, {"CPU": 1}], []])
+def test_a_trial_that_fits_nowhere_is_refused(nodes: list[dict[str, float]]):
+    with pytest.raises(ResourcesError, match="2 CPUs"):
+        slots(Resources(cpus=2), nodes)
