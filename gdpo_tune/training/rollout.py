@@ -4,8 +4,7 @@ For a policy of half a million parameters the time of `generate` is overhead, no
 sampler runs each distinct prompt once, however many completions it gets, drops finished rows from
 the batch and draws tokens with a cumulative sum; its greedy output equals that of `generate`.
 
-Shapes: B rows (one a completion), U distinct prompts, T prompt positions (left padded), S = T + new
-positions, D hidden, H heads, E entries of the vocabulary.
+Shapes: B completions, U distinct prompts, D hidden.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel
+
+from gdpo_tune.training.llama import Cache, Llama
 
 _FAST_PARAMETERS = 50_000_000
 """Above this, arithmetic dominates and copies of the weights are no longer cheap."""
@@ -102,7 +102,7 @@ def sample(
     distinct: dict[tuple[int, ...], int] = {}
     rows = torch.tensor([distinct.setdefault(tuple(p), len(distinct)) for p in prompts])
     with torch.no_grad():
-        tokens = _decode(_Llama(model), list(distinct), rows, decoding, generator)
+        tokens = _decode(Llama(model), list(distinct), rows, decoding, generator)
     return [_until_end(row, decoding.end_tokens) for row in tokens.tolist()]
 
 
@@ -129,106 +129,8 @@ def _until_end(row: list[int], end_tokens: Sequence[int]) -> list[int]:
     return row
 
 
-class _Llama:
-    """The arithmetic of a Llama model, with projections of the same input fused into one."""
-
-    def __init__(self, model: Any) -> None:
-        config = model.config
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.head_size: int = config.head_dim
-        self.inner: int = config.intermediate_size
-        self.eps: float = config.rms_norm_eps
-        self.rotary = model.model.rotary_emb
-        self.embedding: Tensor = model.model.embed_tokens.weight
-        self.head: Tensor = model.lm_head.weight
-        self.norm: Tensor = model.model.norm.weight
-        self.layers = [_Layer(layer) for layer in model.model.layers]
-
-    def angles(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [positions, head size] each."""
-        cos, sin = self.rotary(self.embedding, torch.arange(positions)[None])
-        return cos[0], sin[0]
-
-    def forward(self, tokens: Tensor, angles: tuple[Tensor, Tensor], cache: _Cache) -> Tensor:
-        """Hidden states [rows, D] of the last of `tokens` [rows, n]; `cache` takes keys and values.
-
-        `angles`: [rows, n, head size] each.
-        """
-        rows, count = tokens.shape
-        cos, sin = (angle[:, None] for angle in angles)
-        hidden = self.embedding[tokens].view(rows * count, -1)
-        split = self.heads + self.kv_heads
-        for index, layer in enumerate(self.layers):
-            mixed = functional.linear(self._rms(hidden, layer.norm_in), layer.qkv)
-            mixed = mixed.view(rows, count, split + self.kv_heads, self.head_size).transpose(1, 2)
-            turned = _rotate(mixed[:, :split], cos, sin)
-            keys, values = cache.extend(index, turned[:, self.heads :], mixed[:, split:])
-            attended = functional.scaled_dot_product_attention(
-                turned[:, : self.heads],
-                keys,
-                values,
-                attn_mask=cache.mask,
-                enable_gqa=self.heads != self.kv_heads,
-            )
-            attended = attended.transpose(1, 2).reshape(rows * count, -1)
-            hidden = torch.addmm(hidden, attended, layer.out.t())
-            gate = functional.linear(self._rms(hidden, layer.norm_mid), layer.gate_up)
-            gated = functional.silu(gate[:, : self.inner]) * gate[:, self.inner :]
-            hidden = torch.addmm(hidden, gated, layer.down.t())
-        return self._rms(hidden.view(rows, count, -1)[:, -1], self.norm)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, D] -> [rows, E]."""
-        return functional.linear(hidden, self.head)
-
-    def _rms(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.eps)
-
-
-class _Layer:
-    def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.qkv = torch.cat([projection.weight for projection in projections])
-        self.out: Tensor = attention.o_proj.weight
-        self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        self.down: Tensor = mlp.down_proj.weight
-        self.norm_in: Tensor = layer.input_layernorm.weight
-        self.norm_mid: Tensor = layer.post_attention_layernorm.weight
-
-
-class _Cache:
-    """Keys and values of every layer, and the mask of the tokens in flight."""
-
-    def __init__(self, llama: _Llama, rows: int, positions: int) -> None:
-        shape = (rows, llama.kv_heads, positions, llama.head_size)
-        self.keys = [torch.zeros(shape) for _ in llama.layers]
-        self.values = [torch.zeros(shape) for _ in llama.layers]
-        self.used = 0
-        self.mask = torch.empty(0)
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' keys and values; all of them up to here."""
-        end = self.used + keys.shape[2]
-        self.keys[layer][:, :, self.used : end] = keys
-        self.values[layer][:, :, self.used : end] = values
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
-
-    def select(self, rows: Tensor) -> None:
-        """Keep, repeat or reorder rows."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = heads.shape[-1] // 2
-    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
-    return heads * cos + turned * sin
-
-
 def _decode(
-    llama: _Llama,
+    llama: Llama,
     distinct: list[tuple[int, ...]],
     rows: Tensor,
     decoding: Decoding,
@@ -238,7 +140,7 @@ def _decode(
     width = max(len(prompt) for prompt in distinct)
     lengths = torch.tensor([len(prompt) for prompt in distinct])
     cos, sin = llama.angles(width + decoding.max_new_tokens)
-    cache = _Cache(llama, len(distinct), width + decoding.max_new_tokens)
+    cache = Cache(llama, len(distinct), width + decoding.max_new_tokens)
     hidden = _read_prompts(llama, distinct, lengths, (cos, sin), cache)
 
     hidden, lengths = hidden[rows], lengths[rows]
@@ -270,11 +172,11 @@ def _decode(
 
 
 def _read_prompts(
-    llama: _Llama,
+    llama: Llama,
     distinct: list[tuple[int, ...]],
     lengths: Tensor,
     angles: tuple[Tensor, Tensor],
-    cache: _Cache,
+    cache: Cache,
 ) -> Tensor:
     """Fill the cache with the prompts; hidden states [U, D] of their last tokens."""
     width = int(lengths.max())
