@@ -163,6 +163,17 @@ def test_the_member_in_doubt_is_trained_again_first():
     assert (found.of, found.params) == (1, {"lr": 1.0})
 
 
+def test_in_doubt_means_close_to_one_half_and_not_unlikely():
+    crowd = [(0.9 - 0.0001 * n, 0.1 - 0.0001 * n) for n in range(14)]
+    few = [(0.1 - 0.0001 * n, 0.9 - 0.0001 * n) for n in range(5)]
+    records = [trial(number, *point) for number, point in enumerate(crowd + few)]
+    unlikely, in_doubt = build_front(records, GOALS).members
+    assert unlikely.probability < in_doubt.probability < 0.6
+    found = next_replicate(records, GOALS, 2, 8)
+    assert found is not None
+    assert found.of == in_doubt.first
+
+
 def test_an_unreplicated_member_goes_before_a_replicated_one():
     records = [
         trial(0, 0.1, 0.9),
