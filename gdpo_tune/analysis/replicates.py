@@ -12,6 +12,10 @@ alone is the standard error; two or three seeds may agree by luck, so it is neve
 than what the evaluations' own noise leaves in a mean of n. With one seed the noise of training is
 unknown: the error bar is then too short, which is what `provisional` says.
 
+All trials answer the same test prompts. What the choice of prompts contributes to s_i is common to
+all of them and does not shrink with more seeds: these errors are for comparing configurations, not
+for predicting other prompts.
+
 A front member was chosen because its first trial looked good, and that trial stays in the mean:
 with few seeds the mean is a little flattering.
 """
