@@ -217,10 +217,16 @@ class Ledger:
         """Look again whether the checkpoints of these trials exist."""
         self._stale.update(numbers)
 
-    def begin_session(self, slots: int, provenance: Mapping[str, Any]) -> int:
-        """Record that a process works on this sweep; return the session's number."""
+    def begin_session(self, started: float, slots: int, provenance: Mapping[str, Any]) -> int:
+        """Record that a process works on this sweep; return the session's number.
+
+        Args:
+            started: Unix time in seconds.
+            slots: trials that run side by side.
+            provenance: revision, versions and hardware, as JSON.
+        """
         session = sum(key.startswith("session:") for key in self.study.user_attrs)
-        about = {"started": time.time(), "slots": slots, "provenance": dict(provenance)}
+        about = {"started": started, "slots": slots, "provenance": dict(provenance)}
         self._storage.set_study_user_attr(self._study_id, f"session:{session}", about)
         return session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,32 +83,42 @@ def run_sweep(
 
 def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     """Run what the plan asks for; return whether it was interrupted."""
-    with cluster.ray_cluster(ledger.directory / "ray.processes") as nodes:
-        from gdpo_tune.tuning.interruption import Interruption, on_signals
-        from gdpo_tune.tuning.searcher import LedgerSearcher
-        from gdpo_tune.tuning.trainable import Setup
-
-        width = slots(ledger.spec.resources, nodes)
-        stop_file = ledger.directory / "stop"
-        stop_file.unlink(missing_ok=True)
-        memory = int(psutil.virtual_memory().total * MEMORY_SHARE / width)
-        searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory), width, emit)
-        interruption = Interruption(stop_file)
-
-        def stop() -> None:
-            searcher.stop()
-            interruption.request()
-
-        session = ledger.begin_session(width, provenance())
-        try:
-            with on_signals(stop), quiet_optuna():
-                tune(ledger, searcher, interruption)
-        except KeyboardInterrupt:
-            interruption.requested = True
-        finally:
+    started = time.time()
+    session: int | None = None
+    try:
+        with cluster.ray_cluster(ledger.directory / "ray.processes") as nodes:
+            width = slots(ledger.spec.resources, nodes)
+            session = ledger.begin_session(started, width, provenance())
+            return search(ledger, train, width, emit)
+    finally:
+        if session is not None:
             ledger.end_session(session)
-            stop_file.unlink(missing_ok=True)
-            shutil.rmtree(ray_folder(ledger), ignore_errors=True)
+
+
+def search(ledger: Ledger, train: str, width: int, emit: Listener) -> bool:
+    """Run trials, `width` side by side, on the Ray that is up; return whether interrupted."""
+    from gdpo_tune.tuning.interruption import Interruption, on_signals
+    from gdpo_tune.tuning.searcher import LedgerSearcher
+    from gdpo_tune.tuning.trainable import Setup
+
+    stop_file = ledger.directory / "stop"
+    stop_file.unlink(missing_ok=True)
+    memory = int(psutil.virtual_memory().total * MEMORY_SHARE / width)
+    searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory), width, emit)
+    interruption = Interruption(stop_file)
+
+    def stop() -> None:
+        searcher.stop()
+        interruption.request()
+
+    try:
+        with on_signals(stop), quiet_optuna():
+            tune(ledger, searcher, interruption)
+    except KeyboardInterrupt:
+        interruption.requested = True
+    finally:
+        stop_file.unlink(missing_ok=True)
+        shutil.rmtree(ray_folder(ledger), ignore_errors=True)
     if searcher.fatal is not None:
         raise searcher.fatal
     return interruption.requested

@@ -20,7 +20,7 @@ from gdpo_tune.errors import SandboxUnavailable
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.trials import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
-from gdpo_tune.tuning import cluster, run_sweep
+from gdpo_tune.tuning import cluster, run_sweep, runner
 from gdpo_tune.tuning.resources import local_cpus
 
 pytestmark = [
@@ -130,6 +130,19 @@ def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
         run_sweep(spec, train=TRAIN)
     with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
         assert {record.state for record in ledger.records()} == {"running"}
+
+
+def test_a_worn_out_process_is_replaced_and_that_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runner, "MEMORY_SHARE", 0.0)  # every process is too large for a second one
+    spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
+    faults(spec, t3="raise")
+    result = run_sweep(spec, train=TRAIN)
+    assert [record.state for record in result.records] == ["complete"] * 3 + ["failed"]
+    ran = executions(spec.directory)
+    assert len({entry["pid"] for entry in ran}) == len(ran)
+    assert len(executions(spec.directory, "3")) == 1 + runner.RETRIES
 
 
 @contextmanager

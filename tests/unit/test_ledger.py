@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -275,9 +276,9 @@ def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
 
 def test_sessions_tell_when_and_on_what_the_sweep_ran(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
-        session = ledger.begin_session(2, {"git": "abc"})
+        session = ledger.begin_session(time.time(), 2, {"git": "abc"})
         ledger.end_session(session)
-        ledger.begin_session(3, {"git": "def"})
+        ledger.begin_session(time.time(), 3, {"git": "def"})
     with Ledger.open(spec, read_only=True) as ledger:
         first, second = ledger.sessions()
     assert (first["slots"], first["provenance"], second["slots"]) == (2, {"git": "abc"}, 3)
