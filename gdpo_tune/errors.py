@@ -1,17 +1,17 @@
 """One tree of errors. Each survives pickling, because Ray carries errors between processes.
 
-    GdpoTuneError                 anything that this package raises on purpose
-    |- UsageError                 the request is wrong: exit status 2, before any work starts
-    |  |- SpecError               the YAML file or a --set override, with every problem at once
-    |  |- PolicyError             a policy that cannot be loaded or trained
-    |  |- ResourcesError          more CPUs or GPUs asked for than the machine or cluster has
-    |  |- LedgerHeldError         another process writes to this sweep's ledger
-    |  |- IdentityError           another sweep lives under the same name
-    |  `- TrackingError           `tracking.required: true` and the server does not answer
-    |- TrialFailure               this trial ends, with a reason that lands in the ledger
-    |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
-    |- SandboxUnavailable         no isolation on this machine: fail closed
-    `- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
+GdpoTuneError                 anything that this package raises on purpose
+|- UsageError                 the request is wrong: exit status 2, before any work starts
+|  |- SpecError               the YAML file or a --set override, with every problem at once
+|  |- PolicyError             a policy that cannot be loaded or trained
+|  |- ResourcesError          more CPUs or GPUs asked for than the machine or cluster has
+|  |- LedgerHeldError         another process writes to this sweep's ledger
+|  |- IdentityError           another sweep lives under the same name
+|  `- TrackingError           `tracking.required: true` and the server does not answer
+|- TrialFailure               this trial ends, with a reason that lands in the ledger
+|  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
+|- SandboxUnavailable         no isolation on this machine: fail closed
+`- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ class MetricInfo:
 
 @dataclass(frozen=True)
 class TaskInfo:
+    """A task: what it rewards and what it measures on held-out prompts."""
+
     target: str
     rewards: Mapping[str, tuple[float, float]]
     """Reward name -> range of its values."""
@@ -60,18 +62,22 @@ class ParameterInfo:
 
 @dataclass(frozen=True)
 class SamplerInfo:
+    """What proposes configurations."""
+
     target: str
     doc: str
 
 
 @dataclass(frozen=True)
 class SchedulerInfo:
+    """What stops trials early."""
+
     target: str
     doc: str
 
 
 CODE_METRICS = {
-    "correctness": MetricInfo("maximize", 0, 1, "share of completions whose code passes every test"),
+    "correctness": MetricInfo("maximize", 0, 1, "share of completions whose code passes all tests"),
     "format": MetricInfo("maximize", 0, 1, "share with exactly one think and one answer block"),
     "length": MetricInfo("maximize", 0, 1, "share of completions within the length limit"),
     "mean_length": MetricInfo("minimize", 0, float("inf"), "mean tokens of a completion"),

@@ -1,4 +1,6 @@
-"""Draw a sweep's report again from its ledger: `python -m gdpo_tune.report search_spaces/code.yaml`.
+"""Draw a sweep's report again from its ledger.
+
+    python -m gdpo_tune.report search_spaces/code.yaml
 
 The ledger is only read, so this works beside a running sweep.
 """
@@ -13,7 +15,11 @@ from gdpo_tune import cli
 
 def main(arguments: Sequence[str]) -> int:
     """Parse `arguments`, write report.html and front.png, print where they are."""
-    parser = argparse.ArgumentParser(prog="python -m gdpo_tune.report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     cli.add_spec_arguments(parser)
     options = parser.parse_args(arguments)
 

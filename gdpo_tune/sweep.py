@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved spec, the space, the budget and doubtful combinations; start nothing",
+        help="print the resolved spec, space, budget and doubtful combinations; start nothing",
     )
     parser.add_argument(
         "--fresh",

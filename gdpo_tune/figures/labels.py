@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 0.57, 1.36
 """Of a character and of a line, as shares of the font size."""
-RADII = (20.0, 32.0, 46.0, 62.0)
+RADII = (20.0, 32.0, 46.0, 62.0, 80.0)
 FORBIDDEN = 1000.0
 """Cost of a square pixel beyond the panel or on another label; covering a point costs 1.5."""
 ANGLES = tuple(math.radians(degrees) for degrees in (45, 90, 0, 20, 70, 135, 315, 180, 225, 270))

@@ -10,8 +10,8 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.figures.steps import REWARD, Step, reward_names
-from gdpo_tune.trials import TrialRecord
+from gdpo_tune.figures.steps import REWARD, reward_names
+from gdpo_tune.trials import Measurement, TrialRecord
 
 MAX_CURVES = 60
 """Trials that are drawn: those of the front first, then the latest."""
@@ -20,7 +20,7 @@ WINDOW = 5
 ROWS = (("mean", "mean reward"), ("dead_groups", "dead groups"))
 
 
-def learning_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Figure:
+def learning_figure(front: Front, steps: Mapping[int, Sequence[Measurement]]) -> go.Figure:
     """One column a reward; running means over `WINDOW` steps; trials of the front are strong.
 
     Args:
@@ -54,7 +54,7 @@ def learning_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Fig
 
 
 def _chosen(
-    front: Front, steps: Mapping[int, Sequence[Step]], strong: set[int]
+    front: Front, steps: Mapping[int, Sequence[Measurement]], strong: set[int]
 ) -> list[TrialRecord]:
     """At most `MAX_CURVES` trials, faint ones first so that they lie behind."""
     known = [record for record in front.records if record.number in steps]
@@ -62,7 +62,7 @@ def _chosen(
     return known[-MAX_CURVES:]
 
 
-def _curve(record: TrialRecord, steps: Sequence[Step], metric: str) -> go.Scatter:
+def _curve(record: TrialRecord, steps: Sequence[Measurement], metric: str) -> go.Scatter:
     found = [(step.step, step.metrics[metric]) for step in steps if metric in step.metrics]
     values = [value for _, value in found]
     smooth = [

@@ -21,9 +21,9 @@ from gdpo_tune.figures.learning import learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import is_drawable, parallel_figure
 from gdpo_tune.figures.shares import shares_figure
-from gdpo_tune.figures.steps import Step, steps_of
+from gdpo_tune.figures.steps import steps_of
 from gdpo_tune.figures.trials_table import failures, trials_table
-from gdpo_tune.trials import TrialRecord
+from gdpo_tune.trials import Measurement, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -68,7 +68,9 @@ def report_html(spec: SweepSpec, records: Sequence[TrialRecord]) -> str:
     )
 
 
-def _sections(front: Front, dimensions: Sequence[str], steps: dict[int, list[Step]]) -> list[str]:
+def _sections(
+    front: Front, dimensions: Sequence[str], steps: dict[int, list[Measurement]]
+) -> list[str]:
     sections: list[str] = []
     if front.configurations:
         sections.append(_section("Trade-offs", _PAIRS, _div(pairs_figure(front), "pairs")))

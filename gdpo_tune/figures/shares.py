@@ -11,12 +11,13 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.figures.steps import REWARD, Step, reward_names
+from gdpo_tune.figures.steps import REWARD, reward_names
+from gdpo_tune.trials import Measurement
 
 MAX_BARS = 24
 
 
-def shares_figure(front: Front, steps: Mapping[int, Sequence[Step]]) -> go.Figure:
+def shares_figure(front: Front, steps: Mapping[int, Sequence[Measurement]]) -> go.Figure:
     """A bar for each front member and the published weights, split into the rewards' shares.
 
     The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: what
@@ -74,7 +75,9 @@ def _name(configuration: Configuration) -> str:
     return f"trial {configuration.first} ({mode}{published})"
 
 
-def _share(configuration: Configuration, steps: Mapping[int, Sequence[Step]], reward: str) -> float:
+def _share(
+    configuration: Configuration, steps: Mapping[int, Sequence[Measurement]], reward: str
+) -> float:
     metric = f"{REWARD}{reward}/share"
     values = [
         step.metrics[metric]

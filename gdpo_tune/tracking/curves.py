@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from gdpo_tune.tracking.projection import finite
-from gdpo_tune.trials import Cost, Measurement, TrainingSettings
+from gdpo_tune.trials import Measurement, TrainingSettings
 
 CURVE_POINTS = 60
 """Most points of one step metric of one trial: a thousand trials of thousands of steps would
@@ -31,21 +28,3 @@ def _is_kept(index: int, last: int) -> bool:
     """Whether point `index` of 1..`last` is among the at most `CURVE_POINTS` to be sent."""
     stride = -(-last // CURVE_POINTS)
     return index >= last or index % stride == 0
-
-
-def read_curves(path: Path) -> list[Measurement]:
-    """Measurements that a trial wrote to its `steps.jsonl`, by step; none if there is no file.
-
-    Of a step that was measured again after an interruption the last line counts; a line that a
-    crash cut short is passed over.
-    """
-    if not path.exists():
-        return []
-    steps: dict[int, Measurement] = {}
-    for line in path.read_bytes().splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        steps[entry["step"]] = Measurement(entry["step"], entry["metrics"], Cost(**entry["cost"]))
-    return [steps[step] for step in sorted(steps)]

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gdpo_tune.steps import read_steps
 from gdpo_tune.tracking import projection
-from gdpo_tune.tracking.curves import curve_values, read_curves
+from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milliseconds
 from gdpo_tune.tracking.sender import Sender
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 SPOOL = "spool.jsonl"
-STEPS = "steps.jsonl"
 """A trial's own record of its step metrics, in its folder."""
 PICTURES = ("report.html", "front.png")
 CLOSING_SECONDS = 10.0
@@ -188,7 +188,7 @@ class MlflowSink:
         """Say the step metrics that a trial wrote down and an earlier process did not pass on."""
         if record.directory is None or record.started is None or record.state == "waiting":
             return
-        for measurement in read_curves(record.directory / STEPS):
+        for measurement in read_steps(record.directory):
             when = milliseconds(record.started + measurement.cost.seconds)
             self._add_points(record.number, measurement, when)
 

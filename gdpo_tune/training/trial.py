@@ -18,13 +18,13 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.steps import append_step
 from gdpo_tune.training.checkpoints import keep_only, read_checkpoint, write_checkpoint
 from gdpo_tune.training.evaluation import HeldOut, evaluate, evaluation_seed
 from gdpo_tune.training.rollout import rollout, supports
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.settings import prompts_per_step, trainer_arguments
 from gdpo_tune.training.state import save_state
-from gdpo_tune.training.steps import append_step
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.warm import Warm, warm
 from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig

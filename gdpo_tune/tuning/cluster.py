@@ -27,8 +27,9 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # failures are in the ledger with their reason
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
-SAME_START = 0.1
-"""Seconds within which two times of creation are one process's: psutil rounds to clock ticks."""
+SAME_START = 2.0
+"""Seconds within which two times of creation are one process's: they are read off the boot time,
+which moves when the clock is set."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 

@@ -75,7 +75,8 @@ def run_sweep(
         interrupted = False
         if not is_finished(spec, records):
             interrupted = run_trials(ledger, train, emit)
-            tidy(ledger)
+            if not interrupted:  # until the end, what is dominated now may be on the front later
+                tidy(ledger)
         records = tuple(ledger.records())
         emit(SweepFinished(records, interrupted))
         return SweepResult(records, build_front(records, spec.objective_list()), interrupted)
@@ -90,6 +91,8 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
             width = slots(ledger.spec.resources, nodes)
             session = ledger.begin_session(started, width, provenance())
             return search(ledger, train, width, emit)
+    except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
+        return True
     finally:
         if session is not None:
             ledger.end_session(session)

@@ -54,7 +54,12 @@ def runs_of(folder, experiment):
 def readme_commands():
     """The indented lines of the README that call this package."""
     lines = re.findall(r"^    (\S.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    return [part for line in lines for part in line.split(" && ") if not part.startswith(RUN_BY_A_PERSON)]
+    return [
+        part
+        for line in lines
+        for part in line.split(" && ")
+        if not part.startswith(RUN_BY_A_PERSON)
+    ]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)

@@ -110,9 +110,7 @@ def test_another_sweep_under_the_same_name(refuse, tmp_path):
 
 
 def test_a_required_tracking_server_that_does_not_answer(refuse, tmp_path):
-    message = refuse(
-        "tracking={uri: 'http://127.0.0.1:9', required: true}", error=TrackingError
-    )
+    message = refuse("tracking={uri: 'http://127.0.0.1:9', required: true}", error=TrackingError)
     assert "127.0.0.1:9" in message
     assert not (tmp_path / "runs").exists()
 

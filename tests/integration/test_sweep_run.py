@@ -150,7 +150,9 @@ def sweep_process(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
     """The sweep in a process of its own."""
     overrides = [f"storage={spec.storage}", *SMALL, f"search.trials={spec.search.trials}"]
     command = [sys.executable, "-c", SWEEP, str(SPACE), *overrides]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
@@ -181,8 +183,8 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
 
     with sweep_process(spec) as process:
         wait_for(lambda: len(checkpoints(spec, 3)) >= 1)
-        assert not any(is_alive(child) for child in children)  # nothing is left of the killed run
-        process.send_signal(signal.SIGINT)
+        assert [child for child in children if is_alive(child)] == []  # of the killed run
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         assert process.stdout is not None
         told = json.loads(process.stdout.readlines()[-1])
     assert told["interrupted"] is True

@@ -10,7 +10,7 @@ from gdpo_tune import registry
 from gdpo_tune.analysis import build_front
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import HEIGHT, WIDTH, Box, arrange
-from gdpo_tune.figures.panels import panels
+from gdpo_tune.figures.panels import PADDING, panels
 from gdpo_tune.trials import Estimate, Objective, TrialRecord
 
 UP = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
@@ -119,8 +119,12 @@ def label_box(anchor, offset, text, font=11.0):
     return Box(x - half, y - HEIGHT * font / 2, x + half, y + HEIGHT * font / 2)
 
 
+# A panel keeps its points away from its edges.
+INNER = st.floats(300 * PADDING / 2, 300 * (1 - PADDING / 2))
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300)), min_size=1, max_size=3))
+@given(st.lists(st.tuples(INNER, INNER), min_size=1, max_size=3))
 def test_labels_stay_inside_and_apart(anchors):
     texts = ["best correctness", "knee", "best format"][: len(anchors)]
     offsets = arrange(anchors, texts, anchors, (300, 300), 11.0)

@@ -1,6 +1,5 @@
 """What the single pictures hold: the data, not the looks."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,8 @@ from gdpo_tune.figures.learning import MAX_CURVES, learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import parallel_figure
 from gdpo_tune.figures.shares import MAX_BARS, shares_figure
-from gdpo_tune.figures.steps import Step, read_steps, reward_names, steps_of
+from gdpo_tune.figures.steps import reward_names, steps_of
+from gdpo_tune.trials import Cost, Measurement
 
 
 @pytest.fixture
@@ -185,16 +185,11 @@ def test_a_category_has_one_tick_a_value(front):
 # Step metrics
 
 
-def test_a_line_replaces_earlier_lines_of_its_own_and_later_steps(tmp_path):
-    lines = [{"step": step, "metrics": {"m": number}} for number, step in enumerate([1, 2, 3, 2])]
-    text = "\n".join(json.dumps(line) for line in lines) + '\n{"step": 3, "met'
-    (tmp_path / "steps.jsonl").write_text(text)
-    assert [(step.step, step.metrics["m"]) for step in read_steps(tmp_path)] == [(1, 0), (2, 3)]
+def measured(step, metrics):
+    return Measurement(step, metrics, Cost())
 
 
-def test_no_file_is_no_steps(tmp_path, front):
-    assert read_steps(tmp_path) == []
-    assert read_steps(None) == []
+def test_no_file_is_no_steps(front):
     assert steps_of(front.records) == {}
 
 
@@ -204,7 +199,7 @@ def test_rewards_are_found_by_their_metrics(front):
 
 
 def test_learning_curves_are_running_means(front):
-    steps = {1: [Step(n, {"train/reward/format/mean": float(n)}) for n in range(1, 8)]}
+    steps = {1: [measured(n, {"train/reward/format/mean": float(n)}) for n in range(1, 8)]}
     figure = learning_figure(front, steps)
     assert list(figure.data[0].y) == [1, 1.5, 2, 2.5, 3, 4, 5]
 
@@ -212,7 +207,7 @@ def test_learning_curves_are_running_means(front):
 def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them(tmp_path):
     spec = make_spec(tmp_path)
     front = build_front(make_records(spec, 90), spec.objective_list())
-    one = [Step(1, {"train/reward/format/mean": 1.0})]
+    one = [measured(1, {"train/reward/format/mean": 1.0})]
     figure = learning_figure(front, {record.number: one for record in front.records})
     names = {trace.name for trace in figure.data if trace.name.startswith("trial")}
     assert len(names) == MAX_CURVES
@@ -223,7 +218,7 @@ def test_shares_are_means_over_steps_and_seeds(front):
     member = next(member for member in front.members if member.seeds > 1)
     name = "train/reward/format/"
     steps = {
-        number: [Step(1, {f"{name}mean": 0.0, f"{name}share": share})]
+        number: [measured(1, {f"{name}mean": 0.0, f"{name}share": share})]
         for number, share in zip(member.numbers, (0.2, 0.6), strict=True)
     }
     (bars,) = shares_figure(front, steps).data
@@ -234,6 +229,6 @@ def test_a_long_front_is_thinned_in_the_shares(tmp_path):
     spec = make_spec(tmp_path, 4)
     front = build_front(make_records(spec, 150), spec.objective_list())
     assert len(front.members) > MAX_BARS
-    one = [Step(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
+    one = [measured(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
     (bars,) = shares_figure(front, {record.number: one for record in front.records}).data
     assert MAX_BARS / 2 <= len(bars.x) <= MAX_BARS + 1

@@ -5,7 +5,7 @@ import math
 import pytest
 from tracking_support import complete, measurement, running
 
-from gdpo_tune.tracking.curves import CURVE_POINTS, curve_values, read_curves
+from gdpo_tune.tracking.curves import CURVE_POINTS, curve_values
 from gdpo_tune.tracking.projection import (
     Content,
     Known,
@@ -131,19 +131,3 @@ def test_curves_hold_finite_step_metrics_only():
         "train/loss": 1.0,
         "train/reward": 1.0,
     }
-
-
-def test_step_metrics_are_read_from_the_trials_own_file(tmp_path):
-    path = tmp_path / "steps.jsonl"
-    assert read_curves(path) == []
-    cost = '"cost": {"completions": 64, "seconds": 2.0, "cpu_seconds": 1.0}'
-    lines = [
-        f'{{"step": 1, "metrics": {{"train/loss": 1.0}}, {cost}}}',
-        f'{{"step": 2, "metrics": {{"train/loss": 2.0}}, {cost}}}',
-        f'{{"step": 2, "metrics": {{"train/loss": 3.0}}, {cost}}}',
-        '{"step": 3, "metr',
-    ]
-    path.write_text("\n".join(lines))
-    read = read_curves(path)
-    assert [(m.step, m.metrics["train/loss"]) for m in read] == [(1, 1.0), (2, 3.0)]
-    assert read[0].cost == Cost(64, 2.0, 1.0)

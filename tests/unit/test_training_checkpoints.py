@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from gdpo_tune.errors import TrialFailure
+from gdpo_tune.steps import FILE, append_step, read_steps
 from gdpo_tune.training.checkpoints import (
     MARKER,
     keep_only,
@@ -16,7 +17,6 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from gdpo_tune.training.steps import FILE, append_step, read_steps
 from gdpo_tune.trials import Cost, Measurement
 
 
@@ -106,7 +106,7 @@ def test_keep_only(tmp_path):
 
 def test_light_modules_import_no_torch():
     code = (
-        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.training.steps;"
+        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.steps;"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,10 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gdpo_tune import registry
 from gdpo_tune.errors import NonFiniteError, TrialFailure
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.steps import read_steps
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
 from gdpo_tune.training.settings import trainer_arguments
-from gdpo_tune.training.steps import read_steps
 from gdpo_tune.training.trial import training_order
 from gdpo_tune.trials import TrainingSettings
 
