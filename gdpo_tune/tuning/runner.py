@@ -14,13 +14,13 @@ import psutil
 from gdpo_tune import registry
 from gdpo_tune.analysis import Front, build_front
 from gdpo_tune.ledger import Ledger, quiet_optuna
-from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec import SweepSpec, check_resources
 from gdpo_tune.trials import Event, Listener, SweepFinished, SweepStarted, TrialRecord
 from gdpo_tune.tuning import cluster
 from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.plan import is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
-from gdpo_tune.tuning.resources import check_local, slots
+from gdpo_tune.tuning.resources import slots
 
 TRAIN = "gdpo_tune.training:train"
 RETRIES = 2
@@ -62,8 +62,7 @@ def run_sweep(
         IdentityError: another sweep lives under this name.
         PolicyError, SandboxUnavailable: what every trial needs is not there.
     """
-    if not cluster.connected():
-        check_local(spec)
+    check_resources(spec)
     with Ledger.open(spec, fresh=fresh) as ledger:
 
         def emit(event: Event) -> None:
