@@ -62,14 +62,17 @@ def check_requirements(spec: SweepSpec) -> None:
     """Refuse at once what would fail every trial.
 
     Raises:
+        ResourcesError: a trial asks for more than this machine has.
         PolicyError: the policy cannot be read, or lacks a pad or end token.
         SandboxUnavailable: the task runs code and this machine cannot isolate it.
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune import registry
     from gdpo_tune.policies.load import check_policy
+    from gdpo_tune.spec import check_resources
     from gdpo_tune.tracking import check_server
 
+    check_resources(spec)
     check_policy(spec.policy)
     with registry.load(registry.TASKS[spec.task].target)(spec.training) as task:
         task.environment()  # starts what the task needs, such as the sandbox

@@ -1,4 +1,4 @@
-"""Every shipped search space and every command of the README, run as a person runs them, but shorter."""
+"""Every shipped search space and every command of the README, run as a person runs them."""
 
 import os
 import re
@@ -85,7 +85,7 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
 
 @pytest.mark.parametrize("line", readme_commands())
 def test_the_readme_commands_exist(line):
-    """Each is parsed by its command and names a file that ships; the sweeps themselves run above."""
+    """Each names a command and a file that ship; the sweeps themselves run above."""
     words = shlex.split(line)
     assert words[:2] == ["python", "-m"]
     (file,) = [word for word in words if word.endswith(".yaml")]

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_support import spec_in
 
 from gdpo_tune.errors import NonFiniteError, PolicyError, ResourcesError, SandboxUnavailable
 from gdpo_tune.spec import Resources
 from gdpo_tune.trials import Cost, Measurement, TrainingSettings, TrialConfig
-from gdpo_tune.tuning import resources, trainable
+from gdpo_tune.tuning import trainable
 from gdpo_tune.tuning.resources import slots
 from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, run_trial
 
@@ -129,17 +128,6 @@ def test_a_process_that_has_grown_too_large_takes_no_second_trial(
 )
 def test_slots(cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int):
     assert slots(Resources(cpus=cpus, gpus=gpus), nodes) == expected
-
-
-def test_a_machine_without_a_gpu_says_so_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(resources, "has_gpu", lambda: False)
-    with pytest.raises(ResourcesError, match=r"0\.5 GPUs and this machine has none"):
-        resources.check_local(spec_in(tmp_path, ["resources.gpus=0.5"]))
-    with pytest.raises(ResourcesError, match="100000 CPUs"):
-        resources.check_local(spec_in(tmp_path, ["resources.cpus=100000"]))
-    resources.check_local(spec_in(tmp_path))
 
 
 @pytest.mark.parametrize("nodes", [[{"CPU": 1}, {"CPU": 1}], []])
