@@ -53,7 +53,8 @@ def runs_of(folder, experiment):
 
 def readme_commands():
     """The indented lines of the README that call this package."""
-    lines = re.findall(r"^    (\S.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    prose = "".join((ROOT / "README.md").read_text().split("```")[::2])
+    lines = re.findall(r"^    (\S.*)$", prose, re.MULTILINE)
     return [
         part
         for line in lines
@@ -97,9 +98,15 @@ def test_the_readme_commands_exist(line):
 
 def test_the_file_tree_of_the_readme_is_the_package():
     tree = (ROOT / "README.md").read_text().split("## Files")[1].split("```")[1]
-    listed = set(re.findall(r"(\w+\.py)\b", tree))
-    shipped = {p.name for p in (ROOT / "gdpo_tune").rglob("*.py")} - {"__init__.py"}
-    assert shipped == listed
+    listed, folders = set(), []
+    for line in tree.strip().splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name]
+        if name.endswith(".py"):
+            listed.add("".join(folders))
+    shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "gdpo_tune").rglob("*.py")}
+    assert listed == {path for path in shipped if not path.endswith("__init__.py")}
 
 
 @pytest.mark.slow
