@@ -9,6 +9,7 @@ The same command after an interruption, a crash or `kill -9` goes on where the s
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the sweep that `arguments` ask for and return the exit status."""
+    # Before numpy: the driver's linear algebra is small, and trials want the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parser().parse_args(arguments)
 
     from gdpo_tune.spec import load_spec

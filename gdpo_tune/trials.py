@@ -45,7 +45,7 @@ class TrainingSettings:
     __pydantic_config__ = {"extra": "forbid"}  # an unknown key is an error, as everywhere else
 
     steps: Annotated[int, Ge(1)] = 60
-    """Optimizer steps of a trial."""
+    """Steps of a trial: one batch of samples and `num_iterations` optimizer passes over it."""
     completions_per_step: Annotated[int, Ge(2)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
     max_completion_length: Annotated[int, Ge(1)] = 64

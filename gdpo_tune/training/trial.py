@@ -19,7 +19,12 @@ from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.steps import append_step
-from gdpo_tune.training.checkpoints import keep_only, read_checkpoint, write_checkpoint
+from gdpo_tune.training.checkpoints import (
+    Checkpoint,
+    keep_only,
+    read_checkpoint,
+    write_checkpoint,
+)
 from gdpo_tune.training.evaluation import HeldOut, evaluate, evaluation_seed
 from gdpo_tune.training.rollout import rollout, supports
 from gdpo_tune.training.scoring import reward_functions
@@ -46,7 +51,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
 
     Writes `steps.jsonl` and checkpoints to `config.directory`; during training only the newest
     checkpoint stays. `report` is called once a step, with the checkpoint's folder if one was just
-    written; it may end the trial by raising, `SystemExit` included, which passes through.
+    written; it may end the trial by raising. `SystemExit` passes through once a checkpoint of the
+    step just done is on disk.
 
     Step metrics are `train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`,
     `train/mean_length` (tokens), `train/reward/<name>/mean|std|dead_groups|share` (see
@@ -211,21 +217,29 @@ class _Progress(TrainerCallback):
             held_out = self._state.validation()
             self.validation = _evaluate(self._config, self._state, model, held_out, step)
             metrics |= {f"validation/{name}": e.mean for name, e in self.validation.items()}
-        written = None
-        if last or step % settings.checkpoint_every == 0:
-            written = write_checkpoint(
-                self._config.directory,
-                step,
-                self._clock.read(step),
-                lambda folder: save_state(self._trainer, folder),
-            )
-            self.checkpoint = written.path
+        due = last or step % settings.checkpoint_every == 0
+        written = self._save(step) if due else None
         measurement = Measurement(step, metrics, self._clock.read(step))
         append_step(self._config.directory, measurement)
-        self._report(measurement, self.checkpoint if written else None)
+        try:
+            self._report(measurement, written.path if written else None)
+        except SystemExit:
+            if written is None:
+                self._save(step)  # asked to stop: the next start goes on from here
+            raise
         if written is not None:
             # Only now, since until the report the older one is what others know of.
             keep_only(written)
+
+    def _save(self, step: int) -> Checkpoint:
+        written = write_checkpoint(
+            self._config.directory,
+            step,
+            self._clock.read(step),
+            lambda folder: save_state(self._trainer, folder),
+        )
+        self.checkpoint = written.path
+        return written
 
 
 def _step_metrics(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -184,14 +184,14 @@ class Stop(Exception):
     """Ends a trial from within its report."""
 
 
-def stopped_at(config, step: int) -> Path:
+def stopped_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
     """Run until `report` of that step raises; the newest checkpoint."""
 
     def report(measurement, _):
         if measurement.step == step:
-            raise Stop
+            raise reason
 
-    with pytest.raises(Stop):
+    with pytest.raises(reason):
         train(config, resume=None, report=report)
     newest = newest_valid_checkpoint(config.directory)
     assert newest is not None
@@ -217,6 +217,16 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     assert outcome.cost.completions == expected.cost.completions
     assert outcome.cost.seconds > start.cost.seconds
     assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(whole)
+
+
+def test_a_trial_that_is_asked_to_stop_loses_no_step(policy, tmp_path):
+    _, expected = run(trial(policy, tmp_path / "whole"))
+    config = trial(policy, tmp_path / "cut")
+    newest = stopped_at(config, 1, SystemExit)
+    assert read_checkpoint(newest).step == 1
+    reports, outcome = run(config, resume=newest)
+    assert [step for step, _ in figures(reports)] == list(range(2, SETTINGS.steps + 1))
+    assert same_weights(outcome.checkpoint, expected.checkpoint)
 
 
 def test_a_trial_that_died_before_its_last_evaluation_only_evaluates(policy, tmp_path):
