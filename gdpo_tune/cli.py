@@ -23,6 +23,9 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
     except GdpoTuneError as error:
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_status
+    except KeyboardInterrupt:
+        print("Interrupted. The same command goes on where this one stopped.", file=sys.stderr)
+        status = INTERRUPTED
     sys.exit(status)
 
 

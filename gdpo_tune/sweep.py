@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m gdpo_tune.sweep",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # the line that continues a sweep must be able to leave --fresh out
     )
     cli.add_spec_arguments(parser)
     parser.add_argument(
@@ -57,8 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         print(dry_run(spec))
         return 0
     check_requirements(spec)
-    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *arguments])
-    return run(spec, fresh=options.fresh, command=command.replace(" --fresh", ""))
+    again = [word for word in arguments if word != "--fresh"]
+    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *again])
+    return run(spec, fresh=options.fresh, command=command)
 
 
 def check_requirements(spec: SweepSpec) -> None:
@@ -99,6 +101,13 @@ def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
     if result.interrupted:
         print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
         return cli.INTERRUPTED
+    trained = [record for record in result.records if record.role != "untrained"]
+    if trained and all(record.state == "failed" for record in trained):
+        print(
+            "error: every trial failed; after the cause is mended, start with --fresh",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 
