@@ -16,13 +16,12 @@ from ray import tune
 
 from gdpo_tune import registry
 from gdpo_tune.errors import SandboxUnavailable, TrialFailure, UsageError
+from gdpo_tune.steps import is_kept
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 from gdpo_tune.trials import Measurement, TrialConfig
 
-POINTS = 20
-"""Measurements that reach the driver at least, however short a trial is."""
 SECONDS = 1.0
-"""Time after which the next measurement reaches the driver anyhow: a person is watching."""
+"""Time after which the next measurement reaches the driver, kept or not: a person is watching."""
 
 
 class ActorWornOut(Exception):
@@ -87,7 +86,7 @@ class Reporter:
         self.stopped = False
         """Whether it has ended the trial because the driver asked."""
         self._stop = stop
-        self._every = max(1, trial.training.steps // POINTS)
+        self._last = trial.training.steps
         self._sent = float("-inf")
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
@@ -101,6 +100,7 @@ class Reporter:
             raise SystemExit
         now = time.monotonic()
         evaluated = any(name.startswith("validation/") for name in measurement.metrics)
-        if evaluated or measurement.step % self._every == 0 or now - self._sent >= SECONDS:
+        kept = evaluated or is_kept(measurement.step, self._last)
+        if kept or now - self._sent >= SECONDS:
             self._sent = now
             tune.report({"measurement": measurement})

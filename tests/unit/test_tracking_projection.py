@@ -5,7 +5,7 @@ import math
 import pytest
 from tracking_support import complete, measurement, running
 
-from gdpo_tune.tracking.curves import CURVE_POINTS, curve_values
+from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.tracking.projection import (
     Content,
     Known,
@@ -104,17 +104,6 @@ def test_an_empty_tag_is_said_only_to_take_another_back():
     assert known.tags == {"trial": "1"}
     known.learn(known.lacks(Content(tags={"checkpoint": "folder"}), now=1))
     assert known.lacks(Content(tags={"checkpoint": ""}), now=2) == {"tags": {"checkpoint": ""}}
-
-
-@pytest.mark.parametrize("steps", [1, 20, 59, 60, 61, 119, 121, 500, 5000])
-def test_curves_have_enough_points_and_not_too_many(steps):
-    training = TrainingSettings(steps=steps, evaluate_every=1)
-    metrics = {"train/loss": 1.0, "validation/format": 1.0}
-    kept = [
-        s for s in range(1, steps + 1) if curve_values(Measurement(s, metrics, Cost()), training)
-    ]
-    assert min(steps, 20) <= len(kept) <= CURVE_POINTS + 1
-    assert kept[-1] == steps
 
 
 def test_rare_evaluations_are_all_kept():
