@@ -105,7 +105,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a trial has spent so far, summed over its restarts."""
+    """What a trial has spent so far, summed over the attempts that its result rests on.
+
+    An attempt that died counts up to the checkpoint that the next one went on from.
+    """
 
     completions: int = 0
     seconds: float = 0.0

@@ -31,22 +31,18 @@ class Lease:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lease.
+        """Take the lease; the folder is created if missing.
 
         Raises:
             LedgerHeldError: at once, if another live process holds it; the message names it.
+            OSError: the folder or the file cannot be made.
         """
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._file, 1024, 0).decode(errors="replace").strip()
+        self._file = _lock(path)
+        # Its last holder may have moved the folder aside between our opening and our lock.
+        while not _is_at(self._file, path):
             os.close(self._file)
-            raise LedgerHeldError(
-                f"{path.parent} is being written by {holder or 'another process'}; "
-                "wait for it, stop it, or choose another --name"
-            ) from None
+            self._file = _lock(path)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         os.ftruncate(self._file, 0)
@@ -57,6 +53,47 @@ class Lease:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _lock(path: Path) -> int:
+    """Open and lock a file; return its descriptor."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(file, 1024, 0).decode(errors="replace").strip()
+        os.close(file)
+        raise LedgerHeldError(
+            f"{path.parent} is being written by {holder or 'another process'}; "
+            "wait for it, stop it, or choose another --name"
+        ) from None
+    return file
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file is the one that `path` names."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def move_aside(lease: Lease) -> Lease:
+    """Rename the folder that a lease is on and begin an empty one; return the lease of the new one.
+
+    Nothing is deleted.
+    """
+    directory = lease.path.parent
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = directory.with_name(f"{directory.name}.{stamp}")
+    for again in range(1, 1000):
+        if not aside.exists():
+            break
+        aside = directory.with_name(f"{directory.name}.{stamp}-{again}")
+    directory.rename(aside)
+    lease.release()
+    return Lease(lease.path)
 
 
 def repair(path: Path) -> int:
@@ -110,11 +147,21 @@ class JournalFile(BaseJournalBackend):
             yield json.loads(line)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records and wait until the disk has them."""
+        """Append records and wait until the disk has them.
+
+        Raises:
+            OSError: the disk is full or broken. The file is as it was before, so that a later
+                record does not land behind half of this one.
+        """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
-        if os.write(self._file, lines) != len(lines):
-            raise OSError(errno.ENOSPC, "the ledger's disk is full")
-        os.fsync(self._file)
+        before = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, lines) != len(lines):
+                raise OSError(errno.ENOSPC, "the ledger's disk is full")
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, before)
+            raise
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -13,6 +13,7 @@ estimates on test prompts, which the front is claimed on, are kept beside them.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from gdpo_tune.errors import UsageError
+from gdpo_tune.files import write_whole
 from gdpo_tune.ledger.format import (
     distributions,
     encode,
@@ -31,7 +33,7 @@ from gdpo_tune.ledger.format import (
     to_record,
     trial_directory,
 )
-from gdpo_tune.ledger.journal import JournalFile, Lease, repair
+from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.study import STUDY, open_study
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
@@ -83,29 +85,43 @@ class Ledger:
             LedgerHeldError: another live process writes this ledger.
             IdentityError: the ledger belongs to a sweep with another task, policy, objectives,
                 space or training.
-            UsageError: `read_only` and there is no such sweep yet.
+            UsageError: `read_only` and there is no such sweep yet, or the folder cannot be used.
         """
         directory = spec.directory.absolute()
-        if read_only:
-            if not (directory / JOURNAL).exists():
-                raise UsageError(f"there is no sweep in {directory} yet")
-            return cls(spec, JournalFile(directory / JOURNAL, read_only=True), None)
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            if read_only:
+                return cls._open_for_reading(spec, directory)
+            return cls._open_for_writing(spec, directory, fresh)
+        except OSError as error:
+            raise UsageError(
+                f"the sweep cannot be kept in {directory}: {error}; make that folder readable and "
+                "writable, or choose another with --set storage=FOLDER"
+            ) from error
+
+    @classmethod
+    def _open_for_reading(cls, spec: SweepSpec, directory: Path) -> Ledger:
+        if not (directory / JOURNAL).exists():
+            raise UsageError(f"there is no sweep in {directory} yet")
+        return cls(spec, JournalFile(directory / JOURNAL, read_only=True), None)
+
+    @classmethod
+    def _open_for_writing(cls, spec: SweepSpec, directory: Path, fresh: bool) -> Ledger:
         lease = Lease(directory / LOCK)
         if fresh and (directory / JOURNAL).exists():
-            lease = move_aside(directory, lease)
+            lease = move_aside(lease)
         journal = None
         try:
             if (directory / JOURNAL).exists():
                 repair(directory / JOURNAL)
             journal = JournalFile(directory / JOURNAL, read_only=False)
             ledger = cls(spec, journal, lease)
+            # the address of a tracking server may hold a password
+            write_whole(directory / "spec.yaml", spec.dump_yaml(), mode=0o600)
         except BaseException:
             if journal is not None:
                 journal.close()
             lease.release()
             raise
-        write_whole(directory / "spec.yaml", spec.dump_yaml())
         return ledger
 
     def close(self) -> None:
@@ -154,7 +170,7 @@ class Ledger:
         replicate_of: int | None = None,
         sampler_state: Mapping[str, Any] | None = None,
     ) -> TrialRecord:
-        """Record a trial as running, in one write.
+        """Record a trial as running, in one write; its folder does not exist or is deleted.
 
         Args:
             params: complete parameters.
@@ -179,8 +195,11 @@ class Ledger:
             distributions=domains,
             user_attrs={"trial": about},
         )
+        number = len(self._trials())
+        # a trial whose record was torn off leaves a folder with other parameters' checkpoints
+        if self.trial_directory(number).exists():
+            shutil.rmtree(self.trial_directory(number))
         self._storage.create_new_trial(self._study_id, template)
-        number = len(self._trials()) - 1
         self._stale.add(number)
         return self.record(number)
 
@@ -202,8 +221,14 @@ class Ledger:
         return self.record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
-        """Record that a trial ended without a result."""
-        return self._end(number, "failed", reason, cost or Cost())
+        """Record that a trial ended without a result.
+
+        Args:
+            number: of the trial.
+            reason: why, in one line.
+            cost: what it has spent; None: what was recorded when it last measured something.
+        """
+        return self._end(number, "failed", reason, cost or self.record(number).cost)
 
     def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
         """Record that the scheduler stopped a trial; its rungs stay."""
@@ -286,24 +311,3 @@ class Ledger:
             known = "outcome" in trial.user_attrs or "end" in trial.user_attrs
             if trial.state == TrialState.RUNNING and known:
                 self._close_trial(trial.number)
-
-
-def move_aside(directory: Path, lease: Lease) -> Lease:
-    """Rename a sweep's folder and begin an empty one; return the lease of the new one."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = directory.with_name(f"{directory.name}.{stamp}")
-    for again in range(1, 1000):
-        if not aside.exists():
-            break
-        aside = directory.with_name(f"{directory.name}.{stamp}-{again}")
-    directory.rename(aside)
-    lease.release()
-    directory.mkdir()
-    return Lease(directory / LOCK)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

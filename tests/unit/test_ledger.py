@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 import os
 import signal
@@ -106,6 +108,54 @@ def test_a_failure_keeps_its_reason_and_its_price(spec: SweepSpec):
     assert record.cost.completions == 192
 
 
+def test_a_failure_after_a_restart_costs_what_was_recorded_before(spec: SweepSpec):
+    spent = Cost(completions=1920, seconds=3.0)
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.progress(0, Measurement(30, {"validation/format": 0.5}, spent))
+    with Ledger.open(spec) as ledger:
+        assert ledger.fail(0, "the trial's process died").cost == spent
+
+
+def test_a_number_that_is_given_again_finds_nothing_of_the_trial_that_had_it(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        before = (spec.directory / "ledger.journal").stat().st_size
+        start(ledger)
+        for number in (0, 1):
+            (ledger.trial_directory(number) / "checkpoint-20").mkdir(parents=True)
+    os.truncate(spec.directory / "ledger.journal", before + 10)
+    with Ledger.open(spec) as ledger:
+        again = start(ledger, learning_rate=1e-4)
+        assert again.number == 1
+        assert not ledger.trial_directory(1).exists()
+        assert (ledger.trial_directory(0) / "checkpoint-20").exists()
+
+
+@pytest.mark.parametrize("fault", ["short", "full"])
+def test_a_record_that_the_disk_refuses_leaves_the_ledger_as_it_was(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch, fault: str
+):
+    write = os.write
+
+    def refuse(file: int, data: bytes) -> int:
+        written = write(file, data[:7])
+        if fault == "full":
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return written
+
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        before = (spec.directory / "ledger.journal").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", refuse)
+            with pytest.raises(OSError, match=r"full|space"):
+                ledger.fail(0, "broken")
+        assert (spec.directory / "ledger.journal").read_bytes() == before
+        ledger.complete(0, outcome())  # there is room again
+    assert [record.state for record in reopened(spec)] == ["complete"]
+
+
 def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
@@ -154,6 +204,44 @@ def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):
         aside = [path for path in spec.storage.iterdir() if path != spec.directory]
         assert len(aside) == generation
     assert before in [(path / "ledger.journal").read_bytes() for path in aside]
+
+
+def test_a_lease_on_a_folder_that_was_moved_aside_is_taken_again(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    """As if the last holder had moved the folder between our opening of the file and our lock."""
+    lock, aside = fcntl.flock, spec.storage / "aside"
+
+    def move_and_lock(file: int, operation: int) -> None:
+        if not aside.exists():
+            spec.directory.rename(aside)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", move_and_lock)
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        with pytest.raises(LedgerHeldError):
+            Ledger.open(spec)
+    assert not (aside / "ledger.journal").exists()
+    assert [record.state for record in reopened(spec)] == ["running"]
+
+
+def test_a_folder_that_cannot_hold_a_sweep_is_refused_with_a_way_out(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file.*--set storage="):
+        Ledger.open(spec_in(tmp_path / "file" / "runs"))
+    spec = spec_in(tmp_path)
+    (spec.directory / "ledger.journal").mkdir(parents=True)
+    for read_only in (True, False):
+        with pytest.raises(UsageError, match=r"directory.*--set storage="):
+            Ledger.open(spec, read_only=read_only)
+    (spec.directory / "ledger.journal").rmdir()
+    assert reopened(spec) == []  # the refusals gave the lease back
+
+
+def test_the_resolved_spec_is_for_its_owner_alone(spec: SweepSpec):
+    Ledger.open(spec).close()
+    assert (spec.directory / "spec.yaml").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_reader_works_beside_the_writer(spec: SweepSpec):
