@@ -18,6 +18,13 @@ def local_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def fits_on_gpus(wanted: float, devices: float) -> float:
+    """Trials of `wanted` GPUs each that fit on a node's: a fraction lies on one device."""
+    if wanted >= 1:
+        return devices / wanted
+    return devices * math.floor(1 / wanted + SLACK)
+
+
 def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
     """Trials that run side by side on nodes with these `CPU` and `GPU` amounts.
 
@@ -28,7 +35,7 @@ def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
     for node in nodes:
         fits = node.get("CPU", 0.0) / resources.cpus
         if resources.gpus > 0:
-            fits = min(fits, node.get("GPU", 0.0) / resources.gpus)
+            fits = min(fits, fits_on_gpus(resources.gpus, node.get("GPU", 0.0)))
         total += math.floor(fits + SLACK)
     if total == 0:
         raise ResourcesError(
