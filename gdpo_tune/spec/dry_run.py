@@ -74,7 +74,7 @@ def completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
-    replicates = search.replicates.max_runs if search.replicates.per_point else 0
+    replicates = search.replicates.most
     trained = search.trials + replicates + 1
     evaluation = trained * (validations * validation + test) + validation + test
     rows = [

@@ -66,6 +66,11 @@ class Replicates(Section):
     max_runs: Annotated[int, Ge(0)] = 8
     """Most replicate trainings in all; 0 leaves every front point provisional."""
 
+    @property
+    def most(self) -> int:
+        """Replicate trainings that there may be, if the front is large."""
+        return self.max_runs if self.per_point else 0
+
 
 class Search(Section):
     """How the space is searched, and for how long. May change and extend a finished sweep."""

@@ -40,16 +40,32 @@ def next_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
     if "published" not in roles:
         return Step("published", "baseline", published(spec))
     if roles.count("search") < spec.search.trials:
-        enqueued = sum(record.proposer == "enqueued" for record in records)
-        if enqueued < len(spec.enqueue):
-            given = {**quasi_random.point(spec, enqueued), **spec.enqueue[enqueued]}
-            return Step("search", "enqueued", spec.space.complete(given))
-        return Step("search", "model", None)
+        return enqueued_step(spec, records) or Step("search", "model", None)
     wanted = spec.search.replicates
     replicate = next_replicate(records, spec.objective_list(), wanted.per_point, wanted.max_runs)
     if replicate is None:
         return None
     return Step("replicate", "replicate", replicate.params, replicate.of)
+
+
+def enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
+    """The first point of `enqueue:` that was not run, completed; None if there is none.
+
+    A point was run if a trial that was enqueued agrees with it, so points may be added anywhere to
+    a sweep that goes on.
+    """
+    enqueued = [record for record in records if record.proposer == "enqueued"]
+    for given in spec.enqueue:
+        if not any(agrees(spec, record.params, given) for record in enqueued):
+            filled = {**quasi_random.point(spec, len(enqueued)), **given}
+            return Step("search", "enqueued", spec.space.complete(filled))
+    return None
+
+
+def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
+    """Whether a trial's parameters are what `given` asks for, where it has an effect."""
+    active = spec.space.active(params)
+    return all(params[name] == value for name, value in given.items() if name in active)
 
 
 def is_finished(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
@@ -60,7 +76,7 @@ def is_finished(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
 def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Trials that will exist at the end, at most: replicates depend on how large the front is."""
     search = max(spec.search.trials, sum(record.role == "search" for record in records))
-    return 2 + search + spec.search.replicates.max_runs
+    return 2 + search + spec.search.replicates.most
 
 
 def published(spec: SweepSpec) -> Params:
