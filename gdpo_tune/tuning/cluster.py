@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from gdpo_tune.files import write_whole
 from gdpo_tune.tuning.resources import local_cpus
 
 ENVIRONMENT: Mapping[str, str] = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
     "RAY_AIR_NEW_OUTPUT": "0",  # no progress tables: listeners show the sweep
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as in the command
     "RAY_DEDUP_LOGS": "0",
@@ -56,6 +58,7 @@ def ray_cluster(processes: Path) -> Generator[list[dict[str, float]]]:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
+    others = children()
     local: dict[str, Any] = {
         "num_cpus": local_cpus(),
         "include_dashboard": False,
@@ -69,28 +72,50 @@ def ray_cluster(processes: Path) -> Generator[list[dict[str, float]]]:
     )
     try:
         if not connected():
-            remember_children(processes)
+            remember(processes, children() - others)
         yield [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     finally:
         ray.shutdown()
         processes.unlink(missing_ok=True)
 
 
-def remember_children(file: Path) -> None:
-    """Write down this process's children: pid and the time of creation, which tell a pid reused."""
-    children = psutil.Process().children(recursive=True)
-    file.write_text(json.dumps([[child.pid, child.create_time()] for child in children]))
+def children() -> set[tuple[int, float]]:
+    """Pid and time of creation, which tell a reused pid, of every process below this one."""
+    return {
+        (child.pid, created)
+        for child in psutil.Process().children(recursive=True)
+        if (created := creation(child)) is not None
+    }
+
+
+def creation(process: psutil.Process) -> float | None:
+    """When a process was created, in Unix seconds; None if it is gone or not ours to look at."""
+    try:
+        return process.create_time()
+    except psutil.Error:
+        return None
+
+
+def remember(file: Path, processes: Iterable[tuple[int, float]]) -> None:
+    """Write down processes for `end_orphans` of the next start."""
+    write_whole(file, json.dumps(sorted(processes)))
+
+
+def remembered(file: Path) -> list[tuple[int, float]]:
+    """What `remember` wrote down; nothing if that cannot be read."""
+    try:
+        return [(int(pid), float(created)) for pid, created in json.loads(file.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def end_orphans(file: Path) -> None:
     """End what is left of the processes that a killed run wrote down."""
-    if not file.exists():
-        return
-    for pid, created in json.loads(file.read_text()):
+    for pid, created in remembered(file):
         try:
             process = psutil.Process(pid)
             if abs(process.create_time() - created) < SAME_START:
                 process.kill()
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             continue
-    file.unlink()
+    file.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""What is remembered of Ray's processes, so that the next start ends what a killed run left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray._private.accelerators import accelerator
+
+from gdpo_tune.tuning import cluster
+
+Spawn = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start a process that waits."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "ray.processes"
+
+
+def test_only_processes_of_the_cluster_are_remembered(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cluster, "ENVIRONMENT", {})
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    new: list[int] = []
+    monkeypatch.setattr(ray, "init", lambda **options: new.append(spawn().pid))
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    spawn()  # a server of somebody else, say
+    with cluster.ray_cluster(file):
+        assert [pid for pid, _ in cluster.remembered(file)] == new
+    assert not file.exists()
+
+
+def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path, spawn: Spawn):
+    left, other = spawn(), spawn()
+    created = psutil.Process(left.pid).create_time()
+    cluster.remember(file, [(left.pid, created), (other.pid, created - 3600)])
+    cluster.end_orphans(file)
+    assert left.wait() != 0
+    assert other.poll() is None
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[[12", "[3]", "{}", '[["a", 1]]', "\0\0"])
+def test_a_torn_file_remembers_nothing(file: Path, content: str):
+    file.write_text(content)
+    cluster.end_orphans(file)
+    assert not file.exists()
+
+
+def test_a_process_of_another_user_is_left_alone(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    process = spawn()
+    cluster.remember(file, cluster.children())
+    assert [pid for pid, _ in json.loads(file.read_text())] == [process.pid]
+    monkeypatch.setattr(psutil.Process, "kill", refuse)
+    cluster.end_orphans(file)
+    assert not file.exists()
+    assert process.poll() is None
+
+
+def test_a_trial_without_a_gpu_sees_none():
+    """Ray reads this name; it says what actors that ask for no GPU find in CUDA_VISIBLE_DEVICES."""
+    name = accelerator.RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR
+    assert cluster.ENVIRONMENT[name] == "1"
