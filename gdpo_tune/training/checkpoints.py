@@ -88,9 +88,18 @@ def write_checkpoint(
 
 def keep_only(checkpoint: Checkpoint) -> None:
     """Delete every other checkpoint, and unfinished ones, of the same trial."""
-    directory = checkpoint.path.parent
+    remove_all_but(checkpoint.path.parent, checkpoint.path)
+
+
+def remove_all_but(directory: Path, kept: Path | None) -> None:
+    """Delete the checkpoints under a trial's folder, unfinished ones too, except for one.
+
+    Args:
+        directory: the trial's folder; it need not exist.
+        kept: stays as it is; None: nothing stays.
+    """
     for path in [*_folders(directory), *directory.glob(f"{_UNFINISHED}*")]:
-        if path != checkpoint.path:
+        if path != kept:
             shutil.rmtree(path)
 
 

@@ -11,20 +11,13 @@ from ray.tune import Callback
 
 from gdpo_tune.trials import TrialConfig
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import ActorWornOut
 
 
 class FailureReasons(Callback):
-    """Hands the reason of a final failure to the searcher; a change of process is not a failure."""
+    """Hands the reason of a final failure to the searcher."""
 
     def __init__(self, searcher: LedgerSearcher) -> None:
         self._searcher = searcher
-
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Ray starts the trial again."""
-        error = last_error(trial)
-        if isinstance(error, RayTaskError) and isinstance(error.cause, ActorWornOut):
-            trial.max_failures += 1
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray gives the trial up: the reason goes to the ledger, the traceback beside the trial."""

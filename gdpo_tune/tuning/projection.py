@@ -5,10 +5,15 @@ it draws uniformly, replicates look like new points). So each proposal is asked 
 study with one entry a configuration:
 
     complete        the mean over its seeds, on validation prompts
-    running         pending, so that concurrent trials are not proposed twice
-    failed          pending for good: a sampler keeps away from where its first try gave no value
+    running         pending
+    failed          pending for good
     untrained       left out: its parameters had no effect
     out of space    left out (the published baseline may be)
+
+From pending points the Gaussian process and TPE keep away, so they neither propose what runs nor
+return to where a first try gave no value. The genetic algorithms and the random sampler look at
+finished trials alone: what protects them is that no configuration is proposed twice, by anyone,
+while one is near that is new.
 
 Every entry has a value in every dimension; a parameter without effect sits at its domain's middle.
 """
@@ -112,7 +117,8 @@ class Projection:
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._sampling.quasi_random:
-            return self._quasi_random()
+            unseen = self._unseen()
+            return self._quasi_random(self._quasi_random_asked if unseen is None else unseen)
         trial = self._study.ask(self._distributions)
         suggestion = self._suggestion(trial.params, "startup" if startup else "model", trial)
         point = self._point(suggestion.params)
@@ -120,7 +126,8 @@ class Projection:
         if point in self._members:
             # a sampler without a finer idea repeats itself; replicates are decided elsewhere
             self._study.tell(trial.number, state=TrialState.FAIL)
-            return suggestion if self._unseen() is None else self._quasi_random()
+            unseen = self._unseen()
+            return suggestion if unseen is None else self._quasi_random(unseen)
         if point == tuple(trial.params[name] for name in self._domains):
             self._entries[point] = Entry(trial.number, ())
         else:
@@ -207,9 +214,7 @@ class Projection:
             state = {key: value for key, value in attrs.items() if not key.startswith("gp:")}
         return Suggestion(self.spec.space.complete(values), proposer, state)
 
-    def _quasi_random(self) -> Suggestion:
-        unseen = self._unseen()
-        index = self._quasi_random_asked if unseen is None else unseen
+    def _quasi_random(self, index: int) -> Suggestion:
         return self._suggestion(quasi_random.point(self.spec, index), "startup")
 
     def _unseen(self) -> int | None:

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 
 from gdpo_tune import registry
-from gdpo_tune.analysis import Front, build_front
 from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.spec import SweepSpec, check_resources
 from gdpo_tune.trials import Event, Listener, SweepFinished, SweepStarted, TrialRecord
@@ -34,7 +33,6 @@ class SweepResult:
     """What a sweep has come to."""
 
     records: tuple[TrialRecord, ...]
-    front: Front
     interrupted: bool
     """Whether it was stopped before its end; the same call goes on with it."""
 
@@ -74,11 +72,13 @@ def run_sweep(
         interrupted = False
         if not is_finished(spec, records):
             interrupted = run_trials(ledger, train, emit)
-            if not interrupted:  # until the end, what is dominated now may be on the front later
-                tidy(ledger)
+        # Until the end, what is dominated now may be on the front later. At the end always: the
+        # last session may have been killed before this, and `keep:` may have changed since.
+        if not interrupted:
+            tidy(ledger)
         records = tuple(ledger.records())
         emit(SweepFinished(records, interrupted))
-        return SweepResult(records, build_front(records, spec.objective_list()), interrupted)
+        return SweepResult(records, interrupted)
 
 
 def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:

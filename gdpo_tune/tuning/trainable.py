@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 from ray import tune
+from ray.exceptions import RayActorError
 
 from gdpo_tune import registry
 from gdpo_tune.errors import SandboxUnavailable, TrialFailure, UsageError
@@ -24,8 +25,15 @@ SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
 
 
-class ActorWornOut(Exception):
-    """This process has grown too large: the trial wants a fresh one. Not a failure of the trial."""
+class ActorWornOut(RayActorError):
+    """This process has grown too large: the trial wants a fresh one. Not a failure of the trial.
+
+    Ray counts a process that was taken away as no attempt, and gives a trial that lost its process
+    another one; so it hears of this one in those words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(error_msg="the process has grown too large", preempted=True)
 
 
 @dataclass(frozen=True)

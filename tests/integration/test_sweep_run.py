@@ -16,6 +16,7 @@ import psutil
 import pytest
 from fake_training import executions
 
+from gdpo_tune.analysis import build_front
 from gdpo_tune.errors import SandboxUnavailable
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -92,12 +93,13 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert (kinds[0], kinds[-1]) == (SweepStarted, SweepFinished)
     assert kinds.count(TrialStarted) == kinds.count(TrialFinished) == len(records)
 
-    front = {number for member in result.front.members for number in member.numbers}
+    front = build_front(result.records, spec.objective_list())
+    on_front = {number for member in front.members for number in member.numbers}
     kept = {n for n, r in records.items() if r.checkpoint is not None}
-    assert kept == front
+    assert kept == on_front
     for number in records:
         left = list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
-        assert len(left) == (number in front)
+        assert len(left) == (number in on_front)
     assert not (spec.directory / "ray").exists()
 
     with monkeypatch.context() as patch:
@@ -183,7 +185,7 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
 
     with sweep_process(spec) as process:
         wait_for(lambda: len(checkpoints(spec, 3)) >= 1)
-        assert [child for child in children if is_alive(child)] == []  # of the killed run
+        assert [child.cmdline() for child in children if is_alive(child)] == []  # of the killed run
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         assert process.stdout is not None
         told = json.loads(process.stdout.readlines()[-1])

@@ -15,6 +15,7 @@ from gdpo_tune.training.checkpoints import (
     keep_only,
     newest_valid_checkpoint,
     read_checkpoint,
+    remove_all_but,
     write_checkpoint,
 )
 from gdpo_tune.trials import Cost, Measurement
@@ -102,6 +103,15 @@ def test_keep_only(tmp_path):
     newest = write_checkpoint(tmp_path, 40, Cost(), fill)
     keep_only(newest)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-40", "checkpoint-notes"]
+
+
+def test_all_checkpoints_can_go(tmp_path):
+    write_checkpoint(tmp_path, 20, Cost(), fill)
+    (tmp_path / ".unfinished-30").mkdir()
+    (tmp_path / "steps.jsonl").touch()
+    remove_all_but(tmp_path, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.jsonl"]
+    remove_all_but(tmp_path / "absent", None)
 
 
 def test_light_modules_import_no_torch():

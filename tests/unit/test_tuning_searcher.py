@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
+from ray.tune.experiment import Trial
 from tuning_support import outcome, spec_in, trade_off
 
 from gdpo_tune.errors import SandboxUnavailable
@@ -22,10 +26,11 @@ from gdpo_tune.trials import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.failures import reason
 from gdpo_tune.tuning.plan import is_finished, planned, trial_seed
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import Setup
+from gdpo_tune.tuning.trainable import ActorWornOut, Setup
 
 QUICK = ["search.sampler=random", "search.trials=4"]
 
@@ -232,6 +237,16 @@ def test_reasons_are_one_line_for_a_person():
     assert reason(None) == "unknown"
 
 
+def test_a_change_of_process_uses_up_no_attempt_even_the_last(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Trial, "local_path", None)  # no error files
+    trial = Trial("none", max_failures=1, stub=True)
+    worn_out = RayTaskError("train", "a long traceback", ActorWornOut()).as_instanceof_cause()
+    broken = RayTaskError("train", "a long traceback", ValueError("bad")).as_instanceof_cause()
+    for error, goes_on in [(worn_out, True), (broken, True), (worn_out, True), (broken, False)]:
+        trial.handle_error(pickle.loads(cloudpickle.dumps(error)))
+        assert trial.should_recover() is goes_on
+
+
 def test_an_interrupted_trial_stays_unfinished(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
@@ -267,3 +282,28 @@ def test_listeners_hear_of_every_trial(spec: SweepSpec):
     assert progressed == TrialProgress(0, measurement)
     assert finished == TrialFinished(done)
     assert kept["rung:1920"]["metrics"] == {"validation/format": 0.5}
+
+
+class Keeping(Driver):
+    """A driver whose trials leave their policies."""
+
+    def end(self, trial_id: str, **result: Any) -> None:
+        config = self.flying[trial_id]
+        folder = config.directory / "checkpoint-60"
+        folder.mkdir(parents=True)
+        super().end(trial_id, outcome=replace(trade_off(config.params), checkpoint=folder))
+
+
+def test_checkpoints_are_cleared_of_a_finished_sweep_that_was_killed_before_it_did(
+    spec: SweepSpec, tmp_path: Path
+):
+    with Ledger.open(spec) as ledger:
+        Keeping(ledger).run()
+        assert all(record.checkpoint for record in ledger.records())
+    records = run_sweep(spec).records
+    kept = {record.number for record in records if record.checkpoint}
+    on_disk = {int(p.parent.name) for p in spec.directory.glob("trials/*/checkpoint-*")}
+    assert kept == on_disk
+    assert 0 < len(kept) < len(records)
+    without = spec_in(tmp_path, [*QUICK, "keep=none"])
+    assert not any(record.checkpoint for record in run_sweep(without).records)

@@ -140,6 +140,9 @@ def test_a_process_that_has_grown_too_large_takes_no_second_trial(
         (2, 0, [{"CPU": 3}, {"CPU": 5}], 3),
         (1, 0.5, [{"CPU": 8, "GPU": 1}, {"CPU": 8}], 2),
         (4, 0.25, [{"CPU": 8, "GPU": 1}], 2),
+        (1, 0.6, [{"CPU": 8, "GPU": 2}], 2),  # one a device: a third would lie across both
+        (1, 0.1, [{"CPU": 64, "GPU": 2}], 20),
+        (1, 2, [{"CPU": 8, "GPU": 5}], 2),
     ],
 )
 def test_slots(cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int):
