@@ -77,7 +77,7 @@ class CodeSandbox:
 
     def _work(self, started: SimpleQueue[Worker | GdpoTuneError]) -> None:
         try:
-            worker = Worker()
+            worker = _start_worker()
         except GdpoTuneError as error:
             started.put(error)
             return
@@ -87,6 +87,16 @@ class CodeSandbox:
                 batch.run_on(worker)
         finally:
             worker.close()
+
+
+def _start_worker() -> Worker:
+    try:
+        return Worker()
+    except GdpoTuneError:
+        raise
+    except Exception as error:
+        # Somebody waits for this thread's answer, so an error that nobody foresaw must be one too.
+        raise SandboxUnavailable(f"worker: cannot be started: {error!r}") from error
 
 
 class _Batch:
