@@ -46,7 +46,14 @@ def check_policy(name: str) -> None:
         PolicyError: what is wrong with the name or its folder, and what to do.
     """
     folder = Path(policy_folder(name))
-    if folder.exists():
+    try:
+        present = folder.exists()
+    except OSError as error:
+        raise PolicyError(
+            f"policy {name!r}: {folder} cannot be reached: {error.strerror}: allow this user to "
+            "search the folders above it, or give another folder"
+        ) from error
+    if present:
         _check_folder(name, folder)
     elif not _HUB_ID.fullmatch(name):
         close = get_close_matches(name, POLICIES, n=1)

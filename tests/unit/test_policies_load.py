@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,17 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(name, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PolicyError, match=r"config\.json"):
         check_policy(name)
+
+
+@pytest.mark.parametrize("reason", ["Permission denied", "File name too long"])
+def test_a_folder_that_cannot_be_reached_is_refused(folder, monkeypatch, reason):
+    # Root may search every folder, hence no `chmod`.
+    def exists(path):
+        raise OSError(13, reason, str(path))
+
+    monkeypatch.setattr(Path, "exists", exists)
+    with pytest.raises(PolicyError, match=f"cannot be reached: {reason}"):
+        check_policy(str(folder))
 
 
 def test_a_file_is_refused(folder):
