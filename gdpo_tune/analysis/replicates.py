@@ -148,7 +148,9 @@ def pooled(estimates: Sequence[Estimate]) -> Estimate:
     means = [estimate.mean for estimate in estimates]
     within = math.sqrt(sum(estimate.se**2 for estimate in estimates)) / count
     between = float(np.std(means, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    return Estimate(mean=math.fsum(means) / count, se=max(between, within))
+    # From the first one on, so that equal seeds give exactly their value and ties stay ties.
+    mean = means[0] + math.fsum(mean - means[0] for mean in means) / count
+    return Estimate(mean=mean, se=max(between, within))
 
 
 def is_feasible(seeds: Sequence[TrialRecord]) -> bool:

@@ -303,3 +303,8 @@ def test_probabilities_are_the_same_every_time():
     first, second = (configurations(records, GOALS) for _ in range(2))
     assert [c.probability for c in first] == [c.probability for c in second]
     assert any(0 < c.probability < 1 for c in first)
+
+
+@given(st.floats(0, 1), st.integers(1, 9))
+def test_seeds_that_agree_pool_to_exactly_their_value(mean, count):
+    assert pooled([Estimate(mean, 0.02)] * count).mean == mean
