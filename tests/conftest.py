@@ -1,0 +1,9 @@
+"""What every test shares."""
+
+import os
+
+from hypothesis import settings
+
+# No deadline: a test says nothing about time. In CI the same examples every time; elsewhere new ones.
+settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("project")
