@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
-from gdpo_tune.figures import front_png, report, style
+from gdpo_tune.figures import FRONT, REPORT, style
 from gdpo_tune.figures.header import wall_time
 from gdpo_tune.trials import TrialRecord
 
@@ -79,7 +79,7 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
 def _print_places(out: Console, spec: SweepSpec, front: Front) -> None:
     """Paths and commands, each whole on its line so that it can be copied."""
     folder = spec.directory
-    places = [("report", folder / report.FILE), ("front", folder / front_png.FILE)]
+    places = [("report", folder / REPORT), ("front", folder / FRONT)]
     rows = [(name, str(path)) for name, path in places if path.exists()]
     rows += [("trials", str(folder / "trials"))]
     rows += [(f"policy, {what}", path) for what, path in _policies(front)]

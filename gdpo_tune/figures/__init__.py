@@ -1,6 +1,28 @@
 """Pictures of a sweep: an interactive report and a PNG of the front. One file a picture."""
 
-from gdpo_tune.figures.front_png import write_front_png
-from gdpo_tune.figures.report import write_report
+from __future__ import annotations
 
-__all__ = ["write_front_png", "write_report"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdpo_tune.figures.front_png import write_front_png
+    from gdpo_tune.figures.report import write_report
+
+REPORT = "report.html"
+FRONT = "front.png"
+"""Names of the files in a sweep's folder."""
+
+__all__ = ["FRONT", "REPORT", "write_front_png", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that the terminal, which shares `style`, does not pay for plotly and matplotlib.
+    if name == "write_front_png":
+        from gdpo_tune.figures.front_png import write_front_png
+
+        return write_front_png
+    if name == "write_report":
+        from gdpo_tune.figures.report import write_report
+
+        return write_report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

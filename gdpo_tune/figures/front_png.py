@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,16 @@ from matplotlib.lines import Line2D
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.figures import style
+from gdpo_tune.figures import FRONT, style
 from gdpo_tune.figures.labels import arrange
 from gdpo_tune.figures.pairs import grid_of
 from gdpo_tune.figures.panels import Panel, panels
+from gdpo_tune.files import write_whole
 from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
-FILE = "front.png"
 DPI = 200
 SIDE = 3.7
 """Inches of a panel, with its axis titles."""
@@ -48,12 +48,12 @@ def write_front_png(
     Raises:
         OSError: the file cannot be written.
     """
-    target = path or spec.directory / FILE
+    target = path or spec.directory / FRONT
     target.parent.mkdir(parents=True, exist_ok=True)
     figure = front_picture(build_front(records, spec.objective_list()), spec.name)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    figure.savefig(draft, format="png", dpi=DPI, facecolor=style.PAPER)
-    draft.replace(target)
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
+    write_whole(target, picture.getvalue())
     return target
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
@@ -14,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.figures import REPORT
 from gdpo_tune.figures.front_table import front_table
 from gdpo_tune.figures.header import header
 from gdpo_tune.figures.hypervolume import hypervolume_figure
@@ -23,12 +23,11 @@ from gdpo_tune.figures.parallel import is_drawable, parallel_figure
 from gdpo_tune.figures.shares import shares_figure
 from gdpo_tune.figures.steps import steps_of
 from gdpo_tune.figures.trials_table import failures, trials_table
+from gdpo_tune.files import write_whole
 from gdpo_tune.trials import Measurement, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-
-FILE = "report.html"
 
 
 def write_report(spec: SweepSpec, records: Sequence[TrialRecord], path: Path | None = None) -> Path:
@@ -44,28 +43,34 @@ def write_report(spec: SweepSpec, records: Sequence[TrialRecord], path: Path | N
     Raises:
         OSError: the file cannot be written.
     """
-    target = path or spec.directory / FILE
+    target = path or spec.directory / REPORT
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.write_text(report_html(spec, records), encoding="utf-8")
-    draft.replace(target)
+    write_whole(target, report_html(spec, records))
     return target
 
 
 def report_html(spec: SweepSpec, records: Sequence[TrialRecord]) -> str:
-    """The whole page, plotly.js included once."""
+    """The whole page, plotly.js included once; equal records give an equal page."""
     front = build_front(records, spec.objective_list())
     sections = _sections(front, spec.space.dimensions, steps_of(records))
-    written = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(spec.name)}: Pareto front</title>"
         f"<style>{_asset('report.css')}</style><script>{get_plotlyjs()}</script></head><body>"
         f"{header(spec, front)}<main>{''.join(sections)}</main>"
-        f"<footer>Written {escape(written)}.</footer>"
+        f"<footer>{escape(_age(records))}</footer>"
         f"<script>{_asset('report.js')}</script></body></html>"
     )
+
+
+def _age(records: Sequence[TrialRecord]) -> str:
+    """How old the content is; when it was drawn says less, and no two pages would be equal."""
+    times = [time for r in records for time in (r.started, r.finished) if time is not None]
+    if not times:
+        return "Before the first trial."
+    latest = datetime.fromtimestamp(max(times)).astimezone()
+    return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
 
 
 def _sections(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.stats import qmc
 
 from gdpo_tune.spec import Choice, SweepSpec, Uniform
 from gdpo_tune.trials import ParamValue
@@ -20,6 +19,9 @@ def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
     The same index gives the same point in every process.
     """
+    # Not at the top: it takes a second, and a refusal of the sweep needs no point.
+    from scipy.stats import qmc
+
     domains = [spec.space.domains[name] for name in spec.space.dimensions]
     sequence = qmc.Sobol(len(domains), rng=np.random.default_rng(spec.search.seed))
     if index:

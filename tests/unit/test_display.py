@@ -1,4 +1,6 @@
 import io
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -84,6 +86,14 @@ def test_an_interruption_is_said(spec):
     console = paper()
     LiveDisplay(spec, console)(SweepFinished((), interrupted=True))
     assert "interrupted" in console.file.getvalue()
+
+
+def test_the_display_costs_no_plotting_library():
+    """A sweep may still be refused once the display is there."""
+    code = """import sys, gdpo_tune.display, gdpo_tune.tracking, gdpo_tune.tuning.quasi_random
+print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 # In a terminal

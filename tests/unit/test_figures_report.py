@@ -102,6 +102,15 @@ def test_the_header_counts(tmp_path):
     assert str(spec.directory.absolute()) in page.text
 
 
+def test_equal_records_give_equal_files(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 6)
+    for write in (write_report, write_front_png):
+        first = write(spec, records).read_bytes()
+        assert write(spec, records).read_bytes() == first
+    assert "The last trial started or ended at" in page_of(spec, records).text
+
+
 def test_the_file_appears_whole_and_alone(tmp_path):
     spec = make_spec(tmp_path)
     first = write_report(spec, [])
