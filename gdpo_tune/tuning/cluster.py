@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,24 @@ def connected() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster that is up."""
+
+    nodes: Sequence[Mapping[str, float]]
+    """Resources of every node that is alive."""
+    remember: Callable[[], None]
+    """Note the processes that there are by now, for the next start in case this one is killed."""
+
+
 @contextmanager
-def ray_cluster(processes: Path) -> Generator[list[dict[str, float]]]:
-    """Start or join a Ray cluster; yields the resources of every node that is alive.
+def ray_cluster(processes: Path) -> Generator[Cluster]:
+    """Start or join a Ray cluster.
 
     Args:
-        processes: file that remembers the processes of a cluster of our own. Ray's follow a killed
-            driver into its end, but for two agents that wait for each other's; the next start ends
-            those.
+        processes: file that remembers the processes of a cluster of our own. Most of Ray's follow a
+            killed driver into its end, but two agents wait for each other's, and on a busy machine
+            a process that was just starting may stay; the next start ends what is left.
     """
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
@@ -70,10 +81,15 @@ def ray_cluster(processes: Path) -> Generator[list[dict[str, float]]]:
         logging_level=logging.CRITICAL,  # what trials die of is in the ledger
         **({} if connected() else local),
     )
-    try:
+
+    def remember_all() -> None:
         if not connected():
             remember(processes, children() - others)
-        yield [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+    try:
+        remember_all()
+        nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        yield Cluster(nodes, remember_all)
     finally:
         ray.shutdown()
         processes.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ from gdpo_tune.trials import TrialConfig
 from gdpo_tune.tuning.searcher import LedgerSearcher
 
 
-class FailureReasons(Callback):
-    """Hands the reason of a final failure to the searcher."""
+class Attempts(Callback):
+    """Says that an attempt started, and hands the reason of a final failure to the searcher."""
 
-    def __init__(self, searcher: LedgerSearcher) -> None:
+    def __init__(self, searcher: LedgerSearcher, on_start: Callable[[], None]) -> None:
         self._searcher = searcher
+        self._on_start = on_start
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Ray has a process for the trial."""
+        self._on_start()
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray gives the trial up: the reason goes to the ledger, the traceback beside the trial."""

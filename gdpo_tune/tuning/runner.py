@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,10 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     started = time.time()
     session: int | None = None
     try:
-        with cluster.ray_cluster(ledger.directory / "ray.processes") as nodes:
-            width = slots(ledger.spec.resources, nodes)
+        with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
+            width = slots(ledger.spec.resources, ray_up.nodes)
             session = ledger.begin_session(started, width, provenance())
-            return search(ledger, train, width, emit)
+            return search(ledger, train, width, emit, ray_up.remember)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
@@ -97,7 +97,9 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
             ledger.end_session(session)
 
 
-def search(ledger: Ledger, train: str, width: int, emit: Listener) -> bool:
+def search(
+    ledger: Ledger, train: str, width: int, emit: Listener, on_start: Callable[[], None]
+) -> bool:
     """Run trials, `width` side by side, on the Ray that is up; return whether interrupted."""
     from gdpo_tune.tuning.interruption import Interruption, on_signals
     from gdpo_tune.tuning.searcher import LedgerSearcher
@@ -115,7 +117,7 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener) -> bool:
 
     try:
         with on_signals(stop), quiet_optuna():
-            tune(ledger, searcher, interruption)
+            tune(ledger, searcher, interruption, on_start)
     except KeyboardInterrupt:
         interruption.requested = True
     finally:
@@ -126,11 +128,11 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener) -> bool:
     return interruption.requested
 
 
-def tune(ledger: Ledger, searcher: Any, interruption: Any) -> None:
+def tune(ledger: Ledger, searcher: Any, interruption: Any, on_start: Callable[[], None]) -> None:
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
 
-    from gdpo_tune.tuning.failures import FailureReasons
+    from gdpo_tune.tuning.failures import Attempts
     from gdpo_tune.tuning.trainable import run_trial
 
     spec = ledger.spec
@@ -152,7 +154,7 @@ def tune(ledger: Ledger, searcher: Any, interruption: Any) -> None:
             verbose=0,
             stop=interruption,
             failure_config=FailureConfig(max_failures=RETRIES),
-            callbacks=[FailureReasons(searcher)],
+            callbacks=[Attempts(searcher, on_start)],
         ),
     ).fit()
 

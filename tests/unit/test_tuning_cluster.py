@@ -50,8 +50,11 @@ def test_only_processes_of_the_cluster_are_remembered(
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     spawn()  # a server of somebody else, say
-    with cluster.ray_cluster(file):
+    with cluster.ray_cluster(file) as up:
         assert [pid for pid, _ in cluster.remembered(file)] == new
+        new.append(spawn().pid)
+        up.remember()
+        assert sorted(pid for pid, _ in cluster.remembered(file)) == sorted(new)
     assert not file.exists()
 
 
