@@ -1,0 +1,150 @@
+"""The real command, stopped in the middle: by `kill -9` again and again, and by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
+
+pytestmark = pytest.mark.fault
+
+ROOT = Path(__file__).resolve().parents[2]
+SPACE = ROOT / "search_spaces" / "code.yaml"
+SHORT = (
+    "search.trials=4",
+    "search.replicates={per_point: 1, max_runs: 1}",
+    "training.steps=20",
+    "training.checkpoint_every=5",
+    "training.validation_prompts=16",
+    "training.test_prompts=16",
+)
+WAIT = 180.0
+"""Seconds after which something that was waited for is taken never to come."""
+
+
+def arguments() -> list[str]:
+    return [str(SPACE), *(word for override in SHORT for word in ("--set", override))]
+
+
+def spec_in(folder: Path) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={folder / 'runs'}", *SHORT])
+
+
+@contextmanager
+def sweep_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command, as a person runs it in `folder`, in a process group of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "gdpo_tune.sweep", *arguments()],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Wait for a moment in the life of a sweep that must not end before it."""
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def step_lines(directory: Path) -> list[int]:
+    """The step of every line that a trial has written, repeated ones too."""
+    file = directory / "steps.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def trials_of(folder: Path) -> list[mlflow.entities.Run]:
+    """MLflow's runs of the trials of the one sweep."""
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("code")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    assert [run.data.tags["role"] for run in runs].count("sweep") == 1
+    return [run for run in runs if run.data.tags["role"] != "sweep"]
+
+
+def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path: Path):
+    sweep = spec_in(tmp_path).directory
+    moments: list[Callable[[], bool]] = [
+        lambda: (sweep / "ledger.journal").exists(),
+        lambda: len(step_lines(sweep / "trials" / "1")) >= 3,
+        lambda: newest_valid_checkpoint(sweep / "trials" / "2") is not None,
+        lambda: (sweep / "trials" / "4").exists(),
+    ]
+    for moment in moments:
+        with sweep_in(tmp_path) as process:
+            wait_until(process, moment)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    with sweep_in(tmp_path) as process:
+        _, told = process.communicate()
+        assert process.returncode == 0, told
+
+    with Ledger.open(spec_in(tmp_path), read_only=True) as ledger:
+        records = ledger.records()
+        sessions = ledger.sessions()
+    assert {record.state for record in records} == {"complete"}
+    assert Counter(record.role for record in records) == {
+        "untrained": 1,
+        "published": 1,
+        "search": 4,
+        "replicate": 1,
+    }
+    ends = [
+        entry["trial_id"]
+        for line in (sweep / "ledger.journal").read_text().splitlines()
+        if "outcome" in (entry := json.loads(line)).get("user_attr", {})
+    ]
+    assert sorted(ends) == [record.number for record in records]
+    assert 1 <= sum("finished" not in session for session in sessions) <= len(moments)
+
+    runs = trials_of(tmp_path)
+    assert sorted(int(run.data.tags["trial"]) for run in runs) == [r.number for r in records]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(tmp_path: Path):
+    trial = spec_in(tmp_path).directory / "trials" / "1"
+    with sweep_in(tmp_path) as process:
+        wait_until(process, lambda: len(step_lines(trial)) >= 3)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        _, told = process.communicate()
+        assert process.returncode == 130, told
+    assert f"Go on with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+    checkpoint = newest_valid_checkpoint(trial)
+    assert checkpoint is not None
+    stopped = read_checkpoint(checkpoint).step
+    assert step_lines(trial) == list(range(1, stopped + 1))  # nothing after the checkpoint is lost
+
+    with sweep_in(tmp_path) as process:
+        wait_until(process, lambda: len(step_lines(trial)) > stopped)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate()
+    assert step_lines(trial) == list(range(1, len(step_lines(trial)) + 1))
