@@ -21,7 +21,7 @@ from gdpo_tune.trials import Objective, TrialRecord
 
 
 @dataclass(frozen=True)
-class FrontPoint:
+class HypervolumePoint:
     """The hypervolume once a trial had ended."""
 
     number: int
@@ -49,7 +49,7 @@ class Front:
     """Of the front, against the objectives' fixed references."""
 
     @cached_property
-    def hypervolume_over_trials(self) -> tuple[FrontPoint, ...]:
+    def hypervolume_over_trials(self) -> tuple[HypervolumePoint, ...]:
         """The hypervolume after each trained trial that ended, in order of ending.
 
         Each point is the front as it was known then, over the means of the seeds so far: the curve
@@ -91,13 +91,13 @@ def build_front(records: Sequence[TrialRecord], objectives: Sequence[Objective])
 
 def _hypervolume_trace(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
-) -> tuple[FrontPoint, ...]:
+) -> tuple[HypervolumePoint, ...]:
     key_of = {r.number: key for key, members in grouped(records).items() for r in members}
     ended = [r for r in records if r.role != "untrained" and r.finished is not None]
     ended.sort(key=lambda record: (record.finished or math.inf, record.number))
     seeds: dict[object, list[TrialRecord]] = {}
     points: dict[object, tuple[float, ...]] = {}
-    trace: list[FrontPoint] = []
+    trace: list[HypervolumePoint] = []
     for record in ended:
         key = key_of[record.number]
         if is_measured(record, objectives):
@@ -108,5 +108,7 @@ def _hypervolume_trace(
                     pooled([seed.test[goal.name] for seed in seeds[key]]).mean
                     for goal in objectives
                 )
-        trace.append(FrontPoint(record.number, hypervolume(list(points.values()), objectives)))
+        trace.append(
+            HypervolumePoint(record.number, hypervolume(list(points.values()), objectives))
+        )
     return tuple(trace)

@@ -69,12 +69,6 @@ def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
     return float(moocore.hypervolume(points[inside], ref=reference))
 
 
-def hypervolume_over_trials(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
-    """Hypervolume of the first 1, 2, ..., T points, `float[T]`; it never falls."""
-    array = np.asarray(values, dtype=np.float64)
-    return np.array([hypervolume(array[: end + 1], objectives) for end in range(len(array))])
-
-
 def reference_losses(objectives: Sequence[Objective]) -> Floats:
     """The references of the objectives as losses, `float[M]`."""
     return np.array([objective.reference for objective in objectives]) * _signs(objectives)
