@@ -125,6 +125,11 @@ class Measurement:
     """`train/...` of this step; `validation/<metric>` where an evaluation took place."""
     cost: Cost
 
+    @property
+    def validated(self) -> bool:
+        """Whether an evaluation took place."""
+        return any(name.startswith("validation/") for name in self.metrics)
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -80,6 +80,11 @@ class LiveDisplay:
             # Text, since a reason may hold what rich would take for markup.
             self._console.print(Text(f"{clock} {line}"), soft_wrap=True, highlight=False)
 
+    @property
+    def note(self) -> str:
+        """How the sweep ended, in a few words; empty as long as it has not."""
+        return self._progress.ending
+
     def picture(self) -> RenderableType:
         """What the terminal shows now."""
         front = self._progress.front()
@@ -132,7 +137,7 @@ class LiveDisplay:
             return f"trial {event.record.number} starts: {_what(event.record)}"
         if isinstance(event, TrialFinished):
             return self._ended(event.record)
-        return f"{self._spec.name}: {'interrupted' if event.interrupted else 'finished'}"
+        return f"{self._spec.name}: {self.note}"
 
     def _ended(self, record: TrialRecord) -> str:
         head = f"trial {record.number} {record.state}"

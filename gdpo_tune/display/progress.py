@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 
 from gdpo_tune.analysis.front import Front, build_front
@@ -26,6 +27,16 @@ IDLE_SHARE = 20
 """The front may take one part in so many of the time, however large the sweep is."""
 
 
+@dataclass(frozen=True)
+class Running:
+    """A running trial and what it has reported, as far as it has."""
+
+    record: TrialRecord
+    latest: Measurement | None
+    validated: Measurement | None
+    """The latest measurement with an evaluation."""
+
+
 class Progress:
     """Counts, running trials, the front so far and an estimate of the time left."""
 
@@ -40,10 +51,14 @@ class Progress:
         """Training steps of a trial."""
         self.planned = 0
         """Trials at the end of the sweep, at most."""
+        self.ending = ""
+        """How the sweep ended, in a few words; empty as long as it has not."""
         self._clock = clock
         self._lock = Lock()
         self._records: dict[int, TrialRecord] = {}
         self._latest: dict[int, Measurement] = {}
+        self._validated: dict[int, Measurement] = {}
+        self._started_any = False
         self._began = clock()
         self._done_before = 0.0
         self._front: Front | None = None
@@ -61,23 +76,29 @@ class Progress:
             elif isinstance(event, SweepFinished):
                 self._records = {record.number: record for record in event.records}
                 self._front_at = -float("inf")
+                self.ending = self._ending(event)
             elif isinstance(event, TrialProgress):
                 self._latest[event.number] = event.measurement
+                if event.measurement.validated:
+                    self._validated[event.number] = event.measurement
             else:
                 self._records[event.record.number] = event.record
-                if not isinstance(event, TrialStarted):
+                if isinstance(event, TrialStarted):
+                    self._started_any = True
+                else:
                     self._latest.pop(event.record.number, None)
+                    self._validated.pop(event.record.number, None)
 
     def counts(self) -> Counter[str]:
         """Trials by state."""
         with self._lock:
             return Counter(record.state for record in self._records.values())
 
-    def running(self) -> list[tuple[TrialRecord, Measurement | None]]:
-        """Running trials with their latest measurement, by number."""
+    def running(self) -> list[Running]:
+        """Running trials, by number."""
         with self._lock:
             return [
-                (record, self._latest.get(number))
+                Running(record, self._latest.get(number), self._validated.get(number))
                 for number, record in sorted(self._records.items())
                 if record.state == "running"
             ]
@@ -107,6 +128,11 @@ class Progress:
         if gained < 0.1:
             return None
         return max(0.0, self.planned - done) * (self._clock() - self._began) / gained
+
+    def _ending(self, event: SweepFinished) -> str:
+        if event.interrupted:
+            return "interrupted"
+        return "finished" if self._started_any else "was finished already: nothing was started"
 
     def _done(self) -> float:
         """Trials that ended, and the shares of those that run."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import FRONT, REPORT, style
-from gdpo_tune.figures.header import wall_time
+from gdpo_tune.figures.header import other_states, wall_time
 from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
@@ -25,7 +25,11 @@ WIDTH = 160
 
 
 def print_summary(
-    spec: SweepSpec, records: Sequence[TrialRecord], console: Console | None = None
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    console: Console | None = None,
+    *,
+    note: str = "",
 ) -> None:
     """Print the front with its standard errors, the failures, and where everything is.
 
@@ -33,12 +37,13 @@ def print_summary(
         spec: the sweep.
         records: all its trials; there may be none.
         console: where to print; default: standard output.
+        note: how the sweep ended, as `LiveDisplay.note` has it; comes first.
     """
     out = console or Console()
     if not out.is_terminal and console is None:
         out = Console(width=WIDTH)
     front = build_front(records, spec.objective_list())
-    out.print(_head(spec, front))
+    out.print(_head(spec, front, note))
     if front.members or front.baselines:
         out.print(front_table(front, spec.space.dimensions, out))
     if any(member.provisional for member in front.members):
@@ -50,17 +55,16 @@ def print_summary(
     _print_places(out, spec, front)
 
 
-def _head(spec: SweepSpec, front: Front) -> Text:
+def _head(spec: SweepSpec, front: Front, note: str) -> Text:
     states = Counter(record.state for record in front.records)
-    others = "".join(
-        f", {states[state]} {state}"
-        for state in ("running", "waiting", "pruned", "failed")
-        if states[state]
+    counts = ", ".join(
+        filter(None, [f"{states['complete']} trials complete", other_states(states)])
     )
     return Text.assemble(
         "\n",
         (spec.name, "bold"),
-        f": {states['complete']} trials complete{others} in "
+        f": {note}; " if note else ": ",
+        f"{counts} in "
         f"{style.duration(wall_time(front.records))}; {len(front.members)} on the front, "
         f"hypervolume {style.number(front.hypervolume)}",
     )

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.display.progress import Running
 from gdpo_tune.figures import style
-from gdpo_tune.trials import Measurement, TrialRecord
+from gdpo_tune.trials import TrialRecord
 
 REMARKS = 18
 """Columns of the remarks, which may take several lines."""
@@ -45,16 +46,17 @@ def front_table(
     return _front_table(front, shown, [], likely=False)
 
 
-def running_table(running: Sequence[tuple[TrialRecord, Measurement | None]], steps: int) -> Table:
+def running_table(running: Sequence[Running], steps: int) -> Table:
     """Trials that run now, with their latest validation values."""
     table = _table("trial", "role", "normalization")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("latest on validation prompts")
-    for record, measurement in running:
-        step = "starting" if measurement is None else f"{measurement.step}/{steps}"
-        seen = {} if measurement is None else measurement.metrics
+    for trial in running:
+        record = trial.record
+        step = "starting" if trial.latest is None else f"{trial.latest.step}/{steps}"
+        seen = "" if trial.validated is None else _seen(trial.validated.metrics)
         table.add_row(
-            str(record.number), role(record), style.mode_of(record.params), step, Text(_seen(seen))
+            str(record.number), role(record), style.mode_of(record.params), step, Text(seen)
         )
     return table
 

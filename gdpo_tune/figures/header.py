@@ -20,7 +20,7 @@ def header(spec: SweepSpec, front: Front) -> str:
     states = Counter(record.state for record in front.records)
     provisional = sum(member.provisional for member in front.members)
     tiles = [
-        ("trials complete", str(states["complete"]), _others(states)),
+        ("trials complete", str(states["complete"]), other_states(states) or "none failed"),
         ("on the front", str(len(front.members)), f"{provisional} provisional"),
         ("hypervolume", style.number(front.hypervolume), _references(front)),
         ("wall time", style.duration(wall_time(front.records)), _work(front.records)),
@@ -54,9 +54,10 @@ def wall_time(records: Sequence[TrialRecord]) -> float:
     return max(finished) - min(started) if started and finished else 0.0
 
 
-def _others(states: Counter[str]) -> str:
+def other_states(states: Counter[str]) -> str:
+    """The trials that are not complete, such as `2 running, 1 failed`; empty if there are none."""
     named = [f"{states[s]} {s}" for s in ("running", "waiting", "pruned", "failed") if states[s]]
-    return ", ".join(named) or "none failed"
+    return ", ".join(named)
 
 
 def _references(front: Front) -> str:

@@ -88,6 +88,26 @@ def test_an_interruption_is_said(spec):
     assert "interrupted" in console.file.getvalue()
 
 
+def test_a_sweep_that_was_finished_says_that_nothing_was_started(spec):
+    console = paper()
+    display = LiveDisplay(spec, console)
+    assert display.note == ""
+    records = tuple(make_records(spec, 3))
+    display(SweepStarted(records, len(records)))
+    display(SweepFinished(records, interrupted=False))
+    assert display.note == "was finished already: nothing was started"
+    assert console.file.getvalue().splitlines()[-1].endswith(display.note)
+
+
+def test_the_note_says_how_a_sweep_ended(spec):
+    display = LiveDisplay(spec, paper(100, terminal=True))
+    for event in events(make_records(spec, 3)):
+        display(event)
+    assert display.note == "finished"
+    display(SweepFinished((), interrupted=True))
+    assert display.note == "interrupted"
+
+
 def test_the_display_costs_no_plotting_library():
     """A sweep may still be refused once the display is there."""
     code = """import sys, gdpo_tune.display, gdpo_tune.tracking, gdpo_tune.tuning.quasi_random
@@ -123,6 +143,16 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
     front = build_front(records, spec.objective_list())
     assert f"hypervolume {style.number(front.hypervolume)}" in text
     assert style.estimate(front.members[0].mean["correctness"]) in text
+
+
+def test_validation_values_stay_until_there_are_newer_ones(spec):
+    display = LiveDisplay(spec, paper(140, terminal=True))
+    display(TrialStarted(replace(make_records(spec, 3)[2], state="running")))
+    display(TrialProgress(2, Measurement(30, {"validation/format": 0.5}, Cost())))
+    display(TrialProgress(2, Measurement(31, {"train/loss": 1.0}, Cost())))
+    text = picture(display)
+    assert "31/60" in text
+    assert "format 0.500" in text
 
 
 def test_a_long_front_is_cut_short_and_says_so(spec):
@@ -241,6 +271,13 @@ def test_a_tracking_server_is_named_by_its_address(spec):
     tracking = spec.tracking.model_copy(update={"uri": "http://tracking:5000"})
     text = summary(spec.model_copy(update={"tracking": tracking}), [])
     assert "in MLflow   http://tracking:5000" in text
+
+
+def test_the_head_of_the_summary_begins_with_the_note(spec):
+    console = paper()
+    print_summary(spec, make_records(spec, 4, failed=(3,)), console, note="finished")
+    head = console.file.getvalue().splitlines()[1]
+    assert head.startswith(f"{spec.name}: finished; 5 trials complete, 1 failed in ")
 
 
 def test_the_summary_of_nothing(spec):
