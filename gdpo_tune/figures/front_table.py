@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from gdpo_tune.analysis.front import Front
@@ -24,9 +24,14 @@ def front_table(front: Front, dimensions: Sequence[str]) -> str:
     rows += [_row(front, c, dimensions) for c in front.baselines if not c.on_front]
     if not front.members:
         rows.insert(0, f'<tr><td colspan="{len(heads)}">Nothing is on the front yet.</td></tr>')
+    return html_table("front", map(escape, heads), rows)
+
+
+def html_table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
+    """A table that scrolls: `heads` as HTML without `<th>`, `rows` as HTML with `<tr>`."""
     return (
-        '<div class="scroll tall"><table class="front"><thead><tr>'
-        + "".join(f"<th>{escape(head)}</th>" for head in heads)
+        f'<div class="scroll tall"><table class="{kind}"><thead><tr>'
+        + "".join(f"<th>{head}</th>" for head in heads)
         + "</tr></thead><tbody>"
         + "".join(rows)
         + "</tbody></table></div>"

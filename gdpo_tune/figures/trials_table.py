@@ -7,7 +7,7 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures import style
-from gdpo_tune.figures.front_table import mode_cell, value_cell
+from gdpo_tune.figures.front_table import html_table, mode_cell, value_cell
 from gdpo_tune.trials import Objective, TrialRecord
 
 Cell = tuple[str, str | float]
@@ -29,13 +29,8 @@ def trials_table(front: Front, dimensions: Sequence[str]) -> str:
         _row(record, others, front.objectives, record.number in members)
         for record in sorted(front.records, key=lambda record: record.number)
     ]
-    return (
-        '<div class="scroll tall"><table class="sortable"><thead><tr>'
-        + "".join(f'<th><button type="button">{escape(head)}</button></th>' for head in heads)
-        + "</tr></thead><tbody>"
-        + "".join(rows)
-        + "</tbody></table></div>"
-    )
+    buttons = (f'<button type="button">{escape(head)}</button>' for head in heads)
+    return html_table("sortable", buttons, rows)
 
 
 def failures(front: Front) -> str:
