@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 import uuid
@@ -77,16 +78,14 @@ class MlflowSink:
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
 
-    def __reduce__(self) -> tuple[type[MlflowSink], tuple[SweepSpec]]:
-        """A copy is a sink that has heard nothing: Ray pickles whatever its searcher can reach."""
-        return MlflowSink, (self._spec,)
-
     def __call__(self, event: Event) -> None:
         """Take in an event of the sweep: a line on the spool, and now and then the front."""
         match event:
             case SweepStarted():
                 self._open(event.records)
             case TrialStarted():
+                # Not sooner: a sweep that was finished has nothing to start, and stays as it is.
+                self._say(SWEEP, Content(status="RUNNING"))
                 self._update_trial(event.record)
             case TrialProgress():
                 self._add_points(event.number, event.measurement, self._now())
@@ -99,13 +98,16 @@ class MlflowSink:
             self._update_front()
 
     def log_pictures(self) -> None:
-        """Attach `report.html` and `front.png` of the sweep's folder to the parent run."""
+        """Attach `report.html` and `front.png` to the parent run, as far as they are new."""
         if self._spool is None:
             return
         for name in PICTURES:
             path = self._directory / name
-            if path.exists():
-                self._spool.put({"run": SWEEP, "artifact": {"file": str(path)}})
+            if not path.exists():
+                continue
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if self._known[SWEEP].files.get(str(path)) != digest:
+                self._put({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
 
     def close(self, timeout: float = CLOSING_SECONDS) -> str:
         """Send what is left, for at most `timeout` seconds.
@@ -116,7 +118,8 @@ class MlflowSink:
         """
         if self._spool is None or self._sender is None:
             return ""
-        if self._known[SWEEP].status == "RUNNING":
+        # A run without a status is one that MLflow has just made, and shows as running.
+        if self._known[SWEEP].status in ("", "RUNNING"):
             self._finish(list(self._records.values()), "FAILED")
         left = self._sender.close(timeout)
         self._spool.close()
@@ -171,7 +174,7 @@ class MlflowSink:
             "task": self._spec.task,
             "policy": self._spec.policy,
         }
-        self._say(SWEEP, Content(name=identity.name, tags=tags, status="RUNNING"))
+        self._say(SWEEP, Content(name=identity.name, tags=tags))
         uri = self._spec.tracking.uri
         self._say_text("spec.yaml", self._spec.dump_yaml().replace(uri, without_password(uri)))
 

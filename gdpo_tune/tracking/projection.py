@@ -7,7 +7,8 @@ A message concerns one run and holds any of
     tags, params                 name -> text
     metrics                      [name, value, time in ms, step], finite values only
     status, end                  MLflow's word for the state; end in ms, absent while it runs
-    artifact                     {name, text} or {file}; such a message holds nothing else
+    artifact                     {name, text}, or {file, sha256} of a file that is read when it is
+                                 sent; such a message holds nothing else
     renew                        true where a run's first message replaces an earlier run, since
                                  the ledger lost that trial in a crash and gave its number again
 
@@ -81,6 +82,8 @@ class Known:
     status: str = ""
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Artifacts given as text, by name."""
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """SHA-256 of artifacts given as files, by path."""
 
     def learn(self, message: Message) -> None:
         """Take in what `message` says."""
@@ -93,6 +96,8 @@ class Known:
         artifact = message.get("artifact", {})
         if "text" in artifact:
             self.texts[artifact["name"]] = artifact["text"]
+        if "sha256" in artifact:
+            self.files[artifact["file"]] = artifact["sha256"]
 
     def lacks(self, content: Content, now: int) -> Message:
         """The part of `content` that was not said yet, without `run`; empty if all of it was.

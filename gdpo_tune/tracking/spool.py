@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.files import write_whole
+
 Message = dict[str, Any]
 """One JSON object; `gdpo_tune.tracking.projection` says what it holds."""
 
@@ -89,9 +91,7 @@ class Spool:
             return
         self.offset, self.leftover = offset, leftover
         position = {"destination": self._destination, "offset": offset, "leftover": leftover}
-        temporary = self._position.with_suffix(".offset.new")
-        temporary.write_text(json.dumps(position))
-        temporary.replace(self._position)
+        write_whole(self._position, json.dumps(position))
 
     def set_aside(self, message: Message, reason: str) -> None:
         """Keep a message that the receiver refuses in a file of its own."""

@@ -1,6 +1,5 @@
 """The sink says everything once, whatever was said by processes before it."""
 
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -134,14 +133,29 @@ def test_a_checkpoint_that_was_deleted_is_taken_back(spec, store, tmp_path):
     ]
 
 
-def test_a_finished_sweep_says_nothing_new_of_its_trials(spec, store):
+def test_a_finished_sweep_says_nothing_new(spec, store):
     record = complete(0, 0.9, 0.1)
     end = SweepFinished((record,), interrupted=False)
     play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
     before = len(store.messages)
     play(spec, SweepStarted((record,), 1), end)
-    assert {message["run"] for message in store.messages[before:]} == {"sweep"}
+    assert store.messages[before:] == []
     assert store.identities[0].sweep_id == store.identities[1].sweep_id
+
+
+def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, store):
+    record = complete(0, 0.9, 0.1)
+    end = SweepFinished((record,), interrupted=False)
+    play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
+    more = complete(1, 0.5, 0.5)
+    end = SweepFinished((record, more), interrupted=False)
+    play(spec, SweepStarted((record,), 2), TrialStarted(running(1)), TrialFinished(more), end)
+    assert store.of("sweep", "status") == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
+
+
+def test_a_sweep_that_breaks_before_its_first_trial_has_failed(spec, store):
+    play(spec, SweepStarted((), 1))
+    assert store.of("sweep", "status") == ["FAILED"]
 
 
 def test_what_a_crash_kept_from_the_spool_is_said_at_the_next_start(spec, store):
@@ -219,6 +233,17 @@ def test_pictures_are_attached_if_they_exist(spec, store):
     assert files == [str(spec.directory / "report.html")]
 
 
+def test_pictures_are_sent_again_only_if_they_changed(spec, store):
+    for content in ("first", "first", "second"):
+        with MlflowSink(spec) as sink:
+            sink(SweepStarted((), 0))
+            (spec.directory / "front.png").write_text(content)
+            sink.log_pictures()
+            sink.log_pictures()
+    files = [artifact for artifact in store.artifacts() if "file" in artifact]
+    assert [artifact["file"] for artifact in files] == [str(spec.directory / "front.png")] * 2
+
+
 def test_a_password_in_the_uri_stays_here(tmp_path, store):
     uri = "postgresql://me:secret@127.0.0.1:1/db"
     play(tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
@@ -253,14 +278,3 @@ def test_nothing_is_touched_before_the_ledger_is_held(spec, store):
         sink.log_pictures()
     assert not spec.directory.exists()
     assert store.identities == []
-
-
-def test_a_pickled_copy_of_an_open_sink_touches_nothing(spec, store):
-    with MlflowSink(spec) as sink:
-        sink(SweepStarted((), 1))
-        copy = pickle.loads(pickle.dumps(sink))
-        copy.log_pictures()
-        assert copy.close(LONG) == ""
-        sink(TrialStarted(running(0)))
-    assert store.of("0", "name") == ["trial-000"]
-    assert len(store.identities) == 1
