@@ -4,6 +4,6 @@ import os
 
 from hypothesis import settings
 
-# No deadline: a test says nothing about time. In CI the same examples every time; elsewhere new ones.
+# No deadline: a test says nothing about time. CI has the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")
