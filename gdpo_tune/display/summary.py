@@ -15,6 +15,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import FRONT, REPORT, style
 from gdpo_tune.figures.header import other_states, wall_time
+from gdpo_tune.spec import without_password
 from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _policies(front: Front) -> list[tuple[str, str]]:
 
 
 def _tracking_command(uri: str) -> str:
+    uri = without_password(uri)
     if uri.startswith(("http://", "https://")):
         return uri
     return shlex.join(["mlflow", "ui", "--backend-store-uri", uri])

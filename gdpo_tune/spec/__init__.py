@@ -2,6 +2,7 @@
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed, Uniform
 from gdpo_tune.spec.dry_run import dry_run
+from gdpo_tune.spec.dump import shown_yaml, without_password
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import check_resources
@@ -37,4 +38,6 @@ __all__ = [
     "dry_run",
     "lint",
     "load_spec",
+    "shown_yaml",
+    "without_password",
 ]

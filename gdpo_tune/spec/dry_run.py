@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
+from gdpo_tune.spec.dump import shown_yaml
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import describe
@@ -14,7 +15,7 @@ def dry_run(spec: SweepSpec) -> str:
     warnings = [f"  - {warning}" for warning in lint(spec)]
     parts = [
         "# Resolved",
-        spec.dump_yaml().rstrip(),
+        shown_yaml(spec).rstrip(),
         "",
         f"# Identity: {spec.identity()} (kept in {spec.directory})",
         "",

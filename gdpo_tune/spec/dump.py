@@ -28,6 +28,18 @@ def dump_yaml(spec: SweepSpec) -> str:
     return "\n".join(line for key, value in plain.items() for line in block(key, value)) + "\n"
 
 
+def without_password(uri: str) -> str:
+    """`uri` as it may be shown."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", uri)
+
+
+def shown_yaml(spec: SweepSpec) -> str:
+    """The resolved file as it may be shown: without the password of the tracking URI."""
+    uri = without_password(spec.tracking.uri)
+    tracking = spec.tracking.model_copy(update={"uri": uri})
+    return dump_yaml(spec.model_copy(update={"tracking": tracking}))
+
+
 def block(key: str, value: object) -> Iterator[str]:
     """One top-level key: an entry a line."""
     if isinstance(value, Mapping) and value:

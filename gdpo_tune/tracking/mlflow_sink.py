@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gdpo_tune.spec import shown_yaml, without_password
 from gdpo_tune.steps import read_steps
 from gdpo_tune.tracking import projection
 from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milliseconds
 from gdpo_tune.tracking.sender import Sender
-from gdpo_tune.tracking.server import absolute_uri, set_environment, without_password
+from gdpo_tune.tracking.server import absolute_uri, set_environment
 from gdpo_tune.tracking.spool import Message, Spool
 from gdpo_tune.trials import (
     Event,
@@ -175,8 +176,7 @@ class MlflowSink:
             "policy": self._spec.policy,
         }
         self._say(SWEEP, Content(name=identity.name, tags=tags))
-        uri = self._spec.tracking.uri
-        self._say_text("spec.yaml", self._spec.dump_yaml().replace(uri, without_password(uri)))
+        self._say_text("spec.yaml", shown_yaml(self._spec))
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import os
-import re
 import socket
 import sys
 import urllib.error
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune.errors import TrackingError
+from gdpo_tune.spec import without_password
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -123,11 +123,6 @@ def absolute_uri(uri: str) -> str:
     """`uri` with the file of a SQLite database made absolute, so that no `chdir` moves it."""
     path = sqlite_path(uri)
     return uri if path is None else f"{SQLITE}{path}"
-
-
-def without_password(uri: str) -> str:
-    """`uri` as it may be shown."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", uri)
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:

@@ -273,6 +273,14 @@ def test_a_tracking_server_is_named_by_its_address(spec):
     assert "in MLflow   http://tracking:5000" in text
 
 
+@pytest.mark.parametrize("scheme", ["http", "postgresql"])
+def test_a_password_is_not_printed(spec, scheme):
+    tracking = spec.tracking.model_copy(update={"uri": f"{scheme}://me:secret@host/db"})
+    text = summary(spec.model_copy(update={"tracking": tracking}), [])
+    assert f"{scheme}://me:***@host/db" in text
+    assert "secret" not in text
+
+
 def test_the_head_of_the_summary_begins_with_the_note(spec):
     console = paper()
     print_summary(spec, make_records(spec, 4, failed=(3,)), console, note="finished")

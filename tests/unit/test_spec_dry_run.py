@@ -9,7 +9,7 @@ from spec_cases import GOOD
 
 from gdpo_tune import registry
 from gdpo_tune.errors import ResourcesError
-from gdpo_tune.spec import check_resources, dry_run, lint, load_spec
+from gdpo_tune.spec import check_resources, dry_run, lint, load_spec, without_password
 from gdpo_tune.spec.machine import visible_gpus
 
 
@@ -53,6 +53,15 @@ def test_dry_run_tells_space_prompts_and_budget(load):
     assert "held-out evaluation 9,600 3 x 200 + 400 a trained run" in lines
     assert "total 15,360" in lines
     assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
+
+
+def test_passwords_are_not_shown(load):
+    spec = load("tracking.uri=postgresql://me:secret@host/db")
+    text = dry_run(spec)
+    assert "postgresql://me:***@host/db" in text
+    assert "secret" not in text
+    assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
+    assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"
 
 
 def test_dry_run_without_doubts(load):
