@@ -32,7 +32,8 @@ class Receiver(Protocol):
         """Take the messages and return those that could not be placed for now.
 
         Only messages that nothing else waits for may be returned (files). A repetition of what
-        was delivered before must change nothing.
+        was delivered before must change nothing. The first call may hold no messages; it is the
+        occasion to restore what was delivered by earlier processes and is no longer there.
 
         Raises:
             Away: try all of them again later.
@@ -59,6 +60,7 @@ class Sender:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._refusals = 0
+        self._met = False
         self.problem = ""
         """Why the last attempt failed; empty if it did not."""
         self.refused = 0
@@ -81,7 +83,7 @@ class Sender:
 
     def _run(self) -> None:
         delay = FIRST_DELAY
-        while not (self._closing.is_set() and self._spool.is_drained()):
+        while not (self._closing.is_set() and self._spool.is_drained() and self._is_acquainted()):
             try:
                 more = self._step()
             except (Away, Refused) as error:
@@ -95,6 +97,10 @@ class Sender:
                 self._pause(0 if more else self._interval)
             if time.monotonic() > self._deadline:
                 return
+
+    def _is_acquainted(self) -> bool:
+        """Whether an empty spool has been delivered at least, or tried to."""
+        return self._met or bool(self.problem)
 
     def _pause(self, seconds: float) -> None:
         if not self._closing.wait(seconds):
@@ -118,7 +124,8 @@ class Sender:
 
         The first refusal may be due to a stale memory of the other side, which `forget` clears.
         """
-        if not messages:
+        # The first delivery is made even of nothing: the receiver mends what the other side lost.
+        if not messages and self._met:
             return []
         try:
             left = self._receiver.deliver(messages)
@@ -128,6 +135,7 @@ class Sender:
                 raise
             left = self._deliver_singly(messages)
         self._refusals = 0
+        self._met = True
         return left
 
     def _deliver_singly(self, messages: list[Message]) -> list[Message]:

@@ -162,11 +162,12 @@ def test_a_sweep_is_all_there(database):
 
 def test_the_same_command_again_changes_nothing(database):
     folder, client = database
-    _, before = runs_of(client)
+    sweep_before, before = runs_of(client)
     assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
-    _, after = check_whole_sweep(client)
-    assert {n: run.info.run_id for n, run in after.items()} == {
-        n: run.info.run_id for n, run in before.items()
+    sweep_after, after = check_whole_sweep(client)
+    assert sweep_after.to_dictionary() == sweep_before.to_dictionary()
+    assert {n: run.to_dictionary() for n, run in after.items()} == {
+        n: run.to_dictionary() for n, run in before.items()
     }
 
 

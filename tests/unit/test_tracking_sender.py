@@ -61,6 +61,22 @@ def test_everything_is_delivered_in_order_and_once(spool):
     assert receiver.got == [*first, *second]
 
 
+def test_a_receiver_is_met_once_even_with_nothing_to_deliver(spool):
+    receiver = Receiver()
+    assert started(spool, receiver).close(LONG) == 0
+    assert (receiver.attempts, receiver.got) == (1, [])
+
+
+def test_nobody_waits_for_a_receiver_that_is_away_with_nothing_to_deliver(spool):
+    def answer(messages):
+        raise Away("nobody there")
+
+    sender = started(spool, Receiver(answer))
+    sender.close(LONG)
+    assert not sender._thread.is_alive()
+    assert sender.problem == "nobody there"
+
+
 def test_a_receiver_that_is_away_gets_everything_when_it_is_back(spool):
     back = threading.Event()
     tried = threading.Semaphore(0)
