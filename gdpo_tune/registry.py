@@ -44,6 +44,10 @@ class ModeInfo:
     target: str
     ignores: tuple[str, ...] = ()
     """Parameters that have no effect under it, hence are not sampled under it."""
+    sums_first: bool = False
+    """Whether it adds the weighted rewards up before it normalises."""
+    divides_by_group_std: bool = False
+    """Whether it divides by the standard deviation of a group."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,12 @@ CODE_METRICS = {
     "format": MetricInfo("maximize", 0, 1, "share with exactly one think and one answer block"),
     "length": MetricInfo("maximize", 0, 1, "share of completions within the length limit"),
     "mean_length": MetricInfo("minimize", 0, float("inf"), "mean tokens of a completion"),
-    "bug_rate": MetricInfo("minimize", 0, 1, "share whose code does not compile or raises"),
+    "bug_rate": MetricInfo(
+        "minimize",
+        0,
+        1,
+        "share with no program, or one that does not compile, raises or breaks a sandbox limit",
+    ),
 }
 
 TASKS: dict[str, TaskInfo] = {
@@ -99,11 +108,15 @@ TASKS: dict[str, TaskInfo] = {
 }
 
 NORMALIZATIONS: dict[str, ModeInfo] = {
-    "gdpo": ModeInfo("gdpo_tune.training.normalization:gdpo"),
-    "grpo": ModeInfo("gdpo_tune.training.normalization:grpo"),
-    "grpo_no_std": ModeInfo("gdpo_tune.training.normalization:grpo_no_std"),
-    "grpo_batch": ModeInfo("gdpo_tune.training.normalization:grpo_batch"),
-    "gdpo_no_batch_norm": ModeInfo("gdpo_tune.training.normalization:gdpo_no_batch_norm"),
+    "gdpo": ModeInfo("gdpo_tune.training.normalization:gdpo", divides_by_group_std=True),
+    "grpo": ModeInfo(
+        "gdpo_tune.training.normalization:grpo", sums_first=True, divides_by_group_std=True
+    ),
+    "grpo_no_std": ModeInfo("gdpo_tune.training.normalization:grpo_no_std", sums_first=True),
+    "grpo_batch": ModeInfo("gdpo_tune.training.normalization:grpo_batch", sums_first=True),
+    "gdpo_no_batch_norm": ModeInfo(
+        "gdpo_tune.training.normalization:gdpo_no_batch_norm", divides_by_group_std=True
+    ),
     "gdpo_no_std": ModeInfo("gdpo_tune.training.normalization:gdpo_no_std"),
 }
 

@@ -15,10 +15,6 @@ FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
 LARGEST_SE = 0.05
 """Standard error of a share, above which a front of a few points cannot be told from noise."""
-SUM_MODES = ("grpo", "grpo_no_std", "grpo_batch")
-"""Modes that add weighted rewards before they normalise."""
-PER_GROUP_STD = ("gdpo", "gdpo_no_batch_norm", "grpo")
-"""Modes that divide by the standard deviation of a group."""
 CLIPS = ("epsilon", "epsilon_high")
 
 
@@ -56,6 +52,12 @@ def possible(space: Space, name: str) -> tuple[ParamValue, ...]:
     return space.reachable(name) or ()
 
 
+def possible_modes(space: Space) -> list[tuple[str, registry.ModeInfo]]:
+    """The normalization modes that trials can have."""
+    names = [str(name) for name in possible(space, "normalization")]
+    return [(name, registry.NORMALIZATIONS[name]) for name in names]
+
+
 def weights(space: Space) -> list[str]:
     """Names of the reward weights that are not always 0."""
     names = [name for name in space.domains if name.startswith("reward_weights.")]
@@ -86,7 +88,7 @@ def few_prompts(spec: SweepSpec) -> Iterator[str]:
 
 def pairs(spec: SweepSpec) -> Iterator[str]:
     """A group of two keeps the order of a reward alone."""
-    modes = [mode for mode in possible(spec.space, "normalization") if mode in PER_GROUP_STD]
+    modes = [mode for mode, info in possible_modes(spec.space) if info.divides_by_group_std]
     if 2 in possible(spec.space, "group_size") and modes:
         yield (
             "space.group_size = 2: divided by the deviation of two completions, every difference "
@@ -97,7 +99,7 @@ def pairs(spec: SweepSpec) -> Iterator[str]:
 
 def different_scales(spec: SweepSpec) -> Iterator[str]:
     """Fixed weights over rewards of different ranges, in modes that add first."""
-    modes = [mode for mode in possible(spec.space, "normalization") if mode in SUM_MODES]
+    modes = [mode for mode, info in possible_modes(spec.space) if info.sums_first]
     ranges = registry.TASKS[spec.task].rewards
     names = weights(spec.space)
     widths = {
@@ -116,7 +118,7 @@ def different_scales(spec: SweepSpec) -> Iterator[str]:
 def single_reward(spec: SweepSpec) -> Iterator[str]:
     """One reward: nothing to normalise apart."""
     names = weights(spec.space)
-    modes = [m for m in possible(spec.space, "normalization") if str(m).startswith("gdpo")]
+    modes = [mode for mode, info in possible_modes(spec.space) if not info.sums_first]
     if len(names) == 1 and modes:
         yield (
             f"space.normalization = {one_of(modes)}: only {names[0]} is above 0, and with a single "

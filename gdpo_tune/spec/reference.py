@@ -25,6 +25,7 @@ from gdpo_tune.registry import ParameterInfo
 from gdpo_tune.spec import model
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sections import training_model
+from gdpo_tune.steps import MOST_POINTS
 from gdpo_tune.trials import TrainingSettings
 
 T = TypeVar("T")
@@ -63,13 +64,18 @@ METRICS = (
     ("`pareto/size`, `hypervolume`", "of the sweep: points on the front, volume that they cover"),
     ("`cost/completions`, `cost/seconds`, `cost/cpu_seconds`", "what the trial has spent"),
     ("`validation/<metric>`", "every `training.evaluate_every` steps"),
-    ("`train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`", "every step"),
+    ("`train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`", "of a step"),
     ("`train/mean_length`", "mean tokens of a step's completions"),
     ("`train/kl`, `train/clip_ratio`", "where `beta` is above 0; share of clipped tokens"),
     ("`train/reward/<reward>/mean`, `.../std`", "unweighted reward of a step's completions"),
     ("`train/reward/<reward>/dead_groups`", "share of groups in which all have the same reward"),
     ("`train/reward/<reward>/share`", "the reward's part in the pull on the policy"),
 )
+
+
+METRIC_NOTES = f"""A curve of `train/` or `validation/` with more than {MOST_POINTS} points in a trial
+is thinned to between {MOST_POINTS // 2} and {MOST_POINTS}, evenly spread and with the last one;
+`steps.jsonl` in the trial's folder has every step."""
 
 
 def reference() -> str:
@@ -85,6 +91,7 @@ def reference() -> str:
         listing("Schedulers", registry.SCHEDULERS, lambda info: info.doc),
         "## Metrics in MLflow",
         table(("name", "what"), METRICS),
+        METRIC_NOTES,
     ]
     return "\n\n".join(parts)
 
@@ -207,7 +214,8 @@ def tasks() -> list[str]:
         parts.append(
             f"## Task `{name}`\n\nRewards: {rewards}. Published setting, drawn as a baseline: "
             f"{published}.\n\nObjectives and constraints name these held-out metrics; MLflow has "
-            "them as `objective/<metric>`.\n\n" + table(("metric", "better", "range", "what"), rows)
+            "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
+            + table(("metric", "better", "range", "what"), rows)
         )
     return parts
 
