@@ -5,7 +5,7 @@ check:            ## lint, format, types, rooms
 	ruff format --check .
 	pyright
 	lint-imports
-slow:             ## every shipped YAML in full, minutes
+slow:             ## every shipped YAML in full, tens of minutes
 	pytest -m slow
 fault:            ## processes killed on purpose
 	pytest -m fault

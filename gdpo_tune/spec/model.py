@@ -98,10 +98,13 @@ class Resources(Section):
     """Training processes of a trial. More than 1 does not exist yet and is refused."""
 
 
+TRACKING_URI = r"^(sqlite|https?|postgresql|mysql|mssql)(\+\w+)?://|^databricks(://.*)?$"
+
+
 class Tracking(Section):
     """Where MLflow shows the sweep."""
 
-    uri: Annotated[str, Field(min_length=1)] = "sqlite:///mlflow.db"
+    uri: Annotated[str, Field(min_length=1, pattern=TRACKING_URI)] = "sqlite:///mlflow.db"
     """MLflow tracking URI."""
     experiment: str = ""
     """MLflow experiment; default: the sweep's name."""
@@ -127,9 +130,9 @@ class SweepSpec(BaseModel):
     space: Space
     """Parameter -> domain."""
     enqueue: tuple[dict[str, ParamValue], ...] = ()
-    """Points of the space to try first; a parameter left out is up to the sampler."""
+    """Points of the space to try first; a parameter left out comes from the start-up."""
     keep: Keep = "front"
-    """Whose checkpoints stay on disk at the end: the front's, all, or none."""
+    """Whose checkpoints stay on disk at the end: the front's (all, if nothing is on it), all, none."""
     training: TrainingSettings = TrainingSettings()
     """What every trial has in common."""
     search: Search = Search()

@@ -125,7 +125,9 @@ def without_ignoring_modes(
     """The domain of `name`, searched only under normalization modes that do not ignore it."""
     domain, mode = domains[name], "normalization"
     wanted = domain.when.get(mode, domains[mode].values() or ())
-    heeding = tuple(m for m in wanted if name not in registry.NORMALIZATIONS[str(m)].ignores)
+    # a mode that does not exist is a problem of its own, noted where it is written
+    modes = {m: registry.NORMALIZATIONS.get(str(m)) for m in wanted}
+    heeding = tuple(m for m, info in modes.items() if info is None or name not in info.ignores)
     if isinstance(domain, Fixed) or len(heeding) == len(wanted):
         return domain
     if not heeding:

@@ -20,6 +20,10 @@ KINDS_OF_VALUE = {
     "finite_number": ("not finite", "write a finite number"),
     "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
     "string_too_short": ("empty", "write a word, or remove the key"),
+    "string_pattern_mismatch": (
+        "not the address of a tracking server or database",
+        "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
+    ),
     "bool_type": ("not true or false", "write true or false"),
     "model_type": ("not a mapping", "write keys and values below it"),
     "model_attributes_type": ("not a mapping", "write keys and values below it"),

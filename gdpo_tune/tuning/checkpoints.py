@@ -31,4 +31,7 @@ def kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[int]:
     if ledger.spec.keep == "none":
         return set()
     found = configurations(records, ledger.spec.objective_list())
+    if not any(point.on_front for point in found):
+        # Constraints may change on a finished sweep: an empty front names nothing to throw away.
+        return {record.number for record in records}
     return {number for point in found if point.on_front for number in point.numbers}

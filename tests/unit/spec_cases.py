@@ -631,6 +631,14 @@ CASES = {
         "empty",
         "word",
     ),
+    "tracking uri of no kind": (
+        "search:",
+        "tracking: {uri: mlruns}\nsearch:",
+        14,
+        "tracking.uri",
+        "not the address",
+        "sqlite:///mlflow.db",
+    ),
     "required a word": (
         "search:",
         "tracking: {required: yes}\nsearch:",

@@ -257,3 +257,14 @@ def test_any_damage_ends_in_a_spec_or_a_spec_error(data, tmp_path_factory):
     again = path.with_name("again.yaml")
     again.write_text(spec.dump_yaml(), encoding="utf-8")
     assert load_spec(again) == spec
+
+
+def test_a_mode_that_does_not_exist_hides_no_other_problem(tmp_path):
+    found = problems_of(
+        tmp_path,
+        GOOD,
+        "space.normalization=[gdpo, grop]",
+        "space.temperature={range: [0.7, 1], when: {normalization: grop}}",
+        "task=cod",
+    )
+    assert {problem.key for problem in found} >= {"space.normalization[1]", "task"}
