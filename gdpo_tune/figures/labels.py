@@ -11,6 +11,10 @@ WIDTH, HEIGHT = 0.57, 1.36
 RADII = (20.0, 32.0, 46.0, 62.0, 80.0)
 FORBIDDEN = 1000.0
 """Cost of a square pixel beyond the panel or on another label; covering a point costs 1.5."""
+DOT = 6.0
+"""Half the side of a point."""
+CROSSING = 150.0
+"""Cost of a line from a text to its point that runs over another point."""
 ANGLES = tuple(math.radians(degrees) for degrees in (45, 90, 0, 20, 70, 135, 315, 180, 225, 270))
 """Right and up first: better values lie there, so there is nothing behind a front."""
 
@@ -48,21 +52,23 @@ def arrange(
     Args:
         anchors: the points that the texts speak of, in pixels from the lower left corner.
         texts: one for each anchor.
-        obstacles: points that are better not covered, in the same pixels.
+        obstacles: points that are better not covered, nor crossed on the way, in the same pixels.
         size: width and height of the panel in pixels.
         font: font size in pixels.
     """
     whole = Box(0.0, 0.0, *size)
     taken: list[Box] = []
     offsets: list[tuple[float, float]] = []
-    dots = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in obstacles]
+    dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in obstacles]
     for (x, y), text in zip(anchors, texts, strict=True):
+        others = [(a - x, b - y) for a, b in obstacles if math.dist((a, b), (x, y)) > DOT]
         candidates = [_candidate(radius, angle, text, font) for radius in RADII for angle in ANGLES]
         boxes = [_box(x + dx, y + dy, text, font) for dx, dy in candidates]
         costs = [
             FORBIDDEN * (box.area - box.overlap(whole))
             + FORBIDDEN * sum(box.overlap(other) for other in taken)
             + 1.5 * sum(box.overlap(dot) for dot in dots)
+            + CROSSING * sum(_runs_over(offset, other) for other in others)
             + 6 * math.hypot(*offset)
             + index
             for index, (box, offset) in enumerate(zip(boxes, candidates, strict=True))
@@ -77,6 +83,13 @@ def _candidate(radius: float, angle: float, text: str, font: float) -> tuple[flo
     # The text's near end, not its centre, is to lie at the radius.
     half = len(text) * WIDTH * font / 2
     return (math.cos(angle) * (radius + half), math.sin(angle) * radius)
+
+
+def _runs_over(end: tuple[float, float], point: tuple[float, float]) -> bool:
+    """Whether the line from the origin to `end` touches a dot around `point`."""
+    along = (end[0] * point[0] + end[1] * point[1]) / (end[0] ** 2 + end[1] ** 2)
+    nearest = min(max(along, 0.0), 1.0)
+    return math.dist((nearest * end[0], nearest * end[1]), point) < DOT
 
 
 def _box(x: float, y: float, text: str, font: float) -> Box:

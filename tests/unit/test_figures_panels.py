@@ -144,6 +144,15 @@ def test_a_label_avoids_a_point():
     ) == pytest.approx(0)
 
 
+def test_the_line_of_a_label_avoids_a_point():
+    anchor, above = (150, 150), (150, 165)
+    obstacles = [anchor, above, (125, 135)]
+    dx, dy = arrange([anchor], ["best format"], obstacles, (300, 300), 11.0)[0]
+    # Points of the line from the anchor to the text, an eighth of it apart.
+    line = [(150 + i / 8 * dx, 150 + i / 8 * dy) for i in range(1, 9)]
+    assert all(math.dist(point, above) > 6 for point in line)
+
+
 # Style
 
 
