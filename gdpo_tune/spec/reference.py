@@ -73,8 +73,8 @@ METRICS = (
 )
 
 
-METRIC_NOTES = f"""A curve of `train/` or `validation/` with more than {MOST_POINTS} points in a trial
-is thinned to between {MOST_POINTS // 2} and {MOST_POINTS}, evenly spread and with the last one;
+METRIC_NOTES = f"""A curve of `train/` or `validation/` that has more than {MOST_POINTS} points is
+thinned to between {MOST_POINTS // 2} and {MOST_POINTS}, evenly spread and with the last one;
 `steps.jsonl` in the trial's folder has every step."""
 
 
