@@ -307,3 +307,12 @@ def test_checkpoints_are_cleared_of_a_finished_sweep_that_was_killed_before_it_d
     assert 0 < len(kept) < len(records)
     without = spec_in(tmp_path, [*QUICK, "keep=none"])
     assert not any(record.checkpoint for record in run_sweep(without).records)
+
+
+def test_policies_stay_while_no_trial_meets_the_constraints(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, "constraints={correctness: '>= 1'}"])
+    with Ledger.open(spec) as ledger:
+        Keeping(ledger).run()
+    records = run_sweep(spec).records
+    assert not any(record.feasible for record in records)
+    assert all(record.checkpoint for record in records)
