@@ -73,12 +73,12 @@ def check_requirements(spec: SweepSpec) -> None:
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune import registry
-    from gdpo_tune.policies.load import check_policy
+    from gdpo_tune.policies.load import check_available
     from gdpo_tune.spec import check_resources
     from gdpo_tune.tracking import check_server
 
     check_resources(spec)
-    check_policy(spec.policy)
+    check_available(spec.policy)
     with registry.load(registry.TASKS[spec.task].target)(spec.training) as task:
         task.environment()  # starts what the task needs, such as the sandbox
     check_server(spec)

@@ -40,7 +40,7 @@ def policy_folder(name: str) -> str:
 def check_policy(name: str) -> None:
     """Refuse a policy that could not be trained, in milliseconds and without the network.
 
-    A Hub id that is no local folder passes: only loading it can tell.
+    A Hub id that is no local folder passes: `check_available` asks for it.
 
     Raises:
         PolicyError: what is wrong with the name or its folder, and what to do.
@@ -62,6 +62,29 @@ def check_policy(name: str) -> None:
             f"policy {name!r}: no such folder and not a Hub id: {hint} must be one of "
             f"{', '.join(POLICIES)}, a folder with config.json, or a Hub id of the form org/name"
         )
+
+
+def check_available(name: str) -> None:
+    """`check_policy`, and a Hub id must be in the local cache or on the Hub.
+
+    Fetches a configuration of a few KB, so that a misspelt id costs no cluster its start.
+
+    Raises:
+        PolicyError: what is wrong with the name, its folder or the Hub, and what to do.
+    """
+    check_policy(name)
+    if Path(policy_folder(name)).exists():
+        return
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(name, "config.json")
+    except OSError as error:  # what the Hub's client raises for each of its reasons
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise PolicyError(
+            f"policy {name!r} cannot be had from the Hub: {reason}. Check the name, or download it "
+            "where there is a network and give its folder"
+        ) from error
 
 
 def load_policy(
@@ -89,7 +112,7 @@ def load_policy(
             folder, dtype=dtype or torch.float32
         )
     except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
             "and give its folder"

@@ -132,7 +132,7 @@ class SweepSpec(BaseModel):
     enqueue: tuple[dict[str, ParamValue], ...] = ()
     """Points of the space to try first; a parameter left out comes from the start-up."""
     keep: Keep = "front"
-    """Whose checkpoints stay on disk at the end: the front's (all, if nothing is on it), all, none."""
+    """Whose checkpoints stay at the end: the front's (all, if nothing is on it), all, or none."""
     training: TrainingSettings = TrainingSettings()
     """What every trial has in common."""
     search: Search = Search()

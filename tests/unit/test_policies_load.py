@@ -4,10 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from gdpo_tune.errors import PolicyError
-from gdpo_tune.policies.load import check_policy, embedded_folder, load_policy, policy_folder
+from gdpo_tune.policies.load import (
+    check_available,
+    check_policy,
+    embedded_folder,
+    load_policy,
+    policy_folder,
+)
 
 
 @pytest.fixture
@@ -158,3 +165,21 @@ def test_a_tokenizer_that_changes_in_silence_is_refused(folder):
     edit(folder / "tokenizer_config.json", lambda c: c.update(tokenizer_class="Qwen2Tokenizer"))
     with pytest.raises(PolicyError, match="splits text differently"):
         load_policy(str(folder))
+
+
+def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch):
+    def download(repo, file):
+        assert (repo, file) == ("org/absent", "config.json")
+        raise OSError("no such repository.\nmore lines")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(PolicyError, match=r"from the Hub: no such repository\. Check"):
+        check_available("org/absent")
+
+
+def test_what_lies_in_a_folder_is_not_asked_for(monkeypatch):
+    def download(*_):
+        raise AssertionError("the network is not needed")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    check_available("embedded")
