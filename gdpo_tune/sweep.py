@@ -87,17 +87,19 @@ def check_requirements(spec: SweepSpec) -> None:
 def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
     """Compose the search with tracking and display; return the exit status."""
     from gdpo_tune.display import LiveDisplay, print_summary
-    from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.tracking import MlflowSink
     from gdpo_tune.tuning import run_sweep
 
     with MlflowSink(spec) as sink, LiveDisplay(spec) as display:
         result = run_sweep(spec, fresh=fresh, listeners=[sink, display])
         display.stop()
+        # Only now: plotting libraries take a second to import, and a refusal needs none.
+        from gdpo_tune.figures import write_front_png, write_report
+
         write_report(spec, result.records)
         write_front_png(spec, result.records)
         sink.log_pictures()
-    print_summary(spec, result.records)
+    print_summary(spec, result.records, note=display.note)
     if result.interrupted:
         print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
         return cli.INTERRUPTED

@@ -14,7 +14,7 @@ from rich.text import Text
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import FRONT, REPORT, style
-from gdpo_tune.figures.header import other_states, wall_time
+from gdpo_tune.figures.header import other_states
 from gdpo_tune.spec import without_password
 from gdpo_tune.trials import TrialRecord
 
@@ -45,6 +45,7 @@ def print_summary(
         out = Console(width=WIDTH)
     front = build_front(records, spec.objective_list())
     out.print(_head(spec, front, note))
+    _print_unmet(out, spec, records)
     if front.members or front.baselines:
         out.print(front_table(front, spec.space.dimensions, out))
     if any(member.provisional for member in front.members):
@@ -65,10 +66,22 @@ def _head(spec: SweepSpec, front: Front, note: str) -> Text:
         "\n",
         (spec.name, "bold"),
         f": {note}; " if note else ": ",
-        f"{counts} in "
-        f"{style.duration(wall_time(front.records))}; {len(front.members)} on the front, "
+        f"{counts}, {style.duration(sum(record.cost.seconds for record in front.records))} of "
+        f"training; {len(front.members)} on the front, "
         f"hypervolume {style.number(front.hypervolume)}",
     )
+
+
+def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:
+    """Say how far the constraints are, if no trained trial meets them all."""
+    trained = [r for r in records if r.state == "complete" and r.role != "untrained"]
+    if not trained or any(record.feasible is not False for record in trained):
+        return
+    out.print(Text("no trial meets all constraints, so nothing is on the front", style="bold"))
+    for name, bound in spec.constraints.items():
+        values = [record.validation[name].mean for record in trained]
+        closest = max(values) if bound.op == ">=" else min(values)
+        out.print(f"  {name} {bound}: the closest trial has {style.number(closest)} on validation")
 
 
 def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:

@@ -25,8 +25,8 @@ def front_table(
 ) -> Table:
     """The front, best in the first objective first, with standard errors.
 
-    A console that is too narrow for all of it gets no parameters, then no probability, then not
-    even the normalization.
+    A console that is too narrow for all of it gets no probability, then ever fewer parameters: the
+    normalization and the weights, which trade the objectives, stay longest.
 
     Args:
         front: what to show.
@@ -39,11 +39,14 @@ def front_table(
         shown += [baseline for baseline in front.baselines if not baseline.on_front]
     mode = "normalization"
     everything = [mode, *(name for name in dimensions if name != mode)]
-    for names, likely in ((everything, True), ([mode], True), ([mode], False)):
-        table = _front_table(front, shown, names, likely=likely)
+    least = sorted(everything, key=lambda name: (name.startswith("reward_weights."), name == mode))
+    fewer = [[n for n in everything if n not in least[:k]] for k in range(1, len(least))]
+    table = _front_table(front, shown, everything, likely=True)
+    for names in (everything, *fewer, []):
         if _width(table, console) <= console.width:
-            return table
-    return _front_table(front, shown, [], likely=False)
+            break
+        table = _front_table(front, shown, names, likely=False)
+    return table
 
 
 def running_table(running: Sequence[Running], steps: int) -> Table:

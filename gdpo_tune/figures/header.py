@@ -23,7 +23,11 @@ def header(spec: SweepSpec, front: Front) -> str:
         ("trials complete", str(states["complete"]), other_states(states) or "none failed"),
         ("on the front", str(len(front.members)), f"{provisional} provisional"),
         ("hypervolume", style.number(front.hypervolume), _references(front)),
-        ("wall time", style.duration(wall_time(front.records)), _work(front.records)),
+        (
+            "from first start to last end",
+            style.duration(wall_time(front.records)),
+            _work(front.records),
+        ),
     ]
     asked = [
         ("task", spec.task),
@@ -55,8 +59,9 @@ def wall_time(records: Sequence[TrialRecord]) -> float:
 
 
 def other_states(states: Counter[str]) -> str:
-    """The trials that are not complete, such as `2 running, 1 failed`; empty if there are none."""
-    named = [f"{states[s]} {s}" for s in ("running", "waiting", "pruned", "failed") if states[s]]
+    """The trials that are not complete, such as `2 unfinished, 1 failed`; or nothing."""
+    words = {"running": "unfinished", "waiting": "waiting", "pruned": "pruned", "failed": "failed"}
+    named = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
     return ", ".join(named)
 
 

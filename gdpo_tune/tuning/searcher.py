@@ -83,7 +83,7 @@ class LedgerSearcher(Searcher):
             return
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
-        if any(name.startswith("validation/") for name in measurement.metrics):
+        if measurement.validated:
             self._ledger.progress(number, measurement)
         self._emit(TrialProgress(number, measurement))
 

@@ -107,7 +107,7 @@ class Reporter:
             self.stopped = True
             raise SystemExit
         now = time.monotonic()
-        evaluated = any(name.startswith("validation/") for name in measurement.metrics)
+        evaluated = measurement.validated
         kept = evaluated or is_kept(measurement.step, self._last)
         if kept or now - self._sent >= SECONDS:
             self._sent = now

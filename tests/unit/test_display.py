@@ -10,7 +10,9 @@ from rich.console import Console
 from gdpo_tune.analysis import build_front
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
+from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.spec import Constraint
 from gdpo_tune.trials import (
     Cost,
     Measurement,
@@ -285,10 +287,32 @@ def test_the_head_of_the_summary_begins_with_the_note(spec):
     console = paper()
     print_summary(spec, make_records(spec, 4, failed=(3,)), console, note="finished")
     head = console.file.getvalue().splitlines()[1]
-    assert head.startswith(f"{spec.name}: finished; 5 trials complete, 1 failed in ")
+    assert head.startswith(f"{spec.name}: finished; 5 trials complete, 1 failed, ")
 
 
 def test_the_summary_of_nothing(spec):
     text = summary(spec, [])
     assert "0 trials complete" in text
     assert "report.html" not in text
+
+
+def test_a_narrow_terminal_keeps_the_weights_longest(spec):
+    front = build_front(make_records(spec, 6), spec.objective_list())
+    columns = {}
+    for width in (200, 110, 20):
+        table = front_table(front, spec.space.dimensions, Console(width=width))
+        columns[width] = [str(column.header) for column in table.columns]
+    assert {"P(front)", "group size", "w format"} <= set(columns[200])
+    assert "w format" in columns[110]
+    assert not {"P(front)", "group size"} & set(columns[110])
+    assert "w format" not in columns[20]
+
+
+def test_constraints_that_no_trial_meets_are_named_with_the_closest_value(spec):
+    bound = Constraint(op=">=", bound=0.99)
+    strict = spec.model_copy(update={"constraints": {"correctness": bound}})
+    records = [replace(r, feasible=False) for r in make_records(spec, 4)]
+    said = summary(strict, records)
+    best = max(r.validation["correctness"].mean for r in records if r.role != "untrained")
+    assert "no trial meets all constraints" in said
+    assert f"correctness >= 0.99: the closest trial has {style.number(best)}" in said
