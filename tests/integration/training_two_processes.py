@@ -79,6 +79,9 @@ def main(processes: int, folder: str) -> None:
         assert all(math.isfinite(value) for value in result[mode])
     if trainer.accelerator.is_main_process:
         Path(folder, f"advantages-{processes}.json").write_text(json.dumps(result))
+    trainer.accelerator.wait_for_everyone()
+    # Ends the process group: left to the interpreter's exit, its threads abort now and then.
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":
