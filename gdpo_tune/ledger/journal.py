@@ -20,7 +20,7 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend
 
-from gdpo_tune.errors import LedgerHeldError
+from gdpo_tune.errors import LedgerHeldError, UsageError
 
 
 class Lease:
@@ -100,11 +100,20 @@ def repair(path: Path) -> int:
     """Cut a torn write off the end of a journal; return the bytes dropped.
 
     Every record up to the last complete one stays. Call it under the lease only.
+
+    Raises:
+        UsageError: a line before the end is no record, which no torn write explains.
     """
     content = path.read_bytes()
     keep = content.rfind(b"\n") + 1
     while keep and not _is_record(content[content.rfind(b"\n", 0, keep - 1) + 1 : keep]):
         keep = content.rfind(b"\n", 0, keep - 1) + 1
+    for number, line in enumerate(content[:keep].splitlines(), 1):
+        if not _is_record(line):
+            raise UsageError(
+                f"{path}:{number}: this line is no record of a ledger, so the file is damaged; "
+                "bring it back from a copy, or move the sweep aside and begin anew with --fresh"
+            )
     if keep < len(content):
         os.truncate(path, keep)
     return len(content) - keep
@@ -112,7 +121,8 @@ def repair(path: Path) -> int:
 
 def _is_record(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        record = json.loads(line)
+        return isinstance(record, dict) and "op_code" in record
     except ValueError:  # a power loss may leave a block of zeros, not only a short line
         return False
 

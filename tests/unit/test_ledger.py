@@ -325,9 +325,20 @@ def test_a_ledger_cut_anywhere_in_a_completion_completes_the_trial_or_runs_it_ag
 @pytest.mark.parametrize("tail", [b"\0" * 64, b"\0\n", b'{"op_code": 5', b"]\n", b"7\n"])
 def test_repair_drops_what_is_no_record(tmp_path: Path, tail: bytes):
     journal = tmp_path / "journal"
-    journal.write_bytes(b'{"a":1}\n{"b":2}\n' + tail)
+    whole = b'{"op_code": 0}\n{"op_code": 1}\n'
+    journal.write_bytes(whole + tail)
     assert repair(journal) == len(tail)
-    assert journal.read_bytes() == b'{"a":1}\n{"b":2}\n'
+    assert journal.read_bytes() == whole
+
+
+@pytest.mark.parametrize("line", [b"\0\0", b"{}", b"garbage"])
+def test_damage_before_the_end_is_refused_with_its_line(tmp_path: Path, line: bytes):
+    journal = tmp_path / "journal"
+    content = b'{"op_code": 0}\n' + line + b'\n{"op_code": 1}\n'
+    journal.write_bytes(content)
+    with pytest.raises(UsageError, match="journal:2: this line is no record"):
+        repair(journal)
+    assert journal.read_bytes() == content
 
 
 def test_an_empty_journal_is_whole(tmp_path: Path):
