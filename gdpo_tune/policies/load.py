@@ -108,15 +108,25 @@ def load_policy(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, padding_side="left"
         )
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32
+        # Typed as a model alone; with the flag it is a pair.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
             "and give its folder"
         ) from error
+    model: PreTrainedModel = loaded[0]
+    loading: dict[str, Any] = loaded[1]
+    if loading["missing_keys"]:
+        # Transformers would go on with random numbers in their place.
+        missing = sorted(loading["missing_keys"])
+        raise PolicyError(
+            f"policy {name!r}: its files lack {len(missing)} weights of the model that config.json "
+            f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
+        )
     _check_loaded(name, model, tokenizer)
     return model, tokenizer
 

@@ -113,6 +113,8 @@ class Spool:
             position = json.loads(self._position.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return
+        if not isinstance(position, dict):
+            return  # a damaged file: everything is sent again, and nothing twice
         if position["destination"] == self._destination:
             self.offset = min(position["offset"], self._size)
             self.leftover = position["leftover"]

@@ -28,10 +28,10 @@ class Attempts(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray gives the trial up: the reason goes to the ledger, the traceback beside the trial."""
         error = last_error(trial)
+        self._searcher.on_failure(trial.trial_id, reason(error))
         config: TrialConfig = trial.config["trial"]
         config.directory.mkdir(parents=True, exist_ok=True)
         (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
-        self._searcher.on_failure(trial.trial_id, reason(error))
 
 
 def last_error(trial: Any) -> BaseException | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from safetensors.torch import load_file, save_file
 
 from gdpo_tune.errors import PolicyError
 from gdpo_tune.policies.load import (
@@ -183,3 +184,17 @@ def test_what_lies_in_a_folder_is_not_asked_for(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     check_available("embedded")
+
+
+def test_weights_under_other_names_are_refused_and_not_drawn_at_random(folder):
+    weights = load_file(folder / "model.safetensors")
+    renamed = {f"base_model.model.{key}": value for key, value in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PolicyError, match=r"lack \d+ weights"):
+        load_policy(str(folder))
+
+
+def test_weights_of_another_shape_are_refused(folder):
+    edit(folder / "config.json", lambda config: config.update(hidden_size=64))
+    with pytest.raises(PolicyError, match="cannot be loaded"):
+        load_policy(str(folder))

@@ -100,10 +100,11 @@ def test_a_position_beyond_the_file_counts_what_is_there(path, filled, opened):
     assert opened(path).is_drained()
 
 
-def test_an_unreadable_position_repeats_everything(path, filled, opened):
+@pytest.mark.parametrize("torn", ['{"off', "[]"])
+def test_an_unreadable_position_repeats_everything(path, filled, opened, torn):
     spool = filled()
     spool.commit(spool.batch()[1], [])
-    path.with_suffix(".offset").write_text('{"off')
+    path.with_suffix(".offset").write_text(torn)
     assert opened(path).pending() == 4
 
 
