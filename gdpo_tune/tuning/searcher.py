@@ -119,10 +119,6 @@ class LedgerSearcher(Searcher):
         """
         return {}
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Never called: a sweep goes on by a new start from its ledger."""
-        raise NotImplementedError
-
     def _fail(self, number: int, reason: str) -> None:
         self._finished(self._ledger.fail(number, reason, self._spent.get(number)))
 
