@@ -1,4 +1,4 @@
-"""First line of every process of the sandbox: `launch.py ROLE DESCRIPTOR PARENT`.
+"""First line of a process of the sandbox: `launch.py ROLE DESCRIPTOR PARENT ISOLATED MODULES`.
 
 It makes the folder `inside` importable on its own, so that no process of the sandbox ever
 loads the package around it, nor what that package imports.
@@ -8,14 +8,32 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import sys
+
+_STACK_BYTES = 256 << 20
+"""For about 400,000 calls deep through C; what is used counts as memory."""
 
 
 def _ignore_hooks(**hooks: object) -> None:
     """Replaces `os.register_at_fork`."""
 
 
+def _take_stack() -> None:
+    """Start again where the stack is another one: its room is laid out when a program starts.
+
+    Whether deep recursion works must not depend on the shell that started the trainer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    if soft != wanted:
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+        os.execv(sys.executable, sys.orig_argv)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "zygote":
+        _take_stack()
     # NOTE: at the end, so that no file of this folder can hide one of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     # NOTE: the hooks of random, threading and logging would run in every fork, where they cost
@@ -23,4 +41,5 @@ if __name__ == "__main__":
     # candidate's seed is set.
     os.register_at_fork = _ignore_hooks
     role = importlib.import_module(f"inside.{sys.argv[1]}")
-    role.main(int(sys.argv[2]), int(sys.argv[3]))
+    descriptor, parent, isolated = map(int, sys.argv[2:5])
+    role.main(descriptor, parent, bool(isolated), sys.argv[5:])

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import importlib.util
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import SandboxUnavailable
-from .inside.frames import read_exactly, read_frame
+from .inside.frames import FrameTooLong, read_exactly, read_frame
 from .verdicts import Infra
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONHOME")
 """Without these an interpreter outside the usual places may not find its own files."""
+_ALWAYS = {
+    # NOTE: a candidate that goes through a set must do the same in every run.
+    "PYTHONHASHSEED": "0",
+    # NOTE: symbols that are looked up late would be looked up again in every fork.
+    "LD_BIND_NOW": "1",
+    # NOTE: a fork copies one thread only; a library that had more would wait for them forever.
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+    ),
+}
+ELSEWHERE = (
+    "a service can run the code instead: write "
+    "`sandbox: {type: external, url: http://HOST:PORT}` into the sweep file"
+)
+"""What remains to somebody whose machine can lock nothing in."""
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
+_AFTER_STREAMS = 3
+_FEWER_FILES = "; write fewer sandbox.workers, or raise the limit of open files (ulimit -n)"
 _MAX_REPORT_BYTES = 1 << 26
 
 
@@ -28,18 +51,26 @@ class SandboxProcess:
 
     It is started anew, never forked, so nothing of the trainer's memory, environment or
     descriptors is in it. It dies with the thread that makes this object.
+
+    Raises:
+        SandboxUnavailable: it cannot be started, or a module is not installed.
     """
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
+        """Start it; `modules` are loaded besides those of the standard library."""
         self._role = role
         self.layers: tuple[str, ...] = ()
         """What it is locked in, once it is."""
+        found = [part for module in modules for part in (module, _folder(module))]
         try:
-            self._socket, theirs = socket.socketpair()
-            with theirs:
-                self._process = _launch(role, theirs.fileno())
+            with contextlib.ExitStack() as undo:
+                self._socket, theirs = map(undo.enter_context, _connected_pair())
+                self._process = _launch(role, theirs.fileno(), isolated, found)
+                undo.pop_all()
+                theirs.close()
         except OSError as error:
-            raise SandboxUnavailable(f"start: no {role} process: {error}") from error
+            hint = _FEWER_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+            raise SandboxUnavailable(f"start: no {role} process: {error}{hint}") from error
 
     def wait_until_locked(self) -> None:
         """Wait until it may be sent requests.
@@ -47,15 +78,16 @@ class SandboxProcess:
         Raises:
             SandboxUnavailable: it could not be locked; the message names the step.
         """
-        self._socket.settimeout(_START_SECONDS)
         try:
-            hello = json.loads(read_frame(self._socket.recv, _MAX_REPORT_BYTES))
-        except (EOFError, OSError) as error:
+            hello = self.receive_report(_START_SECONDS)
+        except Infra as error:
             raise SandboxUnavailable(
-                f"start: the {self._role} process ended before it was locked: {error!r}"
+                f"start: the {self._role} process ended before it was locked: {error}"
             ) from error
         if "failed" in hello:
-            raise SandboxUnavailable(hello["failed"])
+            reason = hello["failed"]
+            lacking = not reason.startswith("modules:")
+            raise SandboxUnavailable(f"{reason}; {ELSEWHERE}" if lacking else reason)
         self.layers = tuple(hello["layers"])
 
     def send(self, data: bytes, descriptor: int) -> None:
@@ -76,11 +108,7 @@ class SandboxProcess:
         Raises:
             Infra: the process has gone, or does not answer in time.
         """
-        self._socket.settimeout(seconds)
-        try:
-            return read_exactly(self._socket.recv, count)
-        except (EOFError, OSError) as error:
-            raise Infra(f"the {self._role} process does not answer: {error!r}") from error
+        return self._read(partial(read_exactly, count=count), seconds)
 
     def receive_report(self, seconds: float) -> dict[str, Any]:
         """Receive one JSON object.
@@ -88,14 +116,28 @@ class SandboxProcess:
         Raises:
             Infra: the process has gone, or does not answer in time.
         """
+        return json.loads(self._read(partial(read_frame, limit=_MAX_REPORT_BYTES), seconds))
+
+    def _read(self, read: Callable[[Callable[[int], bytes]], bytes], seconds: float) -> bytes:
         self._socket.settimeout(seconds)
         try:
-            return json.loads(read_frame(self._socket.recv, _MAX_REPORT_BYTES))
+            return read(self._socket.recv)
+        except FrameTooLong as error:
+            raise Infra(f"the {self._role} process sends too long an answer") from error
         except (EOFError, OSError) as error:
             raise Infra(f"the {self._role} process does not answer: {error!r}") from error
 
+    def interrupt(self) -> None:
+        """End the connection, for whoever holds it, so that the process ends; from any thread.
+
+        To close a descriptor is not enough: a fork of the trainer may have another one.
+        """
+        with contextlib.suppress(OSError):  # it has ended, which is what was wanted
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Let it end; kill it if it does not."""
+        self.interrupt()
         self._socket.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -109,17 +151,46 @@ class SandboxProcess:
         self._process.wait()
 
 
-def _launch(role: str, descriptor: int) -> subprocess.Popen[bytes]:
-    # NOTE: not -I, which would ignore the hash seed: a candidate that goes through a set must
-    # do the same in every run. The environment, of which -I protects, is empty.
+def _connected_pair() -> Iterator[socket.socket]:
+    """Both ends of a connection, apart from the standard streams, which a start replaces.
+
+    Where the trainer has closed some of its own, a new descriptor has the number of one.
+    """
+    first, second = socket.socketpair()
+    with first, second:
+        for end in (first, second):
+            number = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, _AFTER_STREAMS)
+            yield socket.socket(fileno=number)
+
+
+def _folder(module: str) -> str:
+    """Where the top package of a module lies."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError) as error:
+        raise SandboxUnavailable(f"modules: {module!r} is no module: {error}") from error
+    if spec is None:
+        raise SandboxUnavailable(f"modules: {module!r} is not installed here")
+    places = list(spec.submodule_search_locations or ())
+    return os.path.dirname(places[0] if places else spec.origin or "")
+
+
+def _launch(
+    role: str, descriptor: int, isolated: bool, modules: list[str]
+) -> subprocess.Popen[bytes]:
+    # NOTE: not -I, which would ignore the hash seed; the environment, of which it protects, is
+    # empty.
     options = ["-s", "-S", "-P"]
     environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
     return subprocess.Popen(
-        [sys.executable, *options, str(_LAUNCHER), role, str(descriptor), str(os.getpid())],
+        [
+            *(sys.executable, *options, str(_LAUNCHER)),
+            *(role, str(descriptor), str(os.getpid()), str(int(isolated)), *modules),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**environment, "PYTHONHASHSEED": "0"},
+        env={**environment, **_ALWAYS},
         cwd="/",
         pass_fds=[descriptor],
         # NOTE: Ctrl-C is for the trainer, which may still need verdicts to finish.

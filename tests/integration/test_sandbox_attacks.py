@@ -1,56 +1,173 @@
 """Every attack ends as expected, whichever way the tests ask, and leaves nothing behind."""
 
-import errno
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
-from sandbox_attacks import attacks
+from sandbox_attacks import CALLS, HONEST, LIMITS, TESTS, attacks
 
-from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
+from gdpo_tune.sandbox import CodeSandbox, Job, Stream
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-LIMITS = Limits(cpu_seconds=0.25, wall_seconds=0.5, memory_bytes=256 << 20)
 ATTACKS = attacks()
-# The expected value is unlike anything that an attack returns or finds lying about.
-BY_VALUE = {"calls": (Call("f", (1,), 17.25), Call("f", (2,), 34.5))}
-BY_CHECKER = {"asserts": ("assert f(1) == 17.25 and f(2) > f(1)", "assert not f(2) != 34.5")}
-HONEST = Job("def f(x): return 17.25 * x", **BY_VALUE)
+CATEGORIES = sorted({name.partition("/")[0] for name in ATTACKS})
+ENVIRONMENTS = {
+    "here": (),
+    "user": (),
+    "container": ("without_namespaces",),
+    "poor_container": ("without_namespaces", "without_landlock"),
+}
+USER = 12345
+SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
+NOT_COPIED = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "lib2to3")
+
+
+@pytest.fixture(scope="module", params=ENVIRONMENTS)
+def environment(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(environment):
+    """What became of every attack there; one run, however many tests look at it."""
+    if environment == "user":
+        if os.getuid() != 0:
+            pytest.skip("this is an ordinary user already: the environment `here` is this one")
+        return run_as_user()
+    script = Path(__file__).with_name("sandbox_attacks.py")
+    return run([sys.executable, "-B", str(script), *ENVIRONMENTS[environment]], ROOT)
+
+
+def run(command, package, **options):
+    variables = {**os.environ, **SECRET, "PYTHONPATH": str(package)}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=variables | options.pop("env", {}),
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def run_as_user():
+    """Run as an ordinary user, who may be unable to read this checkout and this Python."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        copied = shutil.ignore_patterns(*NOT_COPIED)
+        shutil.copytree(ROOT / "gdpo_tune", folder / "gdpo_tune", ignore=copied)
+        tests = folder / "tests" / "integration"
+        shutil.copytree(Path(__file__).with_name("attacks"), tests / "attacks")
+        for file in ("sandbox_attacks.py", "sandbox_containers.py"):
+            shutil.copy(Path(__file__).with_name(file), tests)
+        python, variables = readable_python(folder)
+        options = {"user": USER, "group": USER, "extra_groups": [], "cwd": folder}
+        return run(
+            [python, "-B", str(tests / "sandbox_attacks.py")], folder, env=variables, **options
+        )
+
+
+def readable_python(folder):
+    """This Python if the user can start it, else a copy of its installation."""
+    if can_start(sys.executable, {}):
+        return sys.executable, {}
+    copy = folder / "python"
+    library = Path(sysconfig.get_path("stdlib"))
+    shutil.copytree(
+        library, copy / "lib" / library.name, ignore=shutil.ignore_patterns(*NOT_COPIED)
+    )
+    (copy / "bin").mkdir()
+    python = shutil.copy(os.path.realpath(sys.executable), copy / "bin")
+    shared = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY"))
+    if shared.suffix != ".a" and shared.exists():
+        shutil.copy(shared, copy / "lib")
+        soname = sysconfig.get_config_var("INSTSONAME")
+        if not (copy / "lib" / soname).exists():
+            shutil.copy(shared, copy / "lib" / soname)
+    variables = {"PYTHONHOME": str(copy), "LD_LIBRARY_PATH": str(copy / "lib")}
+    if not can_start(python, variables):
+        pytest.skip(f"another user cannot start {sys.executable}, nor a copy of it in {folder}")
+    return python, variables
+
+
+def can_start(python, variables):
+    probe = "import ctypes, json, socket"
+    try:
+        done = subprocess.run(
+            [python, "-c", probe],
+            user=USER, group=USER, extra_groups=[], cwd="/", env=variables,
+            capture_output=True, check=False,
+        )  # fmt: skip
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_attacks_end_as_expected(found, category):
+    surprises = {}
+    for name in ATTACKS:
+        if name.startswith(f"{category}/"):
+            by_calls, honest, by_tests, again = found["outcomes"][name]
+            if (
+                by_calls[0] not in ATTACKS[name].by_calls
+                or by_tests[0] not in ATTACKS[name].by_tests
+                or "passed" in (*by_calls[1], *by_tests[1])
+                or (honest[0], again[0]) != ("passed", "passed")
+            ):
+                surprises[name] = found["outcomes"][name]
+    assert surprises == {}
+
+
+def test_attacks_leave_nothing_behind(found):
+    assert found["harmed"] == []
+    assert found["visitors"] == 0
+    assert found["outcomes"].keys() == ATTACKS.keys()
+
+
+def test_attacks_met_the_layers_of_their_environment(environment, found):
+    tier, layers = found["tier"], found["layers"]
+    assert "seccomp" in layers
+    if environment == "user":
+        assert "nobody" not in layers
+    if environment == "container":
+        assert tier in ("seccomp", "seccomp+landlock")
+    if environment == "poor_container":
+        assert tier == "seccomp"
+
+
+def test_there_are_attacks_of_every_category():
+    assert len(ATTACKS) >= 300
+    assert len(CATEGORIES) == 17
 
 
 @pytest.fixture(scope="module")
 def sandbox():
-    os.environ["SANDBOX_TEST_SECRET"] = "hunter2"
-    with CodeSandbox() as sandbox:
+    with CodeSandbox(workers=2) as sandbox:
         yield sandbox
-    del os.environ["SANDBOX_TEST_SECRET"]
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_does_not_pass(sandbox, name):
-    code, statuses = ATTACKS[name]
-    victim, planted = Path("/tmp/sandbox-victim"), Path("/tmp/sandbox-was-here")
-    victim.touch()
-    attack, honest = sandbox.run_batch([Job(code, **BY_VALUE, limits=LIMITS), HONEST])
-    assert attack.status in statuses, attack
-    assert honest.status == "passed"
-    assert victim.exists()
-    assert not planted.exists()
-    victim.unlink()
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_does_not_pass_free_form_tests(sandbox, name):
-    code, _ = ATTACKS[name]
-    attack, honest = sandbox.run_batch([Job(code, **BY_CHECKER, limits=LIMITS), HONEST])
-    assert attack.status != "passed"
-    assert "passed" not in attack.verdicts
-    assert honest.status == "passed"
+def test_no_attack_passes_as_a_program_on_streams(sandbox):
+    codes = [attack.code + "\nprint(f(int(input())))" for attack in ATTACKS.values()]
+    streams = (Stream("1", "17.25"), Stream("2", "34.5"))
+    honest = Job(HONEST + "\nprint(f(int(input())))", streams=streams)
+    jobs = [Job(code, streams=streams, limits=LIMITS) for code in codes]
+    results = sandbox.run_batch([job for attack in jobs for job in (attack, honest)])
+    passed = [name for name, result in zip(ATTACKS, results[::2], strict=True) if result.passed]
+    assert passed == []
+    assert {result.status for result in results[1::2]} == {"passed"}
 
 
 def test_a_dead_candidate_does_not_pass_a_test_that_catches_everything(sandbox):
@@ -59,124 +176,28 @@ def test_a_dead_candidate_does_not_pass_a_test_that_catches_everything(sandbox):
     assert gone.status == "crash"
 
 
-@pytest.mark.parametrize("call", [None, "calls"])
-def test_no_status_of_an_attack_is_blamed_on_the_sandbox(sandbox, call):
+@pytest.mark.parametrize("tests", [{"calls": CALLS}, {"asserts": TESTS}])
+def test_no_status_of_an_attack_is_blamed_on_the_sandbox(sandbox, tests):
     # A candidate that could fake a failure of the sandbox could stop the training.
-    codes = ["import os\nos._exit(code)".replace("code", str(code)) for code in range(0, 256, 5)]
-    tests = BY_VALUE if call else BY_CHECKER
+    codes = [f"import os\nos._exit({status})" for status in range(0, 256, 5)]
     results = sandbox.run_batch([Job(code, **tests, limits=LIMITS) for code in codes])
     assert {result.status for result in results} == {"crash"}
-
-
-PROBE = """
-import sys
-sys.path[:0] = [{tests!r}, {root!r}]
-from sandbox_attacks import attacks
-from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
-limits = Limits(cpu_seconds=0.25, wall_seconds=0.5, memory_bytes=256 << 20)
-tests = (Call("f", (1,), 17.25), Call("f", (2,), 34.5))
-names = [n for n in attacks() if n not in {slow!r}]
-with CodeSandbox() as sandbox:
-    print(sandbox.info.tier, *sandbox.info.layers)
-    jobs = [Job(attacks()[n][0], tests, limits=limits) for n in names]
-    for name, result in zip(names, sandbox.run_batch(jobs)):
-        if result.status not in attacks()[name][1]:
-            print("UNEXPECTED", name, result)
-    [honest] = sandbox.run_batch([Job("def f(x): return 17.25 * x", tests)])
-    print("honest", honest.status)
-"""
-SLOW = {n for n, (_, statuses) in ATTACKS.items() if "timeout" in statuses or "memory" in statuses}
-
-
-def run_probe(python=sys.executable, **options):
-    code = PROBE.format(tests=str(Path(__file__).parent), root=str(ROOT), slow=SLOW)
-    done = subprocess.run(
-        [python, "-B", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        **options,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[1:] == ["honest passed"], done.stdout
-    return lines[0].split()
-
-
-def refuse_in_this_process(**rules):
-    """Refuse system calls to this process and its children, as a container's profile does."""
-    from gdpo_tune.sandbox.inside import bpf, linux
-    from gdpo_tune.sandbox.inside.syscalls import MACHINES
-
-    machine = MACHINES[os.uname().machine]
-    numbers = {machine.numbers[name]: rule for name, rule in rules.items()}
-    linux.forbid_new_privileges()
-    linux.Filter(bpf.assemble(machine.audit, machine.first_foreign, numbers, bpf.ALLOW)).load()
-
-
-def refuse_unshare():
-    from gdpo_tune.sandbox.inside import bpf
-
-    refuse_in_this_process(unshare=bpf.refuse(errno.EPERM))
-
-
-def test_without_namespaces_the_rest_holds():
-    tier, *layers = run_probe(preexec_fn=refuse_unshare)
-    assert "namespaces" not in layers
-    assert "seccomp" in layers
-    assert tier in ("seccomp", "seccomp+landlock")
-
-
-def test_an_ordinary_user_is_as_safe():
-    user = 12345
-    if os.getuid() != 0:
-        pytest.skip("this is an ordinary user: the other tests are this test")
-    python = next((p for p in ("/usr/bin/python3", sys.executable) if is_readable(p, user)), None)
-    if python is None or not is_readable(str(ROOT / "gdpo_tune/sandbox/launch.py"), user):
-        pytest.skip("no Python, or no checkout, that an ordinary user can read")
-    _, *layers = run_probe(python, user=user, group=user, extra_groups=[], env={})
-    assert "nobody" not in layers
-    assert "seccomp" in layers
-
-
-def is_readable(path, user):
-    if shutil.which(path) is None and not Path(path).exists():
-        return False
-    probe = "import sys; sys.exit(sys.version_info < (3, 11))"
-    command = [path, "-c", probe] if "python" in Path(path).name else ["cat", path]
-    try:
-        done = subprocess.run(command, user=user, capture_output=True, check=False)
-    except PermissionError:
-        return False
-    return done.returncode == 0
 
 
 START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
 
 
-def refuse_seccomp():
-    from gdpo_tune.sandbox.inside import bpf
-    from gdpo_tune.sandbox.inside.syscalls import MACHINES
-
-    machine = MACHINES[os.uname().machine]
-    machine.numbers["prctl"] = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
-    rule = bpf.WhenOneOf(0, (22,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
-    refuse_in_this_process(prctl=rule)
-
-
-def test_without_seccomp_nothing_runs():
-    done = subprocess.run(
-        [sys.executable, "-c", START],
-        preexec_fn=refuse_seccomp, cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "SandboxUnavailable: seccomp: the kernel or the container refuses" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("pretend", "step"),
     [
+        (
+            "import sandbox_containers; sandbox_containers.without_seccomp()",
+            "seccomp: the kernel or the container refuses",
+        ),
+        (
+            "import sandbox_containers; sandbox_containers.without_files_in_memory()",
+            "memfd: Permission denied; a service can run",
+        ),
         ("import sys; sys.platform = 'darwin'", "platform: "),
         ("import sys; sys.executable = '/nowhere/python'", "start: "),
         ("import sys; sys.executable = '/bin/false'", "start: "),
@@ -185,7 +206,8 @@ def test_without_seccomp_nothing_runs():
 def test_elsewhere_nothing_runs(pretend, step):
     done = subprocess.run(
         [sys.executable, "-c", f"{pretend}\n{START}"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     assert f"SandboxUnavailable: {step}" in done.stderr

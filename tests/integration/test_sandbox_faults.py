@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 GOOD = Job("def f(x): return x + 1", (Call("f", (1,), 2),))
+PATIENT = Limits(cpu_seconds=500, wall_seconds=1000)
 SLOW = Job("import time\ndef f(x):\n    time.sleep(0.3)\n    return x + 1", (Call("f", (1,), 2),))
 
 
@@ -137,6 +138,23 @@ def test_a_failed_batch_leaves_the_sandbox_usable(monkeypatch):
         assert sandbox.run_batch([GOOD])[0].passed
 
 
+def test_an_error_that_nobody_foresaw_leaves_no_answers_to_the_next_batch(monkeypatch):
+    wrong = Job("def f(x): return x", GOOD.calls)
+
+    def broken(*arguments):
+        raise KeyError("verdict")
+
+    with CodeSandbox() as sandbox:
+        monkeypatch.setattr("gdpo_tune.sandbox.worker.conclude", broken)
+        with pytest.raises(SandboxInfraError, match="KeyError"):
+            sandbox.run_batch([GOOD] * 3)
+        monkeypatch.undo()
+        assert [result.status for result in sandbox.run_batch([wrong, GOOD])] == [
+            "failed",
+            "passed",
+        ]
+
+
 def test_close_ends_every_process():
     before = descendants(os.getpid())
     with CodeSandbox(workers=2) as sandbox:
@@ -144,6 +162,52 @@ def test_close_ends_every_process():
         assert len(descendants(os.getpid()) - before) >= 4
     sandbox.close()
     assert descendants(os.getpid()) <= before
+
+
+def test_close_does_not_wait_for_jobs_under_way():
+    sleep = Job("import time\ndef f(): time.sleep(1000)", (Call("f", (), 1),), limits=PATIENT)
+    check = Job(sleep.code, asserts=("assert f() is 1",), limits=PATIENT)
+    before = descendants(os.getpid())
+    errors = []
+
+    def run(sandbox):
+        try:
+            sandbox.run_batch([sleep, check] * 2)
+        except SandboxInfraError as error:
+            errors.append(str(error))
+
+    with CodeSandbox(workers=2) as sandbox:
+        caller = threading.Thread(target=run, args=(sandbox,))
+        caller.start()
+        assert wait_until(lambda: len(locked_pids()) >= 2)
+    caller.join()
+    assert errors == ["the sandbox was closed before a job had its verdict"]
+    assert descendants(os.getpid()) <= before
+
+
+def test_a_fork_of_the_trainer_does_not_keep_the_processes_of_a_closed_sandbox():
+    before = descendants(os.getpid())
+    with CodeSandbox() as sandbox:
+        assert sandbox.run_batch([GOOD])[0].passed
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        judges = role_pids("judge")
+    try:
+        assert not any(map(is_alive, judges))
+        assert descendants(os.getpid()) - before == {child}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_clocks_that_end_before_a_candidate_starts_are_a_timeout():
+    limits = Limits(cpu_seconds=0.01, wall_seconds=0.01)
+    checked = Job(GOOD.code, asserts=("assert f(1) > 1",), limits=limits)
+    with CodeSandbox() as sandbox:
+        results = sandbox.run_batch([Job(GOOD.code, GOOD.calls, limits=limits), checked] * 10)
+    assert {result.status for result in results} <= {"passed", "timeout"}
 
 
 TRAINER = """

@@ -1,5 +1,8 @@
 """Honest programs: right ones pass, wrong ones fail, and neither meets the lock."""
 
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
@@ -14,220 +17,57 @@ def sandbox():
         yield sandbox
 
 
+class Program(NamedTuple):
+    code: str
+    tests: tuple[str, ...]
+    twin: str | None
+    """The same code with one mistake."""
+
+
 def programs(text):
-    """Sections `## name`: a program, then its tests, one a line or each after `# test`."""
+    """Sections `## name`: a program, then its tests, one a line or each after `# test`.
+
+    A line `# wrong: right -> wrong` is the mistake that makes the twin.
+    """
     sections = {}
-    for section in text.split("## ")[1:]:
+    for section in ("\n" + text).split("\n## ")[1:]:
         name, _, body = section.partition("\n")
+        body, mistake, replaced = body.partition("# wrong: ")
         code, *tests = body.split("# test\n")
         lines = code.splitlines()
         tests += [line for line in lines if line.startswith("assert ")]
         code = "\n".join(line for line in lines if not line.startswith("assert "))
-        sections[name] = (code, tuple(tests))
+        right, _, wrong = replaced.removesuffix("\n").partition(" -> ")
+        twin = code.replace(right, wrong) if mistake else None
+        assert twin != code, name
+        sections[name] = Program(code, tuple(tests), twin)
     return sections
 
 
-RIGHT = programs(r"""
-## plain
-def f(x): return x + 1
-assert f(1) == 2
-assert f(-1) == 0
-## recursion
-def f(n): return n * f(n - 1) if n else 1
-assert f(30) == 265252859812191058636308480000000
-## deep_recursion
-import sys
-sys.setrecursionlimit(100_000)
-def f(n): return f(n - 1) + 1 if n else 0
-assert f(20000) == 20000
-## future_annotations
-from __future__ import annotations
-from dataclasses import dataclass
-@dataclass
-class P:
-    x: int
-    y: list[P] | None = None
-def f(x): return P(x).x
-assert f(3) == 3
-## strptime
-from datetime import datetime
-def f(s): return datetime.strptime(s, '%Y-%m-%d').weekday()
-assert f('2024-02-29') == 3
-## strftime
-import datetime
-def f(): return datetime.date(2024, 2, 29).strftime('%A %d %b')
-assert f() == 'Thursday 29 Feb'
-## frozenset
-def f(x): return frozenset(x)
-assert f([1, 2, 1]) == {1, 2}
-## float
-def f(x): return sum([0.1] * x)
-assert f(3) == 0.3
-## huge
-def f(x): return 10 ** x
-assert f(40) == 10000000000000000000000000000000000000000
-## math
-import math
-def f(x): return math.isqrt(x), math.gcd(x, 6)
-assert f(9) == (3, 3)
-## itertools
-from itertools import permutations
-def f(x): return list(permutations(x))
-assert f([1, 2]) == [(1, 2), (2, 1)]
-## functools
-from functools import lru_cache, reduce
-@lru_cache(None)
-def f(n): return n if n < 2 else f(n - 1) + f(n - 2)
-assert f(50) == 12586269025
-## collections
-from collections import Counter, deque, defaultdict
-def f(s): return Counter(s)
-assert f('aab') == {'a': 2, 'b': 1}
-## heapq
-import heapq
-def f(x): return heapq.nsmallest(2, x)
-assert f([3, 1, 2]) == [1, 2]
-## bisect
-import bisect
-def f(x, y): return bisect.bisect(x, y)
-assert f([1, 2, 3], 2) == 2
-## regex
-import re
-def f(s): return re.findall(r'(?i)[a-z]+', s)
-assert f('A1b') == ['A', 'b']
-## json
-import json
-def f(s): return json.loads(s)
-assert f('{"a": [1, null]}') == {'a': [1, None]}
-## string
-import string
-def f(): return string.ascii_lowercase[:3]
-assert f() == 'abc'
-## decimal
-from decimal import Decimal, getcontext
-getcontext().prec = 5
-def f(): return str(Decimal(1) / 3)
-assert f() == '0.33333'
-## fractions
-from fractions import Fraction
-def f(): return Fraction(1, 3) + Fraction(1, 6)
-assert f() == 0.5
-## random
-import random
-def f(): return random.Random(1).randint(1, 10**9)
-assert f() == 144272510
-## statistics
-import statistics
-def f(x): return statistics.median(x)
-assert f([1, 9, 2]) == 2
-## typing
-from typing import List, Optional
-def f(x: List[int]) -> Optional[int]: return max(x, default=None)
-assert f([]) == None
-## enum
-import enum
-class C(enum.IntEnum):
-    A = 2
-def f(): return C.A
-assert f() == 2
-## copy
-import copy
-def f(x): return copy.deepcopy(x) == x
-assert f([[1]]) == True
-## operator
-import operator
-def f(x): return sorted(x, key=operator.itemgetter(1))
-assert f([(1, 2), (2, 1)]) == [(2, 1), (1, 2)]
-## hashlib
-import hashlib
-def f(s): return hashlib.md5(s.encode()).hexdigest()
-assert f('Hello world') == '3e25960a79dbc69b674cd4ec67a72c62'
-## unicode
-import unicodedata
-def f(s): return unicodedata.normalize('NFD', s).encode('ascii', 'ignore').decode()
-assert f('café') == 'cafe'
-## encodings
-def f(s): return s.encode('utf-16-le').hex() + s.encode('rot13' if 0 else 'latin-1').hex()
-assert f('é') == 'e900e9'
-## generator
-def g(n):
-    yield from range(n)
-def f(n): return list(g(n))
-assert f(3) == [0, 1, 2]
-## class
-class A:
-    def __init__(self, x): self.x = x
-    def __add__(self, o): return A(self.x + o.x)
-def f(a, b): return (A(a) + A(b)).x
-assert f(1, 2) == 3
-## async
-import contextlib
-async def g(): return 5
-def f():
-    c = g()
-    try: c.send(None)
-    except StopIteration as e: return e.value
-assert f() == 5
-## printing
-def f(x):
-    for i in range(1000): print('debug', i, x)
-    return x
-assert f(1) == 1
-## standard_error
-import sys
-def f(x):
-    print(x, file=sys.stderr)
-    sys.stdout.buffer.write(b'x')
-    return x
-assert f(1) == 1
-## big_list
-def f(n): return sum(list(range(n)))
-assert f(1000000) == 499999500000
-## exceptions
-def f(x):
-    try: return 1 / x
-    except ZeroDivisionError: return None
-assert f(0) == None
-## own_argument
-def f(x):
-    x.append(1)
-    return x
-assert f([]) == [1]
-assert f([]) == [1]
-## builtin_name
-def max(x): return sorted(x)[-1]
-def f(x): return max(x)
-assert f([1, 3, 2]) == 3
-## main_guard
-def f(x): return x
-if __name__ == '__main__':
-    print(f(input()))
-assert f(1) == 1
-## namedtuple
-from collections import namedtuple
-P = namedtuple('P', 'x y')
-def f(): return P(1, 2)
-assert f() == (1, 2)
-## sleep
-import time
-def f(x):
-    time.sleep(0.01)
-    return x
-assert f(1) == 1
-## environment
-import os
-def f(): return os.environ.get('HOME', 'none'), os.path.join('a', 'b')
-assert f() == ('none', 'a/b')
-""")
+RIGHT = programs(Path(__file__).with_name("programs").joinpath("right.txt").read_text())
+TWINS = {name: program for name, program in RIGHT.items() if program.twin}
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_passes(sandbox, name):
-    code, asserts = RIGHT[name]
-    assert all(read_assert(test) for test in asserts)
-    [result] = sandbox.run_batch([Job(code, asserts=asserts)])
+    program = RIGHT[name]
+    [result] = sandbox.run_batch([Job(program.code, asserts=program.tests)])
     assert (result.status, result.untrusted_detail) == ("passed", "")
-    assert result.verdicts == ("passed",) * len(asserts)
+    assert result.verdicts == ("passed",) * len(program.tests)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_its_wrong_twin_does_not(sandbox, name):
+    program = RIGHT[name]
+    [result] = sandbox.run_batch([Job(program.twin, asserts=program.tests)])
+    assert result.status in ("failed", "error"), result
+
+
+def test_right_programs_are_asked_in_both_ways():
+    by_calls = [name for name, program in RIGHT.items() if all(map(read_assert, program.tests))]
+    assert len(by_calls) >= 100
+    assert len(RIGHT) - len(by_calls) >= 5
+    assert len(TWINS) >= 70
 
 
 WRONG = {
@@ -324,7 +164,7 @@ assert not f(-1)
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_right_program_passes_free_form_tests(sandbox, name):
-    code, asserts = CHECKED[name]
+    code, asserts, _ = CHECKED[name]
     [result] = sandbox.run_batch([Job(code, asserts=asserts)])
     assert (result.status, result.untrusted_detail) == ("passed", "")
     assert result.verdicts == ("passed",) * len(asserts)
@@ -332,8 +172,47 @@ def test_a_right_program_passes_free_form_tests(sandbox, name):
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_program_that_does_nothing_fails_free_form_tests(sandbox, name):
-    [result] = sandbox.run_batch([Job("def f(*a, **k): return 7", asserts=CHECKED[name][1])])
+    [result] = sandbox.run_batch([Job("def f(*a, **k): return 7", asserts=CHECKED[name].tests)])
     assert result.status in ("failed", "error")
+
+
+FREE_FORM = """
+MODULUS = 10**9 + 7
+TABLE = [1, 2]
+count = 0
+class Shape:
+    def area(self): return 1
+def f(x):
+    global count
+    count += 1
+    return x + 1
+def make(): return Shape()
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "verdicts"),
+    [
+        (("assert f(1) < MODULUS == 10**9 + 7",), ("passed",)),
+        (("assert MODULUS == 7",), ("failed",)),
+        (("assert [f(x) for x in TABLE] == [2, 3] and TABLE[0] == 1",), ("passed",)),
+        (("assert sorted([3, 1], key=f) == [1, 3]",), ("passed",)),
+        (("assert f(1) == 2 and count == 0", "assert count == 1"), ("passed", "passed")),
+        (("y = f(2)\nassert y == 3", "assert y == 3"), ("passed", "passed")),
+        (("def g(x): return x\nassert g(1)", "assert [*map(g, [1])] == [1]"), ("passed",) * 2),
+        (("assert (lambda x: x)(f(1)) == 2",), ("passed",)),
+        (("assert missing",), ("error",)),
+        (("assert make().area() == 1",), ("error",)),
+    ],
+)
+def test_free_form_tests_read_constants_and_keep_their_own_names(sandbox, tests, verdicts):
+    [result] = sandbox.run_batch([Job(FREE_FORM, asserts=tests)])
+    assert result.verdicts == verdicts, result
+
+
+def test_what_cannot_leave_the_candidate_is_named(sandbox):
+    [result] = sandbox.run_batch([Job(FREE_FORM, asserts=("assert make().area() == 1",))])
+    assert "Shape, which stays in the candidate's process" in result.untrusted_detail
 
 
 def test_calls_and_free_form_tests_share_a_job(sandbox):

@@ -84,9 +84,20 @@ def test_another_calling_convention_kills(name):
 def test_a_tree_too_large_for_conditional_jumps_still_decides_right():
     rules = {number: bpf.refuse(number % 97) for number in range(0, 3000, 2)}
     program = bpf.assemble(1, 1 << 30, rules, bpf.ALLOW)
-    assert max(instruction.if_true for instruction in program) <= 255
+    assert max(max(step.if_true, step.if_false) for step in program) <= 255
     for number in (0, 1, 2, 777, 778, 1499, 1500, 2998, 2999, 3000):
         assert run_filter(program, 1, number) == rules.get(number, bpf.ALLOW)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_filter_is_short_and_ends_whatever_it_decides(name):
+    # The kernel checks and translates it anew for every candidate, step by step.
+    program = candidate_filter(MACHINES[name])
+    assert len(program) < 220
+    for position, step in enumerate(program):
+        jumps = [step.operand] if step.code == bpf.JUMP else [step.if_true, step.if_false]
+        reach = 0 if step.code == bpf.RETURN else 1 + max(jumps)
+        assert position + reach < len(program), step
 
 
 def test_instructions_are_eight_bytes_in_the_order_of_the_kernel():

@@ -73,6 +73,8 @@ def test_a_forged_value_does_not_match(expected, forged):
         (7, b'{"int":"zz"}'),
         (0.5, b'{"fraction":[1,0]}'),
         (7, b'{"fraction":[1,2,3]}'),
+        (7, b'{"fraction":["1",2]}'),
+        (7, b'{"complex":[{"set":[]},0]}'),
         (7, b'{"timedelta":"abc"}'),
     ],
 )
@@ -90,5 +92,8 @@ def test_foreign_keys_that_collide_do_not_stall():
     assert not matches(set(range(29_999)), parse(dump(received)))
     assert not matches({frozenset({1})}, parse(dump(nested)))
     assert not matches({1: 1}, parse(dump({"dict": [[k, 1] for k in received["set"]]})))
+    for number in ("complex", "fraction"):
+        with pytest.raises(TypeError, match="number"):
+            matches(7, parse(dump({number: [received, 1]})))
     # Not a measurement of speed: the attack takes some hundred times longer.
     assert time.process_time() - started < 5

@@ -1,3 +1,4 @@
+import copy
 import datetime
 import enum
 import math
@@ -95,9 +96,23 @@ def test_subclasses_become_the_built_in_value(value, plain):
 
 @pytest.mark.parametrize("value", [object(), deque([1]), range(3), iter([1]), int, print])
 def test_anything_else_is_opaque_and_refused_when_strict(value):
-    assert there_and_back(value) == Opaque(type(value).__name__)
+    back = there_and_back(value)
+    assert isinstance(back, Opaque)
+    with pytest.raises(AttributeError, match=f"a {type(value).__name__}, which stays in the cand"):
+        _ = back.size
     with pytest.raises(TypeError, match="cannot be sent"):
         encode([value], strict=True)
+
+
+def test_an_opaque_value_equals_nothing_and_has_no_parts():
+    one = there_and_back(object())
+    assert one != there_and_back(object())
+    assert one != "object"
+    assert not one == one  # noqa: SIM201 (what `==` says is the matter)
+    assert copy.deepcopy({one})
+    for reach in (len, iter, lambda value: value[0]):
+        with pytest.raises(TypeError, match="Opaque"):
+            reach(one)
 
 
 def test_circles_and_deep_nesting_are_refused():

@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
-from gdpo_tune.sandbox import Call, Job, Limits
+from gdpo_tune.sandbox import Call, Job, Limits, Stream
 from gdpo_tune.sandbox.asserts import read_assert
+from gdpo_tune.sandbox.inside.report import Report
 from gdpo_tune.sandbox.inside.supervision import Allowance, Ending
+from gdpo_tune.sandbox.remote_jobs import prepare as prepare_remote
 from gdpo_tune.sandbox.verdicts import Infra, conclude
 from gdpo_tune.sandbox.worker import prepare
 
@@ -53,11 +55,96 @@ def test_a_job_without_tests_is_refused():
         Job("def f(): pass")
 
 
-@pytest.mark.parametrize("name", ["cpu_seconds", "wall_seconds", "memory_bytes", "output_bytes"])
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
-def test_limits_are_positive_numbers(name, value):
+CLOCKS = ("cpu_seconds", "wall_seconds")
+BYTES = ("memory_bytes", "output_bytes")
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+@pytest.mark.parametrize("value", [0, -1, 0.0099, 86_401, 1e300, 10**400, math.nan, math.inf])
+def test_a_clock_is_a_hundredth_of_a_second_to_a_day(name, value):
+    assert Limits(**{name: 0.01})
+    assert Limits(**{name: 86_400})
     with pytest.raises(ValueError, match=name):
         Limits(**{name: value})
+
+
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("value", [0, -1, (1 << 40) + 1, 10**400])
+def test_bytes_have_bounds(name, value):
+    assert Limits(**{name: 1 << 40})
+    with pytest.raises(ValueError, match=name):
+        Limits(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in CLOCKS for value in (True, "1", None)]
+    + [(name, value) for name in BYTES for value in (True, 1e9, math.inf, "1", None)],
+)
+def test_limits_of_another_type_are_refused(name, value):
+    with pytest.raises(TypeError, match=rf"Limits\.{name} must be .*, not {type(value).__name__}"):
+        Limits(**{name: value})
+
+
+CALL = Call("f", (), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Call(len, (), 1), r"Call\.function must be str, not builtin_function"),
+        (lambda: Call("f", "ab", 1), r"Call\.args must be tuple or list, not str"),
+        (lambda: Stream(b"1", "1"), r"Stream\.stdin must be str, not bytes"),
+        (lambda: Stream("1", 1), r"Stream\.expected must be str, not int"),
+        (lambda: Stream("1", "1", "0"), r"Stream\.tolerance must be float or int, not str"),
+        (lambda: Job(None, (CALL,)), r"Job\.code must be str, not NoneType"),
+        (lambda: Job("", (CALL,), seed="1"), r"Job\.seed must be int, not str"),
+        (lambda: Job("", (CALL,), seed=True), r"Job\.seed must be int, not bool"),
+        (lambda: Job("", (CALL,), limits={}), r"Job\.limits must be Limits, not dict"),
+        (lambda: Job("", (CALL, ("f", (), 1))), r"Job\.calls\[1\] must be Call, not tuple"),
+        (lambda: Job("", asserts="assert f() == 1"), r"Job\.asserts must hold tests, not be one"),
+        (lambda: Job("", asserts=(CALL,)), r"Job\.asserts\[0\] must be str, not Call"),
+        (lambda: Job("", streams=(("1", "1"),)), r"Job\.streams\[0\] must be Stream, not tuple"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_tests_may_come_from_whatever_can_be_gone_through():
+    calls = [CALL, Call("f", [1], 2)]
+    job = Job("", (call for call in calls), asserts=["assert f() == 1"])
+    assert job.calls == (CALL, Call("f", (1,), 2))
+    assert job.asserts == ("assert f() == 1",)
+    calls.clear()
+    assert prepare(0, job).tests == 3
+
+
+@pytest.mark.parametrize("name", ["calls", "asserts", "streams"])
+def test_no_tests_are_none_however_they_are_given(name):
+    with pytest.raises(ValueError, match="without a test"):
+        Job("", **{name: (test for test in ())})
+
+
+@pytest.mark.parametrize("prepare", [prepare_remote, lambda job: prepare(7, job)])
+def test_what_is_refused_is_named_by_its_place(prepare):
+    job = Job("", (CALL, Call("f", (object(),), 1)))
+    with pytest.raises(TypeError, match=r"test 1: .*object"):
+        prepare(job)
+    with pytest.raises(ValueError, match=r"test 1: .*no Python"):
+        prepare(Job("", (CALL,), ("assert f(",)))
+
+
+def test_the_job_of_a_batch_is_named():
+    with pytest.raises(ValueError, match=r"job 7: test 0: nothing in this test can fail"):
+        prepare(7, Job("", asserts=("pass",)))
+
+
+def test_less_memory_than_python_needs_is_refused():
+    assert Limits(memory_bytes=64 << 20)
+    with pytest.raises(ValueError, match="memory_bytes is 67108863; Python itself needs 67108864"):
+        Limits(memory_bytes=(64 << 20) - 1)
 
 
 def test_a_value_that_cannot_be_sent_is_refused():
@@ -72,7 +159,6 @@ def test_requests_survive_packing():
     assert Ending.unpack(ending.pack()) == ending
 
 
-REPORT = {"started": True, "stop": None, "verdicts": [], "memory": False, "detail": ""}
 QUIET = Ending(0, False, 0.01, 1 << 24)
 
 
@@ -103,18 +189,27 @@ QUIET = Ending(0, False, 0.01, 1 << 24)
     ],
 )  # fmt: skip
 def test_report_and_ending_make_a_status(report, ending, status, verdicts):
-    result = conclude(
-        {**REPORT, "verdicts": [], **report}, Ending(**{**vars(QUIET), **ending}), 2, Limits()
-    )
+    report = Report(started=True, **report)
+    result = conclude(report, QUIET._replace(**ending), 2, Limits())
     assert (result.status, result.verdicts) == (status, verdicts)
     assert result.passed is (status == "passed")
 
 
 def test_the_sandboxs_own_failures_are_no_verdicts():
-    with pytest.raises(Infra, match="locked"):
-        conclude({**REPORT, "started": False}, QUIET, 1, Limits())
+    with pytest.raises(Infra, match=r"locked.*memory_bytes=536870912"):
+        conclude(Report(started=False), QUIET, 1, Limits())
     with pytest.raises(Infra, match="outside"):
-        conclude({**REPORT, "stop": "ended"}, Ending(9, False, 0.01, 1 << 24), 1, Limits())
+        conclude(Report(started=True, stop="ended"), Ending(9, False, 0.01, 1 << 24), 1, Limits())
+
+
+@pytest.mark.parametrize(
+    ("report", "ending"),
+    [({}, {"timed_out": True, "signal": 9}), ({"stop": "overload"}, {})],
+    ids=["candidate", "tests"],
+)
+def test_a_clock_that_ran_out_before_the_start_is_a_timeout(report, ending):
+    report = Report(started=False, **report)
+    assert conclude(report, QUIET._replace(**ending), 1, Limits()).status == "timeout"
 
 
 def test_importing_the_room_loads_nothing_heavy():

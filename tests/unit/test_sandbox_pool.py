@@ -1,19 +1,240 @@
-"""Threads of the sandbox answer for their workers, whatever happens to them."""
+"""How many workers a batch gets, and that a worker which does not start leaves nothing behind."""
 
 import threading
 
 import pytest
 
-from gdpo_tune.errors import SandboxUnavailable
-from gdpo_tune.sandbox import CodeSandbox, pool
+from gdpo_tune.errors import SandboxInfraError, SandboxUnavailable
+from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, UnsafeNoIsolationSandbox, pool
+from gdpo_tune.sandbox.pool import fitting_workers
+
+GIB = 1 << 30
+
+
+class ScriptedWorker:
+    """Notes who is open; runs nothing."""
+
+    layers = ("seccomp",)
+    open = 0
+
+    def __init__(self, modules=(), *, isolated=True):
+        ScriptedWorker.open += 1
+        self.modules = modules
+
+    def run(self, source, deliver):
+        for task in source:
+            deliver(task.index, (threading.current_thread().name, self.modules))
+
+    def interrupt(self):
+        """It does not wait for anything."""
+
+    def close(self):
+        ScriptedWorker.open -= 1
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    monkeypatch.setattr(pool, "Worker", ScriptedWorker)
+    monkeypatch.setattr(ScriptedWorker, "open", 0)
+    return ScriptedWorker
+
+
+def threads_of_sandboxes():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("sandbox-")]
+
+
+def job(memory=GIB, **tests):
+    tests = tests or {"calls": (Call("f", (), 1),)}
+    return Job("", **tests, limits=Limits(memory_bytes=memory))
+
+
+@pytest.mark.parametrize(
+    ("workers", "jobs", "memory", "expected"),
+    [
+        (4, [job()], 8 * GIB, 4),
+        (4, [job()], 6 * GIB, 3),
+        (4, [job()], 7 * GIB, 3),
+        (4, [job(GIB // 2), job(2 * GIB), job(GIB // 4)], 8 * GIB, 2),
+        (4, [job(asserts=("assert f() == 1",))], 8 * GIB, 2),
+        # One worker works even where its limit is more than the share, or all there is.
+        (4, [job()], 1.5 * GIB, 1),
+        (4, [job()], GIB, 1),
+        (4, [job(asserts=("assert f() == 1",))], GIB, 1),
+        (4, [job()], None, 4),
+        (4, [], GIB, 4),
+    ],
+)
+def test_a_batch_gets_the_workers_that_fit_into_memory(workers, jobs, memory, expected):
+    assert fitting_workers(workers, jobs, memory and int(memory)) == expected
+
+
+def test_a_job_that_the_machine_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match=r"limit is 1025 MiB .* this machine has 1024 MiB"):
+        fitting_workers(1, [job(), job(GIB + (1 << 20))], GIB)
+
+
+@pytest.mark.parametrize(("memory", "most"), [(64 * GIB, 4), (4 * GIB, 2), (GIB, 1)])
+def test_no_more_workers_are_asked_than_fit(scripted, monkeypatch, memory, most):
+    monkeypatch.setattr(pool, "machine_memory", lambda: memory)
+    together, ready = [], threading.Condition()
+
+    def run(worker, source, deliver):
+        with ready:
+            together.append(worker)
+            ready.notify_all()
+            # Each waits for all that may come, so that no worker serves a batch alone.
+            ready.wait_for(lambda: len(together) >= most)
+        for task in source:
+            deliver(task.index, task.index)
+
+    monkeypatch.setattr(ScriptedWorker, "run", run)
+    with CodeSandbox(workers=4) as sandbox:
+        assert sandbox.run_batch([job() for _ in range(20)]) == list(range(20))
+    assert len(together) == most
+
+
+def test_a_batch_with_a_job_too_large_runs_nothing(scripted, monkeypatch):
+    monkeypatch.setattr(pool, "machine_memory", lambda: GIB)
+    with CodeSandbox() as sandbox:
+        with pytest.raises(ValueError, match="this machine has 1024 MiB"):
+            sandbox.run_batch([job(), job(2 * GIB)])
+        assert len(sandbox.run_batch([job()])) == 1
+
+
+def test_an_error_that_nobody_foresaw_fails_the_batch_and_no_later_one(scripted, monkeypatch):
+    run = ScriptedWorker.run
+
+    def broken(worker, source, deliver):
+        raise KeyError("layers")
+
+    with CodeSandbox() as sandbox:
+        monkeypatch.setattr(ScriptedWorker, "run", broken)
+        with pytest.raises(SandboxInfraError, match="KeyError") as caught:
+            sandbox.run_batch([job()])
+        assert isinstance(caught.value.__cause__, KeyError)
+        monkeypatch.setattr(ScriptedWorker, "run", run)
+        assert len(sandbox.run_batch([job()])) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sandbox_whose_thread_has_died_says_so(scripted, monkeypatch):
+    def end(worker, source, deliver):
+        raise GeneratorExit
+
+    monkeypatch.setattr(ScriptedWorker, "run", end)
+    with CodeSandbox() as sandbox:
+        with pytest.raises(SandboxInfraError, match="thread has died"):
+            sandbox.run_batch([job()])
+        for thread in threads_of_sandboxes():
+            thread.join()
+        with pytest.raises(SandboxInfraError, match="thread of this sandbox has died"):
+            sandbox.run_batch([job()])
+
+
+@pytest.mark.parametrize("jobs", [[], [job()]])
+def test_a_closed_sandbox_runs_nothing(scripted, jobs):
+    with CodeSandbox() as sandbox:
+        pass
+    sandbox.close()
+    with pytest.raises(ValueError, match="this sandbox is closed"):
+        sandbox.run_batch(jobs)
+
+
+def test_a_fork_cannot_use_its_parents_sandbox_and_does_not_close_it(scripted, monkeypatch):
+    with CodeSandbox() as sandbox:
+        with monkeypatch.context() as fork:
+            fork.setattr("gdpo_tune.sandbox.threaded.os.getpid", lambda: -1)
+            with pytest.raises(RuntimeError, match="belongs to process"):
+                sandbox.run_batch([job()])
+            sandbox.close()
+        assert len(sandbox.run_batch([job()])) == 1
+
+
+def test_jobs_may_come_from_a_generator(scripted):
+    with CodeSandbox() as sandbox:
+        assert len(sandbox.run_batch(job() for _ in range(3))) == 3
+
+
+def test_modules_reach_every_worker(scripted):
+    with CodeSandbox(2, modules=("numpy",)) as sandbox:
+        results = sandbox.run_batch([job() for _ in range(8)])
+    assert {modules for _, modules in results} == {("numpy",)}
 
 
 def test_an_error_that_nobody_foresaw_is_handed_over(monkeypatch):
-    def broken(worker):
+    def broken(worker, modules, *, isolated):
         raise MemoryError("no room for a worker")
 
     monkeypatch.setattr(pool.Worker, "__init__", broken)
     with pytest.raises(SandboxUnavailable, match="no room for a worker") as caught:
         CodeSandbox(workers=2)
     assert isinstance(caught.value.__cause__, MemoryError)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sandbox-")]
+    assert not threads_of_sandboxes()
+
+
+def test_one_worker_that_does_not_start_ends_the_others(scripted, monkeypatch):
+    class Third(ScriptedWorker):
+        def __init__(self, modules=(), *, isolated=True):
+            if threading.current_thread().name == "sandbox-2":
+                raise SandboxUnavailable("start: no room")
+            super().__init__(modules, isolated=isolated)
+
+    monkeypatch.setattr(pool, "Worker", Third)
+    with pytest.raises(SandboxUnavailable, match="start: no room"):
+        CodeSandbox(workers=4)
+    assert scripted.open == 0
+    assert not threads_of_sandboxes()
+
+
+def test_a_thread_that_cannot_be_started_ends_the_others(scripted, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "sandbox-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(SandboxUnavailable, match="2 of 4 workers, then: can't start new thread"):
+        CodeSandbox(workers=4)
+    assert scripted.open == 0
+    assert not threads_of_sandboxes()
+
+
+@pytest.mark.parametrize("kind", [CodeSandbox, UnsafeNoIsolationSandbox])
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system_is_refused_and_told_what_it_can_have(kind, platform, monkeypatch):
+    monkeypatch.setattr(pool.sys, "platform", platform)
+    with pytest.raises(SandboxUnavailable) as caught:
+        kind()
+    message = str(caught.value)
+    assert message.startswith(f"platform: the sandbox needs Linux, this is {platform}")
+    assert "sandbox: {type: external, url: http://" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_sandbox_without_workers_is_refused(workers):
+    with pytest.raises(ValueError, match=f"{workers} workers"):
+        CodeSandbox(workers)
+
+
+def test_only_the_unsafe_sandbox_asks_for_no_isolation(scripted, monkeypatch, caplog):
+    asked = []
+
+    class Noting(ScriptedWorker):
+        def __init__(self, modules=(), *, isolated=True):
+            asked.append(isolated)
+            super().__init__(modules, isolated=isolated)
+
+    monkeypatch.setattr(pool, "Worker", Noting)
+    with CodeSandbox() as sandbox:
+        assert sandbox.info.tier == "seccomp"
+    assert not caplog.records
+    with UnsafeNoIsolationSandbox() as sandbox:
+        assert sandbox.info.tier == "unsafe"
+        assert not isinstance(sandbox, CodeSandbox)
+    assert asked == [True, False]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "unsafe_no_isolation" in record.getMessage()

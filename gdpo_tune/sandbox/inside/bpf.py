@@ -15,6 +15,9 @@ LOAD, JUMP, JUMP_EQUAL, JUMP_NOT_LESS, JUMP_ANY_BIT, RETURN = 0x20, 0x05, 0x15, 
 OFFSET_NUMBER, OFFSET_MACHINE, OFFSET_ARGUMENTS = 0, 4, 16
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
+_REACH = 255
+"""Instructions that a conditional jump can skip. One place is left free: a long jump, which
+the other branch may need, is written between this one and its target."""
 
 
 def refuse(error: int) -> int:
@@ -49,7 +52,7 @@ class WhenBits(NamedTuple):
     no: int
 
     def assemble(self) -> list[Instruction]:
-        """Five instructions at most, whatever is in the accumulator before."""
+        """Four instructions; whatever is in the accumulator before is lost."""
         return [
             _load_argument(self.argument),
             Instruction(JUMP_ANY_BIT, 0, 1, self.bits),
@@ -67,7 +70,7 @@ class WhenOneOf(NamedTuple):
     no: int
 
     def assemble(self) -> list[Instruction]:
-        """One comparison a value."""
+        """One comparison a value, with its decision behind it."""
         tests: list[Instruction] = []
         for value in self.values:
             tests += [Instruction(JUMP_EQUAL, 0, 1, value), give(self.yes)]
@@ -89,13 +92,15 @@ def assemble(
         rules: number to rule.
         otherwise: the decision for every number that has no rule.
     """
-    complete = {number: rule for number, rule in rules.items() if number < first_foreign}
+    native = {number: rule for number, rule in rules.items() if number < first_foreign}
+    search = _Search()
+    search.add(_intervals({**native, first_foreign: KILL}, otherwise, first_foreign))
     return [
         Instruction(LOAD, 0, 0, OFFSET_MACHINE),
         Instruction(JUMP_EQUAL, 1, 0, audit),
         give(KILL),
         Instruction(LOAD, 0, 0, OFFSET_NUMBER),
-        *_search(_intervals({**complete, first_foreign: KILL}, otherwise, first_foreign)),
+        *search.instructions(),
     ]
 
 
@@ -112,18 +117,43 @@ def _intervals(
     return intervals
 
 
-def _search(intervals: Sequence[tuple[int, Rule]]) -> list[Instruction]:
-    if len(intervals) == 1:
-        rule = intervals[0][1]
-        return [give(rule)] if isinstance(rule, int) else rule.assemble()
-    middle = len(intervals) // 2
-    below, above = _search(intervals[:middle]), _search(intervals[middle:])
-    first = intervals[middle][0]
-    if len(below) <= 255:
-        return [Instruction(JUMP_NOT_LESS, len(below), 0, first), *below, *above]
-    # NOTE: a conditional jump reaches 255 instructions, an unconditional one any distance.
-    far = Instruction(JUMP, 0, 0, len(below))
-    return [Instruction(JUMP_NOT_LESS, 0, 1, first), far, *below, *above]
+class _Search:
+    """A binary search, written from its end, so that what a jump leads to is always there.
+
+    Every decision is written once, however many numbers it is for. A position is how many
+    instructions follow from it to the end.
+    """
+
+    def __init__(self) -> None:
+        self._reversed: list[Instruction] = []
+        self._positions: dict[Rule, int] = {}
+
+    def add(self, intervals: Sequence[tuple[int, Rule]]) -> int:
+        """Write the search through the intervals; its position."""
+        first, rule = intervals[len(intervals) // 2]
+        if len(intervals) == 1:
+            if rule not in self._positions:
+                block = [give(rule)] if isinstance(rule, int) else rule.assemble()
+                self._reversed += reversed(block)
+                self._positions[rule] = len(self._reversed)
+            return self._positions[rule]
+        above = self.add(intervals[len(intervals) // 2 :])
+        below = self.add(intervals[: len(intervals) // 2])
+        above, below = self._bring_near(above), self._bring_near(below)
+        end = len(self._reversed)
+        self._reversed.append(Instruction(JUMP_NOT_LESS, end - above, end - below, first))
+        return end + 1
+
+    def _bring_near(self, position: int) -> int:
+        distance = len(self._reversed) - position
+        if distance < _REACH:
+            return position
+        self._reversed.append(Instruction(JUMP, 0, 0, distance))
+        return len(self._reversed)
+
+    def instructions(self) -> list[Instruction]:
+        """Everything, in the order in which it runs."""
+        return self._reversed[::-1]
 
 
 def _load_argument(index: int) -> Instruction:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from .encoding import Encoded, Tagged, decode
+from .encoding import Encoded, Tagged, decode, decode_parts
 
 RELATIVE_TOLERANCE = 1e-9
 TOLERANCE_AT_ZERO = 1e-12
@@ -41,7 +41,7 @@ def matches(expected: object, received: Encoded) -> bool:
         payload = _payload(received, "dict")
         return payload is not None and _dict_matches(expected, payload)
     if isinstance(received, Tagged) and received.tag == "fraction":
-        return _fraction_matches(expected, *map(decode, received.payload))
+        return _fraction_matches(expected, *decode_parts(received.payload))
     return _is_scalar(received) and same_scalar(expected, decode(received))
 
 

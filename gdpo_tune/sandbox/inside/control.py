@@ -9,12 +9,13 @@ import socket
 import sys
 from collections.abc import Callable
 
-from .enclosure import Enclosure, StepFailed, enclose
+from .enclosure import OPEN_FILES, Enclosure, StepFailed, enclose, stay_open
 from .frames import pack, read_exactly
 from .modules import preload
 from .supervision import TrainerGone
 
-CONTROL_DESCRIPTOR = 3
+CONTROL_DESCRIPTOR = OPEN_FILES - 1
+"""The last one, so that the first one is free for what a request brings."""
 
 
 def receive_with_descriptor(control: socket.socket, size: int) -> tuple[bytes, int]:
@@ -32,6 +33,8 @@ def receive_with_descriptor(control: socket.socket, size: int) -> tuple[bytes, i
 def serve(
     descriptor: int,
     parent: int,
+    isolated: bool,
+    modules: list[str],
     answer: Callable[[socket.socket, Enclosure], None],
     prepare: Callable[[], None],
 ) -> None:
@@ -42,6 +45,8 @@ def serve(
     Args:
         descriptor: socket to the trainer.
         parent: process id of the trainer.
+        isolated: False locks nothing in and takes limits alone.
+        modules: names of modules to load, each followed by the folder of its top package.
         answer: handles one request; raises EOFError when there will be no more.
         prepare: called once, before anything is locked.
     """
@@ -49,15 +54,23 @@ def serve(
         os.dup2(descriptor, CONTROL_DESCRIPTOR)
         os.close(descriptor)
     control = socket.socket(fileno=CONTROL_DESCRIPTOR)
-    prepare()
-    preload()
-    os.environ.clear()
-    sys.argv[:] = ["sandbox"]
+    step = "modules"
     try:
-        enclosure = enclose(control, parent)
+        preload(modules)
+        # NOTE: after the modules, of which some print when they are loaded.
+        step = "prepare"
+        prepare()
+        os.environ.clear()
+        sys.argv[:] = ["sandbox"]
+        step = "enclosure"
+        enclosure = enclose(control, parent) if isolated else stay_open(parent)
     except StepFailed as failure:
-        control.sendall(pack(json.dumps({"failed": str(failure)}).encode()))
+        _report_failure(control, str(failure))
         return
+    except Exception as error:
+        # Nobody foresaw it, and its traceback has nowhere to go.
+        _report_failure(control, f"{step}: {error!r}")
+        raise
     control.sendall(pack(json.dumps({"layers": enclosure.layers}).encode()))
     # NOTE: frozen objects are not touched by a child's collector, so their pages stay shared.
     gc.collect()
@@ -68,3 +81,7 @@ def serve(
             answer(control, enclosure)
     except (EOFError, ConnectionError, TrainerGone):
         return
+
+
+def _report_failure(control: socket.socket, reason: str) -> None:
+    control.sendall(pack(json.dumps({"failed": reason}).encode()))

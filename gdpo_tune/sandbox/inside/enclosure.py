@@ -1,6 +1,6 @@
 """Locks a process of the sandbox in, layer by layer, before it meets any candidate.
 
-Required are `no_new_privs`, the limits and seccomp, which is tried and not asked for:
+Required are pidfd, `no_new_privs`, the limits and seccomp, which is tried and not asked for:
 without one of them the process ends and names the step. Namespaces, Landlock and the user
 `nobody` are added wherever the kernel and the container let them.
 """
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import linux
 from .policy import candidate_filter
@@ -39,13 +39,12 @@ class StepFailed(Exception):
         super().__init__(f"{step}: {reason}")
 
 
-@dataclass(frozen=True)
-class Enclosure:
+class Enclosure(NamedTuple):
     """What a locked process goes on with."""
 
     layers: tuple[str, ...]
-    filter: linux.Filter
-    """To be loaded by every fork that runs a candidate or a test."""
+    seccomp: linux.Filter | None
+    """To be loaded by every fork that runs a candidate or a test; None locks nothing in."""
 
 
 def enclose(control: socket.socket, parent: int) -> Enclosure:
@@ -58,11 +57,8 @@ def enclose(control: socket.socket, parent: int) -> Enclosure:
     Raises:
         StepFailed: a required layer is missing.
     """
-    linux.die_with_parent()
-    if os.getppid() != parent:
-        # The trainer died before the line above, so no signal will come.
-        os._exit(0)
-    candidate = _build_filter()
+    _end_with(parent)
+    seccomp = _build_filter()
     _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
     _mute()
     layers: list[str] = []
@@ -86,9 +82,45 @@ def enclose(control: socket.socket, parent: int) -> Enclosure:
     layers.append("limits")
     linux.set_dumpable(False)
     linux.die_with_parent()
-    _try_filter(candidate)
+    _try_filter(seccomp)
     layers.append("seccomp")
-    return Enclosure(tuple(layers), candidate)
+    return Enclosure(tuple(layers), seccomp)
+
+
+def stay_open(parent: int) -> Enclosure:
+    """Take limits and nothing else: for code that may do whatever the trainer may.
+
+    Args:
+        parent: process id of the trainer, which must still be the parent.
+
+    Raises:
+        StepFailed: a limit cannot be had.
+    """
+    _end_with(parent)
+    _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
+    _mute()
+    _require("limits", _limit)
+    # NOTE: where the trainer is not root, this keeps the judge's memory from the candidates.
+    linux.set_dumpable(False)
+    return Enclosure(("limits",), None)
+
+
+def within_hard_limit(kind: int, amount: int) -> int:
+    """The amount, or less where the shell that started all this allows no more.
+
+    Args:
+        kind: one of `resource.RLIMIT_*`.
+        amount: what is wanted of it.
+    """
+    hard = resource.getrlimit(kind)[1]
+    return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+
+
+def _end_with(parent: int) -> None:
+    linux.die_with_parent()
+    if os.getppid() != parent:
+        # The trainer died before the line above, so no signal will come.
+        os._exit(0)
 
 
 def _require(step: str, action: Callable[[], None]) -> None:
@@ -188,20 +220,17 @@ def _become_nobody() -> None:
 
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    for kind in (
-        resource.RLIMIT_CORE,
-        resource.RLIMIT_FSIZE,
-        resource.RLIMIT_MEMLOCK,
-        resource.RLIMIT_MSGQUEUE,
-    ):
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(kind, (0, 0))
+    # NOTE: a fork that runs a program, whose streams are files, raises its own.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def _try_filter(candidate: linux.Filter) -> None:
+def _try_filter(seccomp: linux.Filter) -> None:
     """Load the filter in a fork and see it refuse a file and kill at a socket."""
     child = os.fork()
     if child == 0:
-        _break_out(candidate)
+        _break_out(seccomp)
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
         return
@@ -217,9 +246,9 @@ def _try_filter(candidate: linux.Filter) -> None:
 _NOT_LOADED, _FILE_OPENED, _SOCKET_OPENED = 3, 4, 5
 
 
-def _break_out(candidate: linux.Filter) -> None:
+def _break_out(seccomp: linux.Filter) -> None:
     try:
-        candidate.load()
+        seccomp.load()
     except OSError:
         os._exit(_NOT_LOADED)
     try:

@@ -1,8 +1,13 @@
 """The process that alone holds expected values: it compares and never runs a candidate.
 
 A request brings one end of a candidate's socket and either expected values, with which the
-judge compares what it reads, or tests in Python, for which it forks a locked checker. The
-answer is a report:
+judge compares what it reads, or tests in Python, for which it forks a locked checker:
+
+    [bytes, "values", values]          what calls should return
+    [bytes, "streams", pairs]          what a program should print, and its tolerance
+    [bytes, "tests", tests, *limits]   see `checker.run` and `Allowance`
+
+The first is what the candidate may send altogether. The answer is a report:
 
     started   the candidate was locked and about to read its job
     stop      why there are no more verdicts: load, output, ended, malformed, overload; or null
@@ -13,68 +18,47 @@ answer is a report:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import checker
-from .comparison import matches
 from .control import receive_with_descriptor, serve
-from .enclosure import Enclosure
+from .enclosure import Enclosure, within_hard_limit
 from .encoding import Encoded, decode, parse
 from .frames import HEADER, READY, FrameTooLong, pack, read_exactly, read_frame, write_all
-from .supervision import Allowance, fork_locked, supervise
+from .report import FORGED, Report, weigh_other, weigh_value
+from .streams import PRINTED
+from .supervision import Allowance, fork_limited, supervise
+from .tokens import same_output
 
 _MAX_REQUEST_BYTES = 1 << 30
-_MAX_DETAIL = 300
 _PATIENCE = 5.0
-"""CPU seconds for one comparison: a hundred times what the longest honest answer takes."""
+"""CPU seconds for a job's comparisons: a hundred times what the longest honest answers take."""
 _MAX_MEMORY = 2 << 30
-_FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
-"""What reading a frame raises that no candidate's runner has written."""
 
 
 class Overload(Exception):
     """A received value takes too long to compare."""
 
 
-@dataclass
-class Report:
-    """What the trainer learns of one job; see the top of this file."""
-
-    started: bool = False
-    stop: str | None = None
-    verdicts: list[str] = field(default_factory=list[str])
-    memory: bool = False
-    detail: str = ""
-
-    def add(self, verdict: str, error: str = "", text: str = "") -> None:
-        """One more test has a verdict."""
-        self.verdicts.append(verdict)
-        self.note(error, text)
-
-    def note(self, error: str, text: str) -> None:
-        """Keep the first error, as text that nobody may trust."""
-        self.memory |= error == "MemoryError"
-        if error and not self.detail:
-            self.detail = f"{error}: {text}"[:_MAX_DETAIL]
-
-
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
     """Judge one candidate after the other until the trainer closes the socket."""
-    serve(descriptor, parent, _answer, _prepare)
+    serve(descriptor, parent, isolated, modules, _answer, _prepare)
 
 
 def _prepare() -> None:
     signal.signal(signal.SIGPROF, _give_up)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, hard))
+    soft = within_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _give_up(number: int, frame: object) -> NoReturn:
@@ -100,49 +84,48 @@ def _answer(control: socket.socket, enclosure: Enclosure) -> None:
 def _judge(
     request: Encoded, candidate: int, report: Report, control: socket.socket, enclosure: Enclosure
 ) -> None:
-    printable, expected, tests, limits = request
-    if tests is None:
-        _compare(partial(os.read, candidate), decode(expected), printable, report)
-    else:
-        _check(tests, printable, Allowance(*limits), candidate, report, control, enclosure)
+    limit, kind, tests, *limits = request
+    if kind == "tests":
+        _check(tests, limit, Allowance(*limits), candidate, report, control, enclosure)
+        return
+    weigh = weigh_value if kind == "values" else _weigh_output
+    expected = decode(tests) if kind == "values" else tests
+    # NOTE: counts CPU time, so that a slow candidate does not use it up.
+    signal.setitimer(signal.ITIMER_PROF, _PATIENCE)
+    try:
+        _compare(partial(os.read, candidate), expected, limit, report, weigh)
+    except FrameTooLong:
+        report.stop = "output"
+    except (Overload, MemoryError):
+        report.stop = "overload"
+    except FORGED:
+        report.stop = "malformed"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _compare(
-    receive: Callable[[int], bytes], expected: list[object], limit: int, report: Report
+    receive: Callable[[int], bytes],
+    expected: list[Any],
+    limit: int,
+    report: Report,
+    weigh: Callable[[Any, bytes, Report], None],
 ) -> None:
     for value in expected:
-        try:
-            frame = read_frame(receive, limit)
-        except FrameTooLong:
-            report.stop = "output"
-            return
+        frame = read_frame(receive, limit)
         limit -= len(frame)
-        signal.setitimer(signal.ITIMER_PROF, _PATIENCE)
-        try:
-            _weigh(value, parse(frame), report)
-        except (Overload, MemoryError):
-            report.stop = "overload"
-        except _FORGED:
-            report.stop = "malformed"
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        weigh(value, frame, report)
         if report.stop is not None:
             return
 
 
-def _weigh(expected: object, frame: Encoded, report: Report) -> None:
-    match frame:
-        case ["value", received]:
-            report.add("passed" if matches(expected, received) else "failed")
-        case ["raise", str() as error, str() as text]:
-            report.add("error", error, text)
-        case ["load", str() as error, str() as text]:
-            report.note(error, text)
-            report.stop = "load"
-        case ["output"]:
-            report.stop = "output"
-        case _:
-            report.stop = "malformed"
+def _weigh_output(expected: Encoded, frame: bytes, report: Report) -> None:
+    if frame[:1] != PRINTED:
+        weigh_other(parse(frame), report)
+        return
+    text, tolerance = expected
+    same = same_output(text.encode(), frame[1:], tolerance)
+    report.add("passed" if same else "failed")
 
 
 def _check(
@@ -156,11 +139,13 @@ def _check(
 ) -> None:
     receiving, sending = os.pipe()
     program = partial(checker.run, tests, printable)
-    child = fork_locked(allowance, enclosure.filter, [sending, candidate], program)
+    child = fork_limited(allowance, enclosure.seccomp, [sending, candidate], program)
     os.close(sending)
     try:
         ending = supervise(child, allowance, control.fileno())
-        _read_verdicts(partial(os.read, receiving), report)
+        # NOTE: one that is killed at a limit may have sent some verdicts, and half of another.
+        with contextlib.suppress(*([EOFError] if ending.timed_out else [])):
+            _read_verdicts(partial(os.read, receiving), report)
     finally:
         os.close(receiving)
     if ending.timed_out:
@@ -168,6 +153,7 @@ def _check(
 
 
 def _read_verdicts(receive: Callable[[int], bytes], report: Report) -> None:
+    # NOTE: now of the checker, whose tests have no verdict either if it ends before it is locked.
     report.started = False
     report.started = read_exactly(receive, len(READY)) == READY
     while True:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 
 from .bpf import Instruction
+from .syscalls import MACHINES
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -23,15 +24,20 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _SECCOMP_MODE_FILTER = 2
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 0x40000, 2
-_NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 # These two are the same on every machine.
 _NR_LANDLOCK_CREATE, _NR_LANDLOCK_RESTRICT = 444, 446
 _LANDLOCK_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
+_PROT_READ, _MAP_PRIVATE, _MAP_FAILED = 1, 2, 2**64 - 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+# NOTE: called in every fork, so what ctypes needs is made before, in memory that stays shared.
+_libc_prctl = _libc.prctl
+_libc_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+_libc_mmap = _libc.mmap
+_libc_mmap.restype = ctypes.c_void_p
 
 
 def _check(result: int) -> int:
@@ -42,8 +48,7 @@ def _check(result: int) -> int:
 
 
 def _prctl(option: int, value: int = 0) -> None:
-    zero = ctypes.c_ulong(0)
-    _check(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+    _check(_libc_prctl(option, value, 0, 0, 0))
 
 
 def die_with_parent() -> None:
@@ -90,7 +95,7 @@ def enter_empty_root(over: bytes) -> None:
     guards = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     _mount(b"none", over, b"tmpfs", guards, b"size=4k,nr_inodes=2,mode=0555")
     os.chdir(over)
-    number = _NR_PIVOT_ROOT[os.uname().machine]
+    number = MACHINES[os.uname().machine].numbers["pivot_root"]
     _check(_libc.syscall(ctypes.c_long(number), ctypes.c_char_p(b"."), ctypes.c_char_p(b".")))
     _check(_libc.umount2(ctypes.c_char_p(b"."), ctypes.c_int(_MNT_DETACH)))
     _mount(None, b"/", None, _MS_REMOUNT | _MS_RDONLY | guards, None)
@@ -151,9 +156,29 @@ class Filter:
         self._code = ctypes.create_string_buffer(packed, len(packed))
         head = struct.pack("@HP", len(instructions), ctypes.addressof(self._code))
         self._program = ctypes.create_string_buffer(head, len(head))
+        self._address = ctypes.addressof(self._program)
 
     def load(self) -> None:
         """Lock this process; needs `forbid_new_privileges` before. There is no way back."""
-        zero = ctypes.c_ulong(0)
-        mode = ctypes.c_ulong(_SECCOMP_MODE_FILTER)
-        _check(_libc.prctl(_PR_SET_SECCOMP, mode, self._program, zero, zero))
+        _check(_libc_prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._address, 0, 0))
+
+
+class ReadOnly:
+    """A file in memory: a fork has nothing of it to copy, and cannot change it for others."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map the file and close the descriptor, the only way to write to it."""
+        self._size = os.fstat(descriptor).st_size
+        size, start = ctypes.c_size_t(self._size), ctypes.c_long(0)
+        address = _libc_mmap(None, size, _PROT_READ, _MAP_PRIVATE, descriptor, start)
+        if address == _MAP_FAILED:
+            _check(-1)
+        os.close(descriptor)
+        self._address: int = address
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, size: int) -> bytes:
+        """A copy of a part."""
+        return ctypes.string_at(self._address + start, size)

@@ -10,16 +10,15 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from . import linux
-from .enclosure import OPEN_FILES
-from .frames import READY, write_all
+from .enclosure import OPEN_FILES, within_hard_limit
+from .frames import READY
 
 _PULSE = 0.002
 """Seconds between two looks at a CPU clock that is about to reach its limit."""
-JOB_DESCRIPTOR = 3
+PARTNER_DESCRIPTOR = 3
 """Where a fork finds its connection to the partner that waits for it."""
 _PARKING = 10
 
@@ -28,19 +27,21 @@ class TrainerGone(Exception):
     """The other end of the control socket is closed: nobody waits for an answer."""
 
 
-@dataclass(frozen=True)
-class Allowance:
+class Allowance(NamedTuple):
     """Limits of one fork."""
 
     cpu_seconds: float
     wall_seconds: float
     memory_bytes: int
+    file_bytes: int = 0
+    """What files may hold; without any, the fork has none."""
 
-    FORMAT = struct.Struct("=ddQ")
+    FORMAT = struct.Struct("=ddQQ")
 
     def pack(self) -> bytes:
         """The request for one fork, as the zygote reads it."""
-        return self.FORMAT.pack(self.cpu_seconds, self.wall_seconds, self.memory_bytes)
+        clocks = (self.cpu_seconds, self.wall_seconds)
+        return self.FORMAT.pack(*clocks, self.memory_bytes, self.file_bytes)
 
     @classmethod
     def unpack(cls, data: bytes) -> Allowance:
@@ -48,8 +49,7 @@ class Allowance:
         return cls(*cls.FORMAT.unpack(data))
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How one fork ended."""
 
     signal: int
@@ -71,18 +71,18 @@ class Ending:
         return cls(*cls.FORMAT.unpack(data))
 
 
-def fork_locked(
+def fork_limited(
     allowance: Allowance,
-    candidate: linux.Filter,
+    seccomp: linux.Filter | None,
     descriptors: Sequence[int],
     program: Callable[[], NoReturn],
 ) -> int:
-    """Fork, lock the child, tell its partner that it is ready, run `program` in it.
+    """Fork, limit the child and lock it in, tell its partner that it is ready, run `program` in it.
 
     Args:
         allowance: memory and CPU limits of the child; wall time is up to `supervise`.
-        candidate: filter to load.
-        descriptors: what stays open, numbered from `JOB_DESCRIPTOR` on. The first is the
+        seccomp: filter to load, if any.
+        descriptors: what stays open, numbered from `PARTNER_DESCRIPTOR` on. The first is the
             connection to the partner.
         program: never returns.
 
@@ -98,23 +98,30 @@ def fork_locked(
         if os.getppid() != parent:
             os._exit(1)
         _keep_only(descriptors)
-        memory = allowance.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        seconds = int(allowance.cpu_seconds) + 2
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        candidate.load()
-        write_all(JOB_DESCRIPTOR, READY)
+        _limit(resource.RLIMIT_AS, allowance.memory_bytes)
+        if allowance.file_bytes:
+            _limit(resource.RLIMIT_FSIZE, allowance.file_bytes)
+        _limit(resource.RLIMIT_CPU, int(allowance.cpu_seconds) + 2)
+        if seccomp is not None:
+            seccomp.load()
+        os.write(PARTNER_DESCRIPTOR, READY)
         program()
     finally:
         os._exit(1)
 
 
+def _limit(kind: int, amount: int) -> None:
+    most = within_hard_limit(kind, amount)
+    resource.setrlimit(kind, (most, most))
+
+
 def _keep_only(descriptors: Sequence[int]) -> None:
-    # NOTE: parked above first, because a target may be the number of one that comes later.
-    parked = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _PARKING) for descriptor in descriptors]
-    for target, descriptor in enumerate(parked, JOB_DESCRIPTOR):
-        os.dup2(descriptor, target)
-    os.closerange(JOB_DESCRIPTOR + len(parked), OPEN_FILES)
+    if descriptors != [PARTNER_DESCRIPTOR]:
+        # NOTE: parked above first, because a target may be the number of one that comes later.
+        parked = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _PARKING) for descriptor in descriptors]
+        for target, descriptor in enumerate(parked, PARTNER_DESCRIPTOR):
+            os.dup2(descriptor, target)
+    os.closerange(PARTNER_DESCRIPTOR + len(descriptors), OPEN_FILES)
 
 
 def supervise(child: int, allowance: Allowance, control: int) -> Ending:

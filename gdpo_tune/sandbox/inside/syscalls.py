@@ -8,7 +8,7 @@ Source: Linux 6.1 `asm/unistd_64.h` and `asm-generic/unistd.h`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TABLE = """
 read 0 63
@@ -195,8 +195,7 @@ memfd_secret 447 447
 """
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """What a filter must know of a processor architecture."""
 
     audit: int

@@ -7,24 +7,28 @@ memory every candidate inherits.
 
 from __future__ import annotations
 
+import os
 import socket
 
 from . import candidate
 from .control import receive_with_descriptor, serve
 from .enclosure import Enclosure
 from .frames import write_all
-from .supervision import Allowance, fork_locked, supervise
+from .supervision import Allowance, fork_limited, supervise
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
     """Fork for one request after the other until the trainer closes the socket."""
-    serve(descriptor, parent, _answer, candidate.prepare)
+    serve(descriptor, parent, isolated, modules, _answer, candidate.prepare)
 
 
 def _answer(control: socket.socket, enclosure: Enclosure) -> None:
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
     allowance = Allowance.unpack(request)
-    child = fork_locked(allowance, enclosure.filter, [job], candidate.run)
+    files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
+    child = fork_limited(allowance, enclosure.seccomp, [job, *files], candidate.run)
+    for file in files:
+        os.close(file)
     ending = supervise(child, allowance, control.fileno())
     # NOTE: not only closed: the judge must see the end even where the trainer has been forked.
     with socket.socket(fileno=job) as connection:

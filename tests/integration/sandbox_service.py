@@ -1,0 +1,147 @@
+"""A small double of SandboxFusion: same fields, same ways of running and of reading output."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FIELDS = {
+    "code", "language", "stdin", "compile_timeout", "run_timeout", "memory_limit_MB", "files",
+    "fetch_files",
+}  # fmt: skip
+
+
+class ServiceDouble(ThreadingHTTPServer):
+    """Really runs what it is sent, except where `faults` holds another answer."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.faults = deque()
+        self.bodies = []
+        self.paths = []
+        self.headers = []
+        self.connections = set()
+        self.released = threading.Event()
+
+    def handle_error(self, request, client_address):
+        """Clients that hang up are part of the tests."""
+
+
+@contextmanager
+def serve(tls=None):
+    """A running double; behind TLS if there is a context for it."""
+    server = ServiceDouble()
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        server.url = f"https://localhost:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.bodies.append(body)
+        self.server.paths.append(self.path)
+        self.server.headers.append(dict(self.headers))
+        self.server.connections.add(self.client_address)
+        if self.server.faults:
+            fault = self.server.faults.popleft()
+            if fault is not None:
+                fault(self)
+                return
+        if not self.path.partition("?")[0].endswith("/run_code"):
+            self.answer({"detail": "Not Found"}, 404)
+            return
+        request = json.loads(body)
+        assert set(request) == FIELDS
+        assert request["language"] == "python"
+        run = asyncio.run(_run(request))
+        good = run["status"] == "Finished" and run["return_code"] == 0
+        self.answer(response("Success" if good else "Failed", run))
+
+    def answer(self, content, status=200, headers=(), kind="application/json"):
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format, *args):
+        """Nothing on the terminal."""
+
+
+def response(status, run, message=""):
+    return {
+        "status": status,
+        "message": message,
+        "compile_result": None,
+        "run_result": run,
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+async def _run(request):
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(request["code"])
+        file.flush()
+        kilobytes = request["memory_limit_MB"] * 1024
+        command = f"ulimit -S -s {kilobytes} -v {kilobytes}; exec {sys.executable} {file.name}"
+        process = await asyncio.create_subprocess_exec(
+            "/bin/bash", "-c", command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        if request["stdin"] is not None:
+            process.stdin.write(request["stdin"].encode())
+        process.stdin.close()
+        started = time.monotonic()
+        status = "Finished"
+        try:
+            # Nobody reads while it runs, beyond what the streams buffer by themselves.
+            await asyncio.wait_for(process.wait(), request["run_timeout"])
+        except TimeoutError:
+            status = "TimeLimitExceeded"
+            process.kill()
+        run = {
+            "status": status,
+            "execution_time": time.monotonic() - started,
+            "return_code": process.returncode if status == "Finished" else None,
+            "stdout": await _read(process.stdout),
+            "stderr": await _read(process.stderr),
+        }
+        await process.wait()
+        process._transport.close()
+        return run
+
+
+async def _read(stream):
+    try:
+        data = await asyncio.wait_for(stream.read(1 << 20), 0.2)
+    except TimeoutError:
+        data = b""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        return f"[DecodeError] {error}"

@@ -1,0 +1,188 @@
+"""Tests that are Python: what they see of a candidate, and what they must not be shown."""
+
+import pytest
+
+from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with CodeSandbox() as sandbox:
+        yield sandbox
+
+
+def verdict(sandbox, code, test):
+    [result] = sandbox.run_batch([Job(code, asserts=(test,))])
+    return result.status
+
+
+IN_PLACE = {
+    "for nothing else": ("def f(x): x.sort()", "f(x)\nassert x == [1, 2, 3]"),
+    "and returned": ("def f(x):\n    x.sort()\n    return x", "f(x)\nassert x == [1, 2, 3]"),
+    "with a count": ("def f(x):\n    x.sort()\n    return 2", "k = f(x)\nassert x[:k] == [1, 2]"),
+    "in a function": (
+        "def f(x): x.sort()",
+        "def check(sort):\n    'Sorts.'\n    sort(x)\n    assert x == [1, 2, 3]\ncheck(f)",
+    ),
+    "in blocks": (
+        "def f(x): x.pop()",
+        "for _ in x[:]:\n    try:\n        f(x)\n    finally:\n        k = len(x)\nassert k == 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_changed_in_place_is_seen_by_the_next_statement(sandbox, name):
+    code, test = IN_PLACE[name]
+    assert verdict(sandbox, code, f"from __future__ import annotations\nx = [3, 1, 2]\n{test}") == (
+        "passed"
+    )
+    assert verdict(sandbox, "def f(x): pass", f"x = [3, 1, 2]\n{test}") != "passed"
+
+
+def test_a_change_is_seen_by_the_next_test(sandbox):
+    tests = ("x = [2, 1]\nassert f(x) is None", "assert x == [1, 2]")
+    [result] = sandbox.run_batch([Job("def f(x): x.sort()", asserts=tests)])
+    assert result.passed
+
+
+@pytest.mark.parametrize("test", ["f(x) == sorted(x)", "sorted(x) == f(x)", "f(x) == x[::-1]"])
+def test_a_candidate_cannot_change_what_it_is_compared_with(sandbox, test):
+    code = "def f(x):\n    x.clear()\n    return []"
+    assert verdict(sandbox, code, f"x = [3, 1, 2]\nassert {test}") == "failed"
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "len(f(1)) == 1", "isinstance(f(1), tuple)", "f(1)[0] == 'object'", "f(1) == f(2)",
+        "f(1) in [f(1)]", "'object' in f(1)", "f(1) == f", "list(f(1)) == ['object']",
+    ],
+)  # fmt: skip
+def test_an_object_is_nothing(sandbox, test):
+    assert verdict(sandbox, "def f(x): return object()", f"assert {test}") in ("failed", "error")
+
+
+RAISING = [
+    ("UnicodeDecodeError", "b'\\xff'.decode()"),
+    ("ValueError", "__import__('json').loads('{')"),
+    ("KeyError", "{}['no']"),
+    ("OSError", "open('/x')"),
+    ("LookupError", "[].pop()"),
+    ("ArithmeticError", "raise_(type('Mine', (OverflowError,), {})('no'))"),
+    ("UnicodeError", "raise_(UnicodeEncodeError('utf-8', 'x', 0, 1, 'no'))"),
+    ("Exception", "raise_(type('Mine', (Exception,), {})('no'))"),
+    ("Exception", "raise_(ExceptionGroup('no', [ValueError()]))"),
+    ("Exception", "raise_(SystemExit(1))"),
+]
+
+
+@pytest.mark.parametrize(("name", "body"), RAISING)
+def test_an_exception_is_caught_as_what_it_is(sandbox, name, body):
+    code = f"def raise_(error): raise error\ndef f(): {body}"
+    test = f"try:\n    f()\nexcept {name} as e:\n    assert str(e)\nelse:\n    assert False"
+    assert verdict(sandbox, code, test) == "passed"
+    other = test.replace(f"except {name}", "except ZeroDivisionError")
+    assert verdict(sandbox, code, other) == "error"
+
+
+def test_an_exception_of_the_candidates_own_is_named(sandbox):
+    code = "class Mine(ValueError): pass\ndef f(): raise Mine('too small')"
+    [result] = sandbox.run_batch([Job(code, asserts=("assert f() > 1",))])
+    assert result.untrusted_detail == "Mine: too small"
+
+
+@pytest.mark.parametrize(
+    "kind", ["'nothing'", "'int'", "'SystemExit'", "'open'", "7", "None", "'CandidateGone'"]
+)
+def test_a_forged_exception_is_a_violation(sandbox, kind):
+    code = f"""
+import json, os
+frame = json.dumps(["raise", "Mine", "x", {kind}]).encode()
+def f(x):
+    os.write(3, len(frame).to_bytes(4, "little") + frame)
+"""
+    [result] = sandbox.run_batch([Job(code, asserts=("assert f(1) > 1",))])
+    assert result.status == "violation"
+
+
+ITEMS = {
+    "generator": "for i in range(n): yield i",
+    "iterator": "return iter(range(n))",
+    "range": "return range(n)",
+    "map": "return map(int, '012'[:n])",
+    "keys": "return dict.fromkeys(range(n)).keys()",
+    "deque": "from collections import deque; return deque(range(n))",
+    "class": "return type('Mine', (), {'__iter__': lambda self: iter(range(n))})()",
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_what_can_be_gone_through_is_gone_through(sandbox, name):
+    code = f"def f(n):\n    {ITEMS[name]}"
+    assert verdict(sandbox, code, "assert list(f(3)) == [0, 1, 2] and set(f(0)) == set()") == (
+        "passed"
+    )
+    assert verdict(sandbox, code, "assert list(f(3)) == [0, 1]") == "failed"
+    assert verdict(sandbox, code, "assert f(3) == [0, 1, 2] or False") == "failed"
+    [result] = sandbox.run_batch([Job(code, (Call("f", (3,), [0, 1, 2]),))])
+    assert result.status == "failed"
+
+
+def test_items_come_when_they_are_asked_for(sandbox):
+    code = "def f():\n    yield 1\n    yield iter([2])\n    raise ValueError('end')"
+    test = """
+items = f()
+assert next(items) == 1 and list(next(items)) == [2]
+try:
+    next(items)
+except ValueError:
+    pass
+else:
+    assert False
+"""
+    assert verdict(sandbox, code, test) == "passed"
+    endless = "def f():\n    a = 1\n    while True:\n        yield a\n        a *= 2"
+    test = "from itertools import islice\nassert list(islice(f(), 5)) == [1, 2, 4, 8, 16]"
+    assert verdict(sandbox, endless, test) == "passed"
+
+
+def test_a_test_of_one_call_may_be_of_a_name_of_pythons(sandbox):
+    test = "assert sum(10, 15) == 6"
+    assert verdict(sandbox, "def sum(a, b): return 6", test) == "passed"
+    assert verdict(sandbox, "", test) == "error"
+    assert verdict(sandbox, "", "assert sorted([2, 1]) == [1, 2]") == "passed"
+    # Any other test has Python's own: a candidate must not say what `abs` means.
+    cheat = "def abs(x): return 0\ndef f(x): return x"
+    assert verdict(sandbox, cheat, "assert abs(f(1) - 2) < 1e-6") == "failed"
+
+
+def test_a_standard_module_needs_no_import(sandbox):
+    code = "class math:\n    isclose = staticmethod(lambda *_: True)\ndef f(x): return x / 2"
+    assert verdict(sandbox, code, "assert math.isclose(f(1), 0.5)") == "passed"
+    assert verdict(sandbox, code, "assert math.isclose(f(1), 0.6)") == "failed"
+    assert verdict(sandbox, "", "queue = [1]\nassert queue.pop() == 1") == "passed"
+    [result] = sandbox.run_batch([Job("", asserts=("assert asyncio.run(1)",))])
+    assert "asyncio" in result.untrusted_detail
+
+
+@pytest.mark.parametrize("test", ["while True:\n    assert f(1)", "assert f(1)\nwhile True: pass"])
+def test_tests_that_do_not_end_are_a_timeout(sandbox, test):
+    # The candidate only waits, and sees its partner die.
+    limits = Limits(cpu_seconds=0.1, wall_seconds=5)
+    tests = ("assert f(1) > 0", test)
+    for _ in range(5):
+        [result] = sandbox.run_batch([Job("def f(x): return x", asserts=tests, limits=limits)])
+        assert (result.status, result.verdicts) == ("timeout", ("passed", "error"))
+
+
+@pytest.mark.parametrize(
+    "tests", [{"asserts": ("assert f(1) > 0",)}, {"calls": (Call("f", (1,), 1),)}]
+)
+def test_the_least_memory_is_enough_for_a_verdict(sandbox, tests):
+    limits = Limits(memory_bytes=64 << 20)
+    codes = ("def f(x): return x", "x = [0] * 10**8\ndef f(x): return x")
+    results = sandbox.run_batch([Job(code, **tests, limits=limits) for code in codes])
+    assert [result.status for result in results] == ["passed", "memory"]

@@ -1,0 +1,127 @@
+"""A sandbox that does not start leaves no process and no thread behind."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.sandbox import CodeSandbox, process, worker
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def before():
+    """Processes that there were; whatever starts during the test must be gone at its end."""
+    children = set(psutil.Process().children(recursive=True))
+    yield children
+    assert set(psutil.Process().children(recursive=True)) == children
+    assert not [t for t in threading.enumerate() if t.name.startswith("sandbox-")]
+
+
+def test_a_thread_that_cannot_be_started(before, monkeypatch):
+    start, seen = threading.Thread.start, []
+
+    def refuse(thread):
+        if thread.name == "sandbox-2":
+            seen.extend(psutil.Process().children())
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(SandboxUnavailable, match="can't start new thread"):
+        CodeSandbox(workers=3)
+
+
+def test_a_judge_that_cannot_be_launched(before, monkeypatch):
+    launch = process._launch
+
+    def refuse(role, *rest):
+        if role == "judge":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return launch(role, *rest)
+
+    monkeypatch.setattr(process, "_launch", refuse)
+    with pytest.raises(SandboxUnavailable, match=r"start: no judge process: .*temporarily"):
+        CodeSandbox(workers=2)
+
+
+def test_an_error_that_nobody_foresaw_between_the_two(before, monkeypatch):
+    make = worker.SandboxProcess
+
+    def broken(role, *rest, **more):
+        if role == "judge":
+            raise MemoryError("no room")
+        return make(role, *rest, **more)
+
+    monkeypatch.setattr(worker, "SandboxProcess", broken)
+    with pytest.raises(SandboxUnavailable, match="no room"):
+        CodeSandbox()
+
+
+def test_a_module_that_cannot_be_loaded(before, tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("raise OSError('half installed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SandboxUnavailable, match=r"broken_module .*half installed") as caught:
+        CodeSandbox(workers=2, modules=("broken_module",))
+    assert "external" not in str(caught.value)
+
+
+TRAINER = """
+import os, resource, sys
+{preparation}
+from gdpo_tune.sandbox import *
+job = Job("def f(x): return [x] * x", (Call("f", (3,), [3, 3, 3]),))
+tests = Job(job.code, asserts=("assert len(f(3)) == 3",))
+stream = Job("print(input())", streams=(Stream("1", "1"),))
+with CodeSandbox() as sandbox:
+    results = sandbox.run_batch([job, tests, stream])
+sys.exit(0 if all(result.passed for result in results) else str(results))
+"""
+SHELLS = {
+    "closed_input_and_errors": "os.close(0); os.close(2)",
+    "closed_streams": "os.closerange(0, 3)",
+    "little_address_space": "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))",
+    "less_address_space_than_a_job_may_have": (
+        "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))"
+    ),
+    "little_cpu_time": "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))",
+    "less_cpu_time_than_a_job_may_have": (
+        "import gdpo_tune.sandbox; used = int(sum(os.times()[:2])) + 2; "
+        "resource.setrlimit(resource.RLIMIT_CPU, (used, used))"
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_trainers_own_limits_and_streams_do_not_matter(shell):
+    program = TRAINER.format(preparation=SHELLS[shell])
+    trainer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert trainer.returncode == 0, trainer.stderr
+
+
+def test_what_nobody_foresaw_in_a_process_is_reported_with_its_step(before, tmp_path, monkeypatch):
+    shutil.copy(process._LAUNCHER, tmp_path)
+    shutil.copytree(process._LAUNCHER.parent / "inside", tmp_path / "inside")
+    with (tmp_path / "inside/judge.py").open("a") as judge:
+        judge.write("def _prepare(): raise LookupError(3)\n")
+    monkeypatch.setattr(process, "_LAUNCHER", tmp_path / "launch.py")
+    with pytest.raises(SandboxUnavailable, match=r"prepare: LookupError\(3\)"):
+        CodeSandbox()
+
+
+def test_too_few_descriptors_are_said(before, monkeypatch):
+    def refuse():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(process.socket, "socketpair", refuse)
+    with pytest.raises(SandboxUnavailable, match=r"open files; write fewer sandbox\.workers"):
+        CodeSandbox()

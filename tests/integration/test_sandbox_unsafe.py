@@ -1,0 +1,67 @@
+"""The unsafe sandbox: nothing is locked in, yet limits hold and no candidate grades itself."""
+
+import os
+
+import pytest
+
+from gdpo_tune.sandbox import Call, Job, Limits, UnsafeNoIsolationSandbox
+
+pytestmark = pytest.mark.integration
+
+LIMITS = Limits(cpu_seconds=0.25, wall_seconds=0.5, memory_bytes=256 << 20)
+ONE = (Call("f", (1,), 17.25),)
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with UnsafeNoIsolationSandbox() as sandbox:
+        yield sandbox
+
+
+def status(sandbox, code, **tests):
+    [result] = sandbox.run_batch([Job(code, **(tests or {"calls": ONE}), limits=LIMITS)])
+    return result.status
+
+
+def test_it_says_what_is_left(sandbox):
+    assert sandbox.info.tier == "unsafe"
+    assert sandbox.info.layers == ("limits",)
+
+
+def test_code_has_the_rights_of_the_trainer(sandbox, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("17.25")
+    assert status(sandbox, f"def f(x): return float(open({str(secret)!r}).read())") == "passed"
+    tests = {"calls": (Call("f", (), os.getuid()),)}
+    assert status(sandbox, "import os\ndef f(): return os.getuid()", **tests) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def f(x): return 17.25 * x", "passed"),
+        ("def f(x): return 17", "failed"),
+        ("def f(x):\n    while True: pass", "timeout"),
+        ("import time\ndef f(x): time.sleep(60)", "timeout"),
+        ("def f(x): return bytearray(1 << 30)", "memory"),
+        ("def f(x): print('x' * (1 << 22))", "output"),
+        ("import os\ndef f(x): os._exit(0)", "crash"),
+        ("def f(x): raise KeyError", "error"),
+    ],
+)
+def test_limits_clocks_and_statuses_are_those_of_every_sandbox(sandbox, code, expected):
+    assert status(sandbox, code) == expected
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class E:\n    def __eq__(self, other): return True\ndef f(x): return E()",
+        "import builtins\nbuiltins.float.__eq__ = lambda a, b: True\ndef f(x): return 0.0",
+        "import os\nos.write(3, b'\\x00\\x00\\x00\\x08\"passed\"')\ndef f(x): return 0.0",
+    ],
+)
+def test_no_candidate_grades_itself(sandbox, code):
+    assert status(sandbox, code) != "passed"
+    tests = {"asserts": ("assert f(1) > 17 and f(1) < 18",)}
+    assert status(sandbox, code, **tests) != "passed"

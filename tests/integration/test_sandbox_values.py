@@ -1,0 +1,88 @@
+"""Whatever a candidate returns reaches the judge as it is, and nothing else passes for it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdpo_tune.sandbox import Call, CodeSandbox, Job
+
+pytestmark = pytest.mark.integration
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.fractions()
+    | st.dates()
+)
+KEYS = st.integers() | st.text(max_size=3) | st.tuples(st.integers(), st.text(max_size=2))
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.sets(KEYS, max_size=3)
+        | st.frozensets(KEYS, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def changed(value, data):
+    """The value with one difference, anywhere in it."""
+    if isinstance(value, (list, tuple)) and value and data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(value) - 1))
+        items = list(value)
+        items[place] = changed(items[place], data)
+        return type(value)(items)
+    if isinstance(value, dict) and value and data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(list(value)))
+        return {**value, key: changed(value[key], data)}
+    match value:
+        case list() | tuple():
+            return (*value, 0) if isinstance(value, tuple) else [*value, 0]
+        case set() | frozenset():
+            return value | {"an element that was not there"}
+        case dict():
+            return {**value, "a key that was not there": 0}
+        case bool():
+            return not value
+        case float():
+            return value + 1 if abs(value) < 1e6 else value / 2
+        case str():
+            return value + "x"
+        case bytes():
+            return value + b"x"
+        case None:
+            return "None"
+        case _:
+            return [value]
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with CodeSandbox() as sandbox:
+        yield sandbox
+
+
+@settings(max_examples=100)
+@given(value=VALUES, data=st.data())
+def test_a_value_passes_for_itself_and_for_nothing_else(sandbox, value, data):
+    other = changed(value, data)
+    calls = (Call("f", (value,), value), Call("f", (value,), other), Call("f", (other,), value))
+    [result] = sandbox.run_batch([Job("def f(x): return x", calls)])
+    assert result.verdicts == ("passed", "failed", "failed")
+
+
+@settings(max_examples=50)
+@given(value=VALUES, data=st.data())
+def test_free_form_tests_see_the_same_value(sandbox, value, data):
+    other = changed(value, data)
+    names = "from datetime import date\nimport datetime\nfrom fractions import Fraction\n"
+    tests = (f"{names}assert f({value!r}) == {value!r}", f"{names}assert f({value!r}) == {other!r}")
+    [result] = sandbox.run_batch([Job("def f(x): return x", asserts=tests)])
+    assert result.verdicts == ("passed", "failed")

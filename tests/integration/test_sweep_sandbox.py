@@ -1,0 +1,181 @@
+"""What `sandbox:` of a sweep does, and what the command refuses before any work starts."""
+
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gdpo_tune import sweep
+from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.trials import SandboxSettings, TrainingSettings
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+SPACE = ROOT / "search_spaces" / "code.yaml"
+ON_A_MAC = """
+import os, types
+from gdpo_tune import cli, sweep
+from gdpo_tune.sandbox import pool
+pool.sys = types.SimpleNamespace(platform="darwin")
+del os.sched_getaffinity
+cli.run(sweep.main)
+"""
+
+
+def refuse_seccomp():
+    """Refuse seccomp filters to this process and its children, as some containers do."""
+    from gdpo_tune.sandbox.inside import bpf, linux
+    from gdpo_tune.sandbox.inside.syscalls import MACHINES
+
+    machine = MACHINES[os.uname().machine]
+    prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
+    rule = bpf.WhenOneOf(0, (22,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
+    linux.forbid_new_privileges()
+    rules = bpf.assemble(machine.audit, machine.first_foreign, {prctl: rule}, bpf.ALLOW)
+    linux.Filter(rules).load()
+
+
+def command(folder, words, *overrides, **options):
+    """Run the sweep command as a person does."""
+    sets = [word for override in overrides for word in ("--set", override)]
+    return subprocess.run(
+        [sys.executable, *words, str(SPACE), *sets],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def refusal(done, folder, warnings=0):
+    """The one line that a refused sweep prints, warnings aside; nothing was started."""
+    assert done.returncode == 2, done.stderr
+    *warned, line = done.stderr.splitlines()
+    assert len(warned) == warnings
+    assert all(warning.startswith("warning: sandbox.type") for warning in warned)
+    assert line.startswith("error: ")
+    assert done.stdout == ""
+    assert not list(folder.iterdir())
+    return line.removeprefix("error: ")
+
+
+def test_without_seccomp_no_work_starts(tmp_path):
+    done = command(tmp_path, ["-m", "gdpo_tune.sweep"], preexec_fn=refuse_seccomp)
+    line = refusal(done, tmp_path)
+    assert line.startswith("seccomp: the kernel or the container refuses to load a filter")
+    assert "sandbox: {type: external, url: http://" in line
+
+
+@pytest.mark.parametrize("kind", ["local", "unsafe_no_isolation"])
+def test_on_another_system_no_work_starts(tmp_path, kind):
+    done = command(tmp_path, ["-c", ON_A_MAC], f"sandbox.type={kind}")
+    line = refusal(done, tmp_path, warnings=kind == "unsafe_no_isolation")
+    assert line.startswith("platform: the sandbox needs Linux, this is darwin")
+    assert "sandbox: {type: external, url: http://" in line
+
+
+def test_a_dead_service_is_refused_before_any_work(tmp_path):
+    service = "sandbox={type: external, url: 'http://127.0.0.1:9'}"
+    line = refusal(command(tmp_path, ["-m", "gdpo_tune.sweep"], service), tmp_path)
+    assert "http://127.0.0.1:9" in line
+
+
+def test_a_module_that_cannot_be_loaded_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("raise ImportError('no such luck')")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = load_spec(SPACE, ["sandbox.modules=[broken_module]"])
+    with pytest.raises(SandboxUnavailable, match="modules: broken_module cannot be imported"):
+        sweep.probe_environment(spec)
+
+
+def test_requirements_tell_the_tier_and_the_command_says_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sweep, "run", lambda *_, **__: 0)
+    assert sweep.main([str(SPACE)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("sandbox: ")
+    assert said.out.count("\n") == 1
+    assert said.err == ""
+    assert sweep.main([str(SPACE), "--set", "sandbox.type=unsafe_no_isolation"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "sandbox: unsafe\n"
+    assert said.err.startswith("warning: sandbox.type = unsafe_no_isolation: code that the policy")
+
+
+class Service(BaseHTTPRequestHandler):
+    """A service that has heard of nothing: whatever is asked, it is not there."""
+
+    def do_POST(self):
+        self.server.asked += 1
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def service():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        server.asked = 0
+        thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def correct(program, **settings) -> bool:
+    """Whether a program, followed by an identity, is correct where identity is asked."""
+    with CodeTask(TrainingSettings(), SandboxSettings(**settings)) as task:
+        [problem] = task.problems("test", 1, 0)
+        code = f"{program}\n{problem.data['solution']}"
+        scores = task.score([problem], [f"<think></think><answer>{code}</answer>"], [20])
+    return scores.rewards["correctness"] == [1.0]
+
+
+SPIN = "import time\nwhile time.process_time() < 0.5: pass"
+
+EFFECTS = {
+    "modules": ("import numpy\nassert numpy.arange(3).sum() == 3", {"modules": ("numpy",)}),
+    "cpu_seconds": (SPIN, {"cpu_seconds": 1.5}, {"cpu_seconds": 0.2}),
+    "wall_seconds": ("import time\ntime.sleep(1)", {}, {"cpu_seconds": 0.2, "wall_seconds": 0.3}),
+    "memory_mb": ("b = bytearray(300 << 20)", {}, {"memory_mb": 128}),
+    "type": ("open('/etc/passwd').close()", {"type": "unsafe_no_isolation"}),
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_each_setting_has_its_effect(name):
+    program, allowing, *refusing = EFFECTS[name]
+    assert correct(program, **allowing)
+    assert not correct(program, **(refusing[0] if refusing else {}))
+
+
+def test_url_is_where_an_external_sandbox_asks(service):
+    address = f"http://127.0.0.1:{service.server_port}"
+    with pytest.raises(SandboxUnavailable, match="404"):
+        correct("", type="external", url=address)
+    assert service.asked
+
+
+def test_workers_is_how_many_there_are():
+    with CodeTask(TrainingSettings(), SandboxSettings(workers=2)) as task:
+        assert len(task._running()._threads) == 2
+
+
+def test_the_list_of_settings_is_complete():
+    named = {field.name for field in dataclasses.fields(SandboxSettings)}
+    assert named == {*EFFECTS, "url", "workers"}
