@@ -1,1 +1,1 @@
-"""Policies by name: the embedded one, a local folder or a Hub id, and the recipe of the first."""
+"""Policies by name: embedded ones, a local folder or a Hub id, and the recipe of the first."""

@@ -1,4 +1,4 @@
-"""Demonstrations for the embedded policy's warm start, imperfect on purpose.
+"""Demonstrations for the embedded policies' warm start, imperfect on purpose.
 
 A perfect start would leave reinforcement learning nothing to improve and no trade-off to explore:
 so thoughts are absent, terse or long, and half of the completions break the format in some way.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["none", "terse", "long"]
@@ -18,29 +19,41 @@ FORMAT_SHARE = 0.5
 CHATTER = " I hope this helps."
 
 
+@dataclass(frozen=True)
+class Frame:
+    """How a task marks the answer that follows the think block."""
+
+    between: str
+    """What stands between the two blocks."""
+    opening: str
+    closing: str
+
+
 def draw_mode(rng: random.Random) -> Mode:
     """A mode with the probabilities of `MODES`."""
     return rng.choices(list(MODES), list(MODES.values()))[0]
 
 
-def render(thought: str, solution: str, rng: random.Random) -> str:
+def render(thought: str, solution: str, rng: random.Random, frame: Frame) -> str:
     """One completion that reasons with `thought` (may be empty) and answers with `solution`.
 
     Its format is right with probability `FORMAT_SHARE`; otherwise one of four faults is drawn:
     no tags at all, an unclosed think block, an unclosed answer block, chatter after the answer.
     """
     if rng.random() < FORMAT_SHARE:
-        return well_formed(thought, solution)
+        return well_formed(thought, solution, frame)
+    opened = f"{frame.between}{frame.opening}{solution}"
     return rng.choice(
         (
             f"{thought}\n{solution}" if thought else solution,
-            f"<think>{thought}<answer>{solution}</answer>",
-            f"<think>{thought}</think><answer>{solution}",
-            well_formed(thought, solution) + CHATTER,
+            f"<think>{thought}{opened}{frame.closing}",
+            f"<think>{thought}</think>{opened}",
+            well_formed(thought, solution, frame) + CHATTER,
         )
     )
 
 
-def well_formed(thought: str, solution: str) -> str:
+def well_formed(thought: str, solution: str, frame: Frame) -> str:
     """The completion that the format asks for."""
-    return f"<think>{thought}</think><answer>{solution}</answer>"
+    answer = f"{frame.opening}{solution}{frame.closing}"
+    return f"<think>{thought}</think>{frame.between}{answer}"

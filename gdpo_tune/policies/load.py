@@ -1,4 +1,4 @@
-"""Policies by name: `embedded`, a local folder, or a Hub id such as `Qwen/Qwen2.5-1.5B-Instruct`.
+"""Policies by name: an embedded one, a local folder, or a Hub id (`Qwen/Qwen2.5-1.5B-Instruct`).
 
 `check_policy` reads JSON only and is meant for the moment when a sweep file is read; `load_policy`
 loads the weights and checks what only a loaded policy can tell.
@@ -26,8 +26,18 @@ _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): r
 
 
 def embedded_folder() -> str:
-    """Folder of the policy that ships with the package."""
+    """Folder of the policy that ships for the code task."""
     return str(Path(__file__).parent / "embedded")
+
+
+def embedded_math_folder() -> str:
+    """Folder of the policy that ships for the mathematics tasks."""
+    return str(Path(__file__).parent / "embedded_math")
+
+
+def embedded_tools_folder() -> str:
+    """Folder of the policy that ships for the tools task."""
+    return str(Path(__file__).parent / "embedded_tools")
 
 
 def policy_folder(name: str) -> str:
@@ -37,10 +47,14 @@ def policy_folder(name: str) -> str:
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
-def check_policy(name: str) -> None:
+def check_policy(name: str, revision: str = "") -> None:
     """Refuse a policy that could not be trained, in milliseconds and without the network.
 
     A Hub id that is no local folder passes: `check_available` asks for it.
+
+    Args:
+        name: as in a sweep file.
+        revision: branch, tag or commit, which only a policy on the Hub has.
 
     Raises:
         PolicyError: what is wrong with the name or its folder, and what to do.
@@ -53,6 +67,11 @@ def check_policy(name: str) -> None:
             f"policy {name!r}: {folder} cannot be reached: {error.strerror}: allow this user to "
             "search the folders above it, or give another folder"
         ) from error
+    if present and revision:
+        raise PolicyError(
+            f"policy {name!r} is a folder, so model.revision = {revision} would have no effect: "
+            "remove it, or give a Hub id"
+        )
     if present:
         _check_folder(name, folder)
     elif not _HUB_ID.fullmatch(name):
@@ -64,7 +83,7 @@ def check_policy(name: str) -> None:
         )
 
 
-def check_available(name: str) -> None:
+def check_available(name: str, revision: str = "") -> None:
     """`check_policy`, and a Hub id must be in the local cache or on the Hub.
 
     Fetches a configuration of a few KB, so that a misspelt id costs no cluster its start.
@@ -72,13 +91,13 @@ def check_available(name: str) -> None:
     Raises:
         PolicyError: what is wrong with the name, its folder or the Hub, and what to do.
     """
-    check_policy(name)
+    check_policy(name, revision)
     if Path(policy_folder(name)).exists():
         return
     from huggingface_hub import hf_hub_download
 
     try:
-        hf_hub_download(name, "config.json")
+        hf_hub_download(name, "config.json", revision=revision or None)
     except OSError as error:  # what the Hub's client raises for each of its reasons
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
@@ -88,7 +107,7 @@ def check_available(name: str) -> None:
 
 
 def load_policy(
-    name: str, dtype: torch.dtype | None = None
+    name: str, dtype: torch.dtype | None = None, revision: str = ""
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (to the CPU, in float32 unless `dtype` says otherwise) and tokenizer.
 
@@ -102,15 +121,16 @@ def load_policy(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    check_policy(name)
+    check_policy(name, revision)
     folder = policy_folder(name)
+    version = {"revision": revision} if revision else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, padding_side="left"
+            folder, padding_side="left", **version
         )
         # Typed as a model alone; with the flag it is a pair.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, output_loading_info=True
+            folder, dtype=dtype or torch.float32, output_loading_info=True, **version
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")

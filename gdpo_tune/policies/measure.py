@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gdpo_tune.policies.demonstrations import MODES
-from gdpo_tune.trials import TrainingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from gdpo_tune.tasks.base import Problem, Scores
+    from gdpo_tune.tasks.base import Problem, Scores, Task
 
 _BATCH = 100
 _SAMPLES = 2
@@ -25,9 +24,22 @@ _Table = dict[str, dict[str, float]]
 
 
 def measure(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: int, seed: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    judge: Task,
+    max_length: int,
+    prompts: int,
+    seed: int,
 ) -> dict[str, _Table]:
-    """Every metric of the code task on validation prompts.
+    """Every metric of a task with an embedded policy, on validation prompts.
+
+    Args:
+        model: the policy.
+        tokenizer: its tokenizer.
+        judge: the task.
+        max_length: tokens after which a completion is cut.
+        prompts: how many.
+        seed: of the problems and of the sampling.
 
     Returns:
         `sampled` (temperature 1) and one `forced_<mode>` a mode, each a table
@@ -36,13 +48,10 @@ def measure(
     Raises:
         SandboxUnavailable: programs cannot be run safely here.
     """
-    from gdpo_tune.tasks.code import CodeTask
-
-    settings = TrainingSettings()
-    with CodeTask(settings) as task:
+    with judge as task:
         problems = task.problems("validation", prompts, seed)
         repeated = [problem for problem in problems for _ in range(_SAMPLES)]
-        policy = _Speaker(model, tokenizer, settings.max_completion_length, seed)
+        policy = _Speaker(model, tokenizer, max_length, seed)
         texts, lengths = policy.complete(repeated, [""] * len(repeated), greedy=False)
         tables = {"sampled": _table(repeated, task.score(repeated, texts, lengths))}
         for mode in MODES:
@@ -111,7 +120,7 @@ def _table(problems: Sequence[Problem], scores: Scores) -> _Table:
     for row in ("all", *sorted(set(families))):
         picked = [i for i, family in enumerate(families) if row in ("all", family)]
         table[row] = {
-            metric: round(sum(values[i] for i in picked) / len(picked), 3)
+            metric: round(sum(values[i] or 0.0 for i in picked) / len(picked), 3)
             for metric, values in scores.metrics.items()
         }
     return table

@@ -1,8 +1,8 @@
-"""How the embedded policy was made: `python -m gdpo_tune.policies.recipe`.
+"""How the embedded policies were made: `python -m gdpo_tune.policies.recipe --task code`.
 
-Demonstrations of the code task's warm-start prompts, an own tokenizer, half a million random
-parameters and a fixed number of supervised steps on one core. The result is written to `--out`,
-by default into the package itself, with `measured.json` beside the weights.
+Demonstrations of the task's warm-start prompts, an own tokenizer, half a million random parameters
+and a fixed number of supervised steps on one core. The result is written to `--out`, by default
+into the package itself, with `measured.json` beside the weights.
 """
 
 from __future__ import annotations
@@ -12,21 +12,62 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.policies.demonstrations import draw_mode, render
-from gdpo_tune.policies.load import embedded_folder
-from gdpo_tune.policies.tokenizer import END, PAD, build_tokenizer, token_id
+from gdpo_tune import registry
+from gdpo_tune.policies.demonstrations import Frame, draw_mode, render
+from gdpo_tune.policies.load import policy_folder
+from gdpo_tune.policies.tokenizer import (
+    ANSWER_TAGS,
+    END,
+    PAD,
+    TOOL_TAGS,
+    build_tokenizer,
+    token_id,
+)
+from gdpo_tune.trials import TrainingSettings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
     from gdpo_tune.policies.warm_start import Pair
+    from gdpo_tune.tasks.base import Task
 
-STEPS = 1800
+
+@dataclass(frozen=True)
+class Recipe:
+    """What differs between the embedded policies."""
+
+    frame: Frame
+    tags: tuple[str, ...]
+    """Entries of the vocabulary besides the learnt ones."""
+    steps: int
+    """Optimizer steps."""
+    settings: TrainingSettings
+    """Lengths that the policy is measured with, as in the task's sweep."""
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "code": Recipe(
+        Frame("", "<answer>", "</answer>"), ANSWER_TAGS, steps=1800, settings=TrainingSettings()
+    ),
+    "math": Recipe(
+        Frame("\n", "<answer>", "</answer>"),
+        ANSWER_TAGS,
+        steps=2400,
+        settings=TrainingSettings(max_completion_length=48, length_limit=14),
+    ),
+    "tools": Recipe(
+        Frame("\n", "<tool_call>\n", "\n</tool_call>"),
+        TOOL_TAGS,
+        steps=2400,
+        settings=TrainingSettings(max_completion_length=64, length_limit=24),
+    ),
+}
+"""Task -> recipe of its policy."""
 SEED = 0
 PROMPTS = 20_000
 DEMONSTRATIONS_PER_PROMPT = 3
@@ -37,20 +78,21 @@ TOKENIZER_TEXTS = 5000
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the policy; the exit status is 0."""
     parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.policies.recipe", description="Make the embedded policy again."
+        prog="python -m gdpo_tune.policies.recipe", description="Make an embedded policy again."
     )
-    parser.add_argument("--out", type=Path, default=Path(embedded_folder()), help="target folder")
-    parser.add_argument(
-        "--steps", type=int, default=STEPS, help="optimizer steps (default: %(default)s)"
-    )
+    parser.add_argument("--task", choices=RECIPES, default="code", help="what it is for")
+    parser.add_argument("--out", type=Path, help="target folder (default: in the package)")
+    parser.add_argument("--steps", type=int, help="optimizer steps (default: the task's)")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="warm-start prompts")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="prompts to measure on")
     args = parser.parse_args(argv)
-    make(args.out, steps=args.steps, prompts=args.prompts, held_out=args.held_out)
+    out = args.out or Path(policy_folder(registry.TASKS[args.task].embedded))
+    steps = RECIPES[args.task].steps if args.steps is None else args.steps
+    make(args.task, out, steps=steps, prompts=args.prompts, held_out=args.held_out)
     return 0
 
 
-def make(out: Path, *, steps: int, prompts: int, held_out: int) -> None:
+def make(task: str, out: Path, *, steps: int, prompts: int, held_out: int) -> None:
     """Train a policy, save it to `out` and measure it on `held_out` validation prompts."""
     import torch
 
@@ -59,8 +101,8 @@ def make(out: Path, *, steps: int, prompts: int, held_out: int) -> None:
     torch.set_num_threads(1)  # sums in another order would give other weights
     torch.manual_seed(SEED)
     start = time.process_time()
-    texts = demonstrations(prompts)
-    tokenizer, pairs = tokenize(texts)
+    texts = demonstrations(task, prompts)
+    tokenizer, pairs = tokenize(texts, RECIPES[task].tags)
     model = build_model(tokenizer)
     say(
         f"{len(texts)} demonstrations, {len(tokenizer)} tokens, {model.num_parameters()} parameters"
@@ -83,29 +125,36 @@ def make(out: Path, *, steps: int, prompts: int, held_out: int) -> None:
     if held_out:
         from gdpo_tune.policies.measure import measure
 
-        facts |= measure(model, tokenizer, held_out, seed=SEED)
+        longest = RECIPES[task].settings.max_completion_length
+        facts |= measure(model, tokenizer, judge(task), longest, held_out, seed=SEED)
     (out / "measured.json").write_text(json.dumps(facts, indent=2) + "\n")
     say(json.dumps(facts, indent=2))
 
 
-def demonstrations(prompts: int) -> list[tuple[str, str]]:
-    """(prompt, completion) of the code task's warm-start split, several for each prompt."""
-    from gdpo_tune.tasks.code_problems import generate
-
+def demonstrations(task: str, prompts: int) -> list[tuple[str, str]]:
+    """(prompt, completion) of a task's warm-start split, several for each prompt."""
     rng = random.Random(f"demonstrations/{SEED}")
+    frame = RECIPES[task].frame
     pairs: list[tuple[str, str]] = []
-    for problem in generate("warm_start", prompts, SEED):
+    for problem in judge(task).problems("warm_start", prompts, SEED):
         for _ in range(DEMONSTRATIONS_PER_PROMPT):
             thought = problem.data["thoughts"][draw_mode(rng)]
-            pairs.append((problem.prompt, render(thought, problem.data["solution"], rng)))
+            pairs.append((problem.prompt, render(thought, problem.data["solution"], rng, frame)))
     rng.shuffle(pairs)
     return pairs
 
 
-def tokenize(texts: Sequence[tuple[str, str]]) -> tuple[PreTrainedTokenizerFast, list[Pair]]:
+def judge(task: str) -> Task:
+    """The task, with the lengths that its policy is measured with."""
+    return registry.load(registry.TASKS[task].target)(RECIPES[task].settings)
+
+
+def tokenize(
+    texts: Sequence[tuple[str, str]], tags: Sequence[str]
+) -> tuple[PreTrainedTokenizerFast, list[Pair]]:
     """Learn the tokenizer from some of the texts and encode all of them, end token included."""
     tokenizer = build_tokenizer(
-        prompt + completion for prompt, completion in texts[:TOKENIZER_TEXTS]
+        (prompt + completion for prompt, completion in texts[:TOKENIZER_TEXTS]), tags
     )
     end = token_id(tokenizer, END)
     prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]

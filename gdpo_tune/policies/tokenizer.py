@@ -1,4 +1,4 @@
-"""The embedded policy's tokenizer: byte-level BPE in which an integer from 0 to 99 is one token.
+"""The embedded policies' tokenizer: byte-level BPE in which an integer from 0 to 99 is one token.
 
 The tokenizer decides what a tiny policy can compute: with one token a digit it passed a quarter of
 what it passes with one token a number.
@@ -7,7 +7,7 @@ what it passes with one token a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,12 +17,17 @@ VOCABULARY = 588
 """Entries before the tags are added, at most: merges end when every word is one token."""
 PAD = "<pad>"
 END = "<eos>"
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+TOOL_TAGS = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>"),
+    *('{"name":"', '","parameters":{"', '":"', '","', '":', "}}"),
+)
+"""The punctuation of a call is always the same, so it is as good as a tag."""
 _PIECES = r"\d{1,2}|[-+*/()=:,.\[\]]"
 _NUMBER_REPEATS = 1000
 
 
-def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], tags: Sequence[str]) -> PreTrainedTokenizerFast:
     """Learn merges from `texts`; tags become entries of their own."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AddedToken, PreTrainedTokenizerFast
@@ -41,10 +46,10 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tag = re.compile("|".join(TAGS))
+    marks = re.compile("|".join(map(re.escape, tags)))
     # Every pair of digits must be frequent enough to become one merge, also the rare ones.
     numbers = " ".join(f"{number:02d}" for number in range(100))
-    corpus = [*(tag.sub("\n", text) for text in texts), *[numbers] * _NUMBER_REPEATS]
+    corpus = [*(marks.sub("\n", text) for text in texts), *[numbers] * _NUMBER_REPEATS]
     bpe.train_from_iterator(corpus, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -54,8 +59,10 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     # Not special, because trainers decode with skip_special_tokens and rewards must see the tags.
-    tags: list[str | AddedToken] = [AddedToken(t, special=False, normalized=False) for t in TAGS]
-    tokenizer.add_tokens(tags)
+    entries: list[str | AddedToken] = [
+        AddedToken(tag, special=False, normalized=False) for tag in tags
+    ]
+    tokenizer.add_tokens(entries)
     return tokenizer
 
 

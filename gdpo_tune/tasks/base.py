@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+from gdpo_tune.closing import Closing
+from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings
+
+_OWN_PROBLEMS = DataSettings()
+
 Split = Literal["warm_start", "train", "validation", "test"]
 """Disjoint sets of prompts: for the embedded policy's recipe, training, the search, the front."""
 
@@ -27,20 +32,39 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Failures:
+    """What a reward function could not judge because it raised."""
+
+    count: int = 0
+    """Completions; their reward is None."""
+    first: str = ""
+    """The last line of the first traceback."""
+
+
+@dataclass(frozen=True)
 class Scores:
     """Verdicts on N completions, in their order."""
 
     rewards: Mapping[str, Sequence[float | None]]
     """Reward name -> N training signals, unweighted; None means not scored."""
-    metrics: Mapping[str, Sequence[float]]
-    """Metric name -> N contributions; the metric itself is their mean."""
+    metrics: Mapping[str, Sequence[float | None]]
+    """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
+    failures: Mapping[str, Failures] = field(default_factory=dict[str, Failures])
+    """Reward name -> what its function raised; for those alone whose function may raise."""
 
 
 class Task(Protocol):
-    """A source of problems and the judge of completions. Use it as a context manager."""
+    """A source of problems and the judge of completions. Use it as a context manager.
+
+    A trial makes its task with `Task(training, sandbox, data)`: the `TrainingSettings`,
+    `SandboxSettings` and `DataSettings` of the sweep.
+    """
 
     rewards: tuple[str, ...]
     metrics: tuple[str, ...]
+    instructions: str
+    """The format that is rewarded, in words for a policy that does not know it; may be empty. Each
+    tag in it is one that completions are judged by."""
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """`count` problems with distinct prompts; the same arguments give the same list."""
@@ -74,3 +98,34 @@ class Task(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+class WithoutProcesses(Closing):
+    """The part of a task that judges in this process alone: there is nothing to report or end."""
+
+    format_request: str
+    """The instructions, with `{limit}` where the tokens of the length reward belong."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        sandbox: SandboxSettings | None = None,
+        data: DataSettings = _OWN_PROBLEMS,
+    ) -> None:
+        """No code is run, so `sandbox` has no effect."""
+        self.instructions = self.format_request.format(limit=settings.length_limit)
+        self._settings = settings
+        self._data = data
+
+    def environment(self) -> dict[str, str]:
+        """The data that problems come from, if any; what else there is, the trainer knows.
+
+        Raises:
+            DataError: the data set cannot be had, read or used.
+        """
+        from gdpo_tune.tasks.data import describe  # which makes problems, hence needs this module
+
+        return describe(self._data)
+
+    def close(self) -> None:
+        """There is nothing to end."""

@@ -1,8 +1,10 @@
-"""The code task: write a small Python function; run it, in the sandbox, against several tests.
+"""The code task: write Python; run it, in the sandbox, against several tests.
+
+Problems are synthetic (`code_problems`), or come from a data set (`data`, `layouts`).
 
 rewards, all 0 or 1:  correctness   every test passes, hidden ones included
                       format        exactly one think block and one answer block
-                      length        at most `settings.length_limit` tokens
+                      length        at most `training.length_limit` tokens
 metrics, held out:    the same three, `mean_length` in tokens, and `bug_rate`: the program is
                       missing, does not compile, raises, or exceeds a limit of the sandbox
 
@@ -13,53 +15,47 @@ found wherever it is (`rewards.extract_code`), so that the objectives stay indep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from gdpo_tune.sandbox import Call, CodeSandbox, Job, Result, SandboxInfo
-from gdpo_tune.tasks.base import Problem, Scores, Split
-from gdpo_tune.tasks.code_problems import FUNCTION, generate
+from gdpo_tune.closing import Closing
+from gdpo_tune.sandbox import Call, Job, Limits, Sandbox
+from gdpo_tune.tasks.base import Problem, Scores
+from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.code_tests import job_of
+from gdpo_tune.tasks.data import FromData, describe
 from gdpo_tune.tasks.rewards import extract_code, format_reward, length_reward
-from gdpo_tune.trials import TrainingSettings
+from gdpo_tune.tasks.sandboxes import open_sandbox
+from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings
+
+_DEFAULT = SandboxSettings()
+_OWN_PROBLEMS = DataSettings()
+_INSTRUCTIONS = (
+    "Think first, between <think> and </think>. Then write the Python code between <answer> and "
+    "</answer>, and nothing else. Use each pair of tags once, and at most {limit} tokens in all."
+)
 
 
-class Sandbox(Protocol):
-    """The part of `CodeSandbox` that this task uses."""
-
-    @property
-    def info(self) -> SandboxInfo:
-        """Which isolation is in force."""
-        ...
-
-    def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
-        """One result a job, in order."""
-        ...
-
-    def close(self) -> None:
-        """End the sandbox's processes."""
-        ...
-
-
-class CodeTask:
-    """Synthetic code problems, judged by execution. Use it as a context manager."""
+class CodeTask(FromData, Closing):
+    """Code problems, judged by execution. Use it as a context manager."""
 
     rewards = ("correctness", "format", "length")
     metrics = ("correctness", "format", "length", "mean_length", "bug_rate")
+    _generate = staticmethod(generate)
 
     def __init__(
-        self, settings: TrainingSettings, open_sandbox: Callable[[], Sandbox] = CodeSandbox
+        self,
+        training: TrainingSettings,
+        sandbox: SandboxSettings = _DEFAULT,
+        data: DataSettings = _OWN_PROBLEMS,
+        opener: Callable[[SandboxSettings], Sandbox] = open_sandbox,
     ) -> None:
-        self._limit = settings.length_limit
-        self._open_sandbox = open_sandbox
+        self._length_limit = training.length_limit
+        self.instructions = _INSTRUCTIONS.format(limit=training.length_limit)
+        self._sandbox_settings = sandbox
+        self._data = data
+        self._limits = Limits(sandbox.cpu_seconds, sandbox.wall_seconds, sandbox.memory_mb << 20)
+        self._opener = opener
         self._sandbox: Sandbox | None = None
-
-    def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
-        """`count` problems with distinct prompts; the same arguments give the same list.
-
-        Raises:
-            UsageError: the split does not hold that many distinct prompts.
-        """
-        return generate(split, count, seed)
 
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
@@ -75,19 +71,26 @@ class CodeTask:
             SandboxUnavailable: this machine offers no isolation, so nothing was run.
             SandboxInfraError: the sandbox broke; no completion gets a zero for that.
         """
-        programs = [extract_code(completion, FUNCTION) for completion in completions]
+        programs = [
+            extract_code(completion, problem.data["function"])
+            for problem, completion in zip(problems, completions, strict=True)
+        ]
         verdicts = self._run(problems, programs)
         correct = [float(verdict == "passed") for verdict in verdicts]
         bugs = [float(verdict not in ("passed", "failed")) for verdict in verdicts]
         formats = [format_reward(completion) for completion in completions]
-        short = [length_reward(length, self._limit) for length in lengths]
+        short = [length_reward(length, self._length_limit) for length in lengths]
         rewards = {"correctness": correct, "format": formats, "length": short}
         counts = [float(length) for length in lengths]
         return Scores(rewards=rewards, metrics={**rewards, "mean_length": counts, "bug_rate": bugs})
 
     def environment(self) -> dict[str, str]:
-        """The tier of isolation that candidate code runs under; starts the sandbox."""
-        return {"sandbox": self._running().info.tier}
+        """The tier of isolation that candidate code runs under, which starts the sandbox; the data.
+
+        Raises:
+            DataError: the data set cannot be had, read or used.
+        """
+        return {"sandbox": self._running().info.tier, **describe(self._data)}
 
     def close(self) -> None:
         """End the sandbox; the task may be used again and then starts a new one."""
@@ -99,17 +102,9 @@ class CodeTask:
         self._running()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _running(self) -> Sandbox:
         if self._sandbox is None:
-            self._sandbox = self._open_sandbox()
+            self._sandbox = self._opener(self._sandbox_settings)
         return self._sandbox
 
     def _run(self, problems: Sequence[Problem], programs: Sequence[str]) -> list[str]:
@@ -119,14 +114,16 @@ class CodeTask:
         ]
         by_prompt = {problem.prompt: problem for problem in problems}
         distinct = [key for key in dict.fromkeys(keys) if key[1]]
-        jobs = [_job(by_prompt[prompt], program) for prompt, program in distinct]
+        jobs = [_job(by_prompt[prompt], program, self._limits) for prompt, program in distinct]
         results = self._running().run_batch(jobs) if jobs else []
         statuses = {key: result.status for key, result in zip(distinct, results, strict=True)}
         return [statuses.get(key, "error") for key in keys]
 
 
-def _job(problem: Problem, program: str) -> Job:
+def _job(problem: Problem, program: str, limits: Limits) -> Job:
+    if "visible" not in problem.data:
+        return job_of(problem, program, limits)
     tests = [*problem.data["visible"], *problem.data["hidden"]]
-    return Job(
-        code=program, calls=tuple(Call(FUNCTION, (argument,), value) for argument, value in tests)
-    )
+    function = problem.data["function"]
+    calls = tuple(Call(function, (argument,), value) for argument, value in tests)
+    return Job(program, calls, limits=limits)

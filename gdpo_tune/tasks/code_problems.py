@@ -13,24 +13,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, cast
 
-from gdpo_tune.errors import UsageError
+from gdpo_tune.tasks.arithmetic import steps
 from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.generation import Family, draw
 
 FUNCTION = "f"
-_SHARES = {"rate": 0.6, "chain": 0.2, "list": 0.2}
-_SPLIT_ENDS: tuple[tuple[Split, int], ...] = (
-    ("warm_start", 60),
-    ("train", 80),
-    ("validation", 90),
-    ("test", 100),
-)
-"""End of each split's interval of the prompt's hash modulo 100."""
-_ATTEMPTS = 1000
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")  # from 2 on
-_RATE_MAX = 40
 _CHAIN_MAX = 10**6
 
 
@@ -46,12 +36,6 @@ class _Operation:
     apply: Callable[[Any], Any]
 
 
-def split_of(prompt: str) -> Split:
-    """The split that a prompt belongs to, decided by its text alone."""
-    bucket = int.from_bytes(sha256(prompt.encode()).digest()[:8]) % 100
-    return next(name for name, end in _SPLIT_ENDS if bucket < end)
-
-
 def generate(split: Split, count: int, seed: int) -> list[Problem]:
     """`count` problems of one split with distinct prompts.
 
@@ -60,41 +44,17 @@ def generate(split: Split, count: int, seed: int) -> list[Problem]:
     Raises:
         UsageError: the split does not hold that many distinct prompts.
     """
-    rng = random.Random(f"code/{split}/{seed}")
-    found: dict[str, Problem] = {}
-    while len(found) < count:
-        family = rng.choices(list(_SHARES), list(_SHARES.values()))[0]
-        # Persisting in a family keeps the shares although some families hold fewer prompts.
-        for _ in range(_ATTEMPTS):
-            problem = _FAMILIES[family](rng)
-            if problem.prompt not in found and split_of(problem.prompt) == split:
-                found[problem.prompt] = problem
-                break
-        else:
-            raise UsageError(
-                f"the code task has no {count} distinct {split} prompts (family {family} is used "
-                f"up after {len(found)}): lower training.{split}_prompts"
-            )
-    return list(found.values())
+    return draw("code", _FAMILIES, split, count, seed)
 
 
 # --- rate: a constant that must be computed, then used once ---------------------------------------
 
 
 def _rate(rng: random.Random) -> Problem:
-    value = rng.randint(2, 12)
-    phrases = [f"k is {value}"]
-    steps: list[str] = []
-    for _ in range(rng.randint(2, 3)):
-        sign, operand, result = _rate_step(rng, value)
-        phrases.append(
-            {"+": f"plus {operand}", "-": f"minus {operand}", "*": f"times {operand}"}.get(
-                sign, "halved"
-            )
-        )
-        steps.append(f"{value}{sign}{operand}={result}")
-        value = result
-    k = value
+    taken = steps(rng, 2, 3)
+    phrases = [f"k is {taken[0].value}", *(step.phrase for step in taken)]
+    notes = [str(step) for step in taken]
+    k = taken[-1].result
     uses: list[tuple[str, str, Callable[[int], int]]] = [
         ("k times x", f"{k}*x", lambda x: k * x),
         ("x plus k", f"x+{k}", lambda x: x + k),
@@ -107,29 +67,11 @@ def _rate(rng: random.Random) -> Problem:
         family="rate",
         description=f": {', '.join(phrases)}; return {words}.",
         expression=expression,
-        terse=" ".join(steps),
-        long=f"Let me see. {'. '.join(steps)}. So k is {k}.",
+        terse=" ".join(notes),
+        long=f"Let me see. {'. '.join(notes)}. So k is {k}.",
         visible=_tests(function, (0, 1, 2)),
         hidden=_tests(function, hidden),
     )
-
-
-def _rate_step(rng: random.Random, value: int) -> tuple[str, int, int]:
-    """One arithmetic step (sign, operand, result) with a result from 1 to `_RATE_MAX`."""
-    sign = rng.choice("+-*/" if value % 2 == 0 else "+-*")
-    operand = {"*": rng.choice((2, 3)), "/": 2}.get(sign, rng.randint(2, 9))
-    result = {
-        "+": value + operand,
-        "-": value - operand,
-        "*": value * operand,
-        "/": value // operand,
-    }[sign]
-    if 1 <= result <= _RATE_MAX:
-        return sign, operand, result
-    operand = rng.randint(2, 9)
-    if value <= _RATE_MAX // 2:
-        return "+", operand, value + operand
-    return "-", operand, value - operand
 
 
 # --- chain: nested operations on a number ---------------------------------------------------------
@@ -303,6 +245,7 @@ def _problem(
         prompt=f"Write {FUNCTION}(x){description}\n",
         family=family,
         data={
+            "function": FUNCTION,
             "solution": f"def {FUNCTION}(x): return {expression}",
             "thoughts": {"none": "", "terse": terse, "long": long},
             "visible": visible,
@@ -311,8 +254,4 @@ def _problem(
     )
 
 
-_FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
-    "rate": _rate,
-    "chain": _chain,
-    "list": _list,
-}
+_FAMILIES: dict[str, Family] = {"rate": (0.6, _rate), "chain": (0.2, _chain), "list": (0.2, _list)}

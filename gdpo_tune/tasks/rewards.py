@@ -8,7 +8,7 @@ _BLOCKS = re.compile(
     r"<think>(?P<think>.*?)</think>\s*<answer>(?P<answer>.*?)</answer>\s*", flags=re.DOTALL
 )
 _TAG = re.compile(r"</?(?:think|answer)>")
-_FENCE = re.compile(r"^```[\w+-]*\n(.*?)\n?```$", flags=re.DOTALL)
+_FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", flags=re.DOTALL)
 
 
 def format_reward(completion: str) -> float:
@@ -32,17 +32,24 @@ def length_reward(length: int, limit: int) -> float:
 def extract_code(completion: str, function: str) -> str:
     """The program in a completion, however well it is marked; empty if there is none.
 
-    It is the text of the last answer block, which a missing end tag does not void; without an
-    answer block, everything from the first `def function(` after the thoughts on. One Markdown
-    fence around the program is taken off. Format is thereby judged by `format_reward` alone.
+    It is looked for in the last answer block, which a missing end tag does not void, else in all
+    that follows the thoughts. There, the last Markdown fence that defines the function is the
+    program, else the last fence. Without a fence, it is the whole answer block, or everything from
+    the first `def function(` on, or, where no function is asked for, everything.
+
+    Format is thereby judged by `format_reward` alone.
+
+    Args:
+        completion: the text.
+        function: what the program must define; empty for one that reads and prints.
     """
     _, marked, answer = completion.rpartition("<answer>")
-    if marked:
-        program = answer.partition("</answer>")[0]
-    else:
-        unthought = completion.rpartition("</think>")[2]
-        start = unthought.find(f"def {function}(")
-        program = unthought[start:] if start >= 0 else ""
-    program = program.strip()
-    fenced = _FENCE.match(program)
-    return fenced[1].strip() if fenced else program
+    text = answer.partition("</answer>")[0] if marked else completion.rpartition("</think>")[2]
+    head = f"def {function}("
+    fenced: list[str] = _FENCE.findall(text)
+    if fenced:
+        return next((block for block in reversed(fenced) if head in block), fenced[-1]).strip()
+    if marked or not function:
+        return text.strip()
+    start = text.find(head)
+    return text[start:].strip() if start >= 0 else ""

@@ -1,0 +1,121 @@
+"""How a policy is given a prompt: through its chat template if it has one, else as plain text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gdpo_tune.errors import PolicyError
+from gdpo_tune.policies.load import policy_folder
+from gdpo_tune.registry import POLICIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FILE = "prompts.json"
+"""In a policy's folder: whether it was trained with instructions."""
+_TAG = re.compile(r"</?\w+>")
+_OPENED = re.compile(r"<\w+>\s*$")
+"""A tag at the end of a rendered prompt, such as the `<think>` of some reasoning policies."""
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """Turns prompts of a task into the tokens that a policy reads before its first own one."""
+
+    tokenizer: PreTrainedTokenizerBase
+    instructions: str = ""
+    """Told before every prompt; empty: nothing is."""
+
+    def text(self, prompt: str) -> str:
+        """What the policy reads.
+
+        With a chat template the instructions are the system's message, or open the user's where
+        the template knows no system, and the prompt is the user's. Without one, they stand above.
+        """
+        if self.tokenizer.chat_template is None:
+            return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
+        if not self.instructions:
+            return self._render([("user", prompt)])
+        from jinja2 import TemplateError
+
+        try:
+            return self._render([("system", self.instructions), ("user", prompt)])
+        except TemplateError:
+            return self._render([("user", f"{self.instructions}\n\n{prompt}")])
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Tokens of P prompts; a template writes its own special tokens, so none are added."""
+        tokenize: Any = self.tokenizer
+        special = self.tokenizer.chat_template is None
+        texts = [self.text(prompt) for prompt in prompts]
+        return tokenize(texts, add_special_tokens=special)["input_ids"]
+
+    def save(self, folder: Path) -> None:
+        """Note beside a policy that was trained this way whether it was told anything."""
+        text = json.dumps({"instructions": bool(self.instructions)})
+        (folder / FILE).write_text(text, encoding="utf-8")
+
+    def _render(self, turns: Sequence[tuple[str, str]]) -> str:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        rendered = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        # The completion is judged from its first tag on, so the policy has to write that itself.
+        return _OPENED.sub("", str(rendered))
+
+
+def prompt_format(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    instructions: str,
+    wanted: Literal["auto", "on", "off"],
+) -> PromptFormat:
+    """How the policy `name` is given the prompts of a task.
+
+    Args:
+        name: as in a sweep file.
+        tokenizer: the policy's.
+        instructions: the task's, about the format that it rewards; may be empty.
+        wanted: `model.instructions`; `auto` does what a policy of our own training was used to,
+            and tells every other one but those that ship, which have learnt the format before.
+
+    Raises:
+        PolicyError: a tag that the instructions name is lost between tokens and text.
+    """
+    check_tags(name, tokenizer, instructions)
+    told = _is_told(name) if wanted == "auto" else wanted == "on"
+    return PromptFormat(tokenizer, instructions if told else "")
+
+
+def _is_told(name: str) -> bool:
+    file = Path(policy_folder(name)) / FILE
+    if name in POLICIES or not file.is_file():
+        return name not in POLICIES
+    return bool(json.loads(file.read_text(encoding="utf-8"))["instructions"])
+
+
+def check_tags(name: str, tokenizer: PreTrainedTokenizerBase, instructions: str) -> None:
+    """Refuse a tokenizer that loses tags which rewards look for.
+
+    Raises:
+        PolicyError: decoding without special tokens gives back no such tag.
+    """
+    tags = dict.fromkeys(_TAG.findall(instructions))
+    encode: Any = tokenizer.encode
+    lost: list[str] = []
+    for tag in tags:
+        tokens: list[int] = encode(f"1{tag}2", add_special_tokens=False)
+        if tag not in str(tokenizer.decode(tokens, skip_special_tokens=True)):
+            lost.append(tag)
+    if lost:
+        raise PolicyError(
+            f"policy {name!r}: its tokenizer does not give back {', '.join(lost)}, by which the "
+            "task judges completions: such a tag is a special token, or unknown. Make it an "
+            "ordinary one, tokenizer.add_tokens([AddedToken(tag, special=False)]), resize the "
+            "embeddings, save both and give that folder"
+        )

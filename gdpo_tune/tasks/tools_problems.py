@@ -1,0 +1,129 @@
+"""Synthetic requests to an assistant with tools; the answer is one or two calls.
+
+Three families. `amount` hides serial arithmetic in one argument, which a small policy rarely gets
+right in one pass: this makes correctness and length real rivals. `pair` asks for two calls of one
+tool, the second argument relative to the first; `plain` only copies.
+
+Requests of two splits never have the same calculation, whoever or whatever it is about.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdpo_tune.tasks.arithmetic import LARGEST, Step, steps
+from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.generation import Family, draw
+
+
+@dataclass(frozen=True)
+class _Tool:
+    """A tool with two parameters: whom or what it concerns, and a number."""
+
+    name: str
+    parameters: tuple[str, str]
+    subjects: tuple[str, ...]
+    request: str
+    """With `{s}` for the subject and `{n}` for the number."""
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}({','.join(self.parameters)})"
+
+    def call(self, subject: str, number: int) -> dict[str, object]:
+        values = dict(zip(self.parameters, (subject, number), strict=True))
+        return {"name": self.name, "parameters": values}
+
+
+_TOOLS = (
+    _Tool("pay", ("to", "sum"), ("Tom", "Ann", "Sam", "Eva", "Max"), "pay {s} {n}"),
+    _Tool("heat", ("room", "level"), ("hall", "attic", "office", "bath"), "heat the {s} to {n}"),
+    _Tool("order", ("item", "count"), ("apples", "books", "pens", "cards"), "order {s}, {n}"),
+    _Tool("book", ("city", "price"), ("Paris", "Rome", "Oslo", "Lima"), "book {s} for {n}"),
+    _Tool("timer", ("dish", "minutes"), ("rice", "soup", "eggs", "cake"), "time the {s}, {n}"),
+)
+_OFFERED = 3
+
+
+def generate(split: Split, count: int, seed: int) -> list[Problem]:
+    """`count` problems of one split with distinct prompts.
+
+    The same arguments give the same list on every machine.
+
+    Raises:
+        UsageError: the split does not hold that many distinct prompts.
+    """
+    return draw("tools", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
+
+
+def _amount(rng: random.Random) -> Problem:
+    tool = rng.choice(_TOOLS)
+    subject = rng.choice(tool.subjects)
+    taken = steps(rng, 2, 3)
+    asked = tool.request.format(s=subject, n=taken[0].value)
+    request = ", ".join([asked, *(step.phrase for step in taken)])
+    notes = [str(step) for step in taken]
+    calls = [tool.call(subject, taken[-1].result)]
+    return _problem(rng, "amount", tool, request, notes, calls, " ".join(notes))
+
+
+def _pair(rng: random.Random) -> Problem:
+    tool = rng.choice(_TOOLS)
+    one, other = rng.sample(tool.subjects, 2)
+    first, more = rng.randint(2, LARGEST - 9), rng.randint(2, 9)
+    sign, word, second = rng.choice((("+", "more", first + more), ("-", "less", first - more)))
+    if second < 1:
+        sign, word, second = "+", "more", first + more
+    request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
+    notes = [str(Step(first, sign, more, second))]
+    calls = [tool.call(one, first), tool.call(other, second)]
+    return _problem(rng, "pair", tool, request, notes, calls, notes[0])
+
+
+def _plain(rng: random.Random) -> Problem:
+    tool = rng.choice(_TOOLS)
+    subject, number = rng.choice(tool.subjects), rng.randint(1, LARGEST)
+    calls = [tool.call(subject, number)]
+    request = tool.request.format(s=subject, n=number)
+    return _problem(rng, "plain", tool, request, [f"{tool.name} {number}"], calls, _lines(calls))
+
+
+def _problem(
+    rng: random.Random,
+    family: str,
+    tool: _Tool,
+    request: str,
+    notes: Sequence[str],
+    calls: Sequence[dict[str, object]],
+    calculation: str,
+) -> Problem:
+    others = [other for other in _TOOLS if other is not tool]
+    offered = [tool, *rng.sample(others, _OFFERED - 1)]
+    rng.shuffle(offered)
+    tools = " ".join(other.signature for other in offered)
+    long = f"Let me see. {'. '.join(notes)}. So I call {tool.name}."
+    return Problem(
+        prompt=f"Tools: {tools}\nUser: {request}.\n",
+        family=family,
+        data={
+            "calls": calls,
+            "response": False,
+            "solution": _lines(calls),
+            "calculation": calculation,
+            "thoughts": {"none": "", "terse": " ".join(notes), "long": long},
+        },
+    )
+
+
+def _lines(calls: Sequence[dict[str, object]]) -> str:
+    return "\n".join(json.dumps(call, separators=(",", ":")) for call in calls)
+
+
+_FAMILIES: dict[str, Family] = {
+    "amount": (0.6, _amount),
+    "pair": (0.2, _pair),
+    "plain": (0.2, _plain),
+}
