@@ -1,12 +1,14 @@
 """Checkpoints that are whole or not there: written aside, marked last, then renamed.
 
 A checkpoint is a folder `checkpoint-<step>` that `from_pretrained` reads, plus what training needs
-to go on bitwise equal. Its marker `complete.json` lists every file with its size and is written
-after them; the folder gets its name only then. Light: importing this needs no torch.
+to go on bitwise equal. Its marker `complete.json` lists every file with its size and a digest, and
+is written after them; the folder gets its name only then. During training the two newest whole ones
+stay, so that a damaged one costs a few steps and no trial. Light: importing this needs no torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,11 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.errors import TrialFailure
+from gdpo_tune.files import room_in
 from gdpo_tune.trials import Cost
 
 MARKER = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = ".unfinished-"
+_KEPT = 2
+"""Whole checkpoints of a running trial: the newest, and the one before should that be damaged."""
+_DIGESTED = 32 * 2**20
+"""Bytes at either end of a file that its digest covers. A file up to twice as large is covered
+whole; of a larger one it is the header, the first and the last tensors, in a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +43,40 @@ class Checkpoint:
     """What the trial had spent by then."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a trial that starts again has to go on from."""
+
+    newest: Path | None
+    """Its newest whole checkpoint."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with each newer one, newest first."""
+
+    def note(self) -> str:
+        """One line for a person; empty if nothing is damaged."""
+        if not self.damaged:
+            return ""
+        begin = f"goes on from {self.newest.name}" if self.newest else "begins anew"
+        return f"{'; '.join(self.damaged)}: the trial {begin}"
+
+
+def find_checkpoint(directory: Path) -> Found:
+    """The whole checkpoint of most steps under a trial's folder, and what was passed over."""
+    damaged: list[str] = []
+    for path in _folders(directory):
+        try:
+            return Found(_read(path).path, tuple(damaged))
+        except _Damaged as fault:
+            damaged.append(str(fault))
+    return Found(None, tuple(damaged))
+
+
 def newest_valid_checkpoint(directory: Path) -> Path | None:
     """The whole checkpoint of most steps under a trial's folder; None if there is none.
 
-    A folder without its marker, or with a file missing or of another size, is passed over.
+    A folder without its marker, or with a file missing or changed, is passed over.
     """
-    found = [checkpoint for path in _folders(directory) if (checkpoint := _read(path)) is not None]
-    return max(found, key=lambda checkpoint: checkpoint.step).path if found else None
+    return find_checkpoint(directory).newest
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -50,10 +85,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         TrialFailure: the checkpoint is not whole.
     """
-    checkpoint = _read(path)
-    if checkpoint is None:
-        raise TrialFailure(f"checkpoint {path} is incomplete or damaged")
-    return checkpoint
+    try:
+        return _read(path)
+    except _Damaged as fault:
+        raise TrialFailure(f"{fault} in {path.parent}") from None
 
 
 def write_checkpoint(
@@ -66,29 +101,39 @@ def write_checkpoint(
         step: steps of training so far.
         cost: what the trial has spent so far.
         fill: writes the checkpoint's files into the folder that it is given.
+
+    Raises:
+        DiskFullError: there is no room for it; what was written of it is deleted.
     """
     target = directory / f"checkpoint-{step}"
     aside = directory / f"{_UNFINISHED}{step}"
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    fill(aside)
-    files = sorted(path for path in aside.rglob("*") if path.is_file())
-    for path in files:
-        _sync(path)
-    sizes = {str(path.relative_to(aside)): path.stat().st_size for path in files}
-    marker = {"step": step, "cost": asdict(cost), "files": sizes}
-    (aside / MARKER).write_text(json.dumps(marker), encoding="utf-8")
-    _sync(aside / MARKER)
-    _sync(aside)
-    shutil.rmtree(target, ignore_errors=True)
-    aside.rename(target)
-    _sync(directory)
+    try:
+        with room_in(directory, f"the checkpoint of step {step}"):
+            aside.mkdir(parents=True)
+            fill(aside)
+            _mark(aside, step, cost)
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+            _sync(directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return Checkpoint(target, step, cost)
 
 
-def keep_only(checkpoint: Checkpoint) -> None:
-    """Delete every other checkpoint, and unfinished ones, of the same trial."""
-    remove_all_but(checkpoint.path.parent, checkpoint.path)
+def keep_newest(directory: Path) -> None:
+    """Delete all but the two newest whole checkpoints under a running trial's folder.
+
+    Files are compared by size alone: reading them all again would cost what writing them did.
+    """
+    kept: list[Path] = []
+    for path in _folders(directory):
+        if len(kept) < _KEPT and _is_complete(path):
+            kept.append(path)
+        else:
+            shutil.rmtree(path)
+    for path in directory.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)
 
 
 def remove_all_but(directory: Path, kept: Path | None) -> None:
@@ -103,21 +148,80 @@ def remove_all_but(directory: Path, kept: Path | None) -> None:
             shutil.rmtree(path)
 
 
+class _Damaged(Exception):
+    """Why a folder is no whole checkpoint."""
+
+
 def _folders(directory: Path) -> list[Path]:
+    """Folders that are named like checkpoints, the one of most steps first."""
     if not directory.is_dir():
         return []
-    return [path for path in directory.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    named = [(match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+    folders = [(int(match[1]), path) for match, path in named if path.is_dir()]
+    return [path for _, path in sorted(folders, reverse=True)]
 
 
-def _read(path: Path) -> Checkpoint | None:
+def _mark(folder: Path, step: int, cost: Cost) -> None:
+    """Force the files of a checkpoint to disk, and then their list."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        _sync(path)
+    listed = {
+        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": _digest(path)}
+        for path in files
+    }
+    marker = {"step": step, "cost": asdict(cost), "files": listed}
+    (folder / MARKER).write_text(json.dumps(marker), encoding="utf-8")
+    _sync(folder / MARKER)
+    _sync(folder)
+
+
+def _marker(path: Path) -> dict[str, Any]:
+    """What the marker says, once every file has the size that it states."""
     try:
         marker: dict[str, Any] = json.loads((path / MARKER).read_text(encoding="utf-8"))
-        sizes: dict[str, int] = marker["files"]
-        if any((path / name).stat().st_size != size for name, size in sizes.items()):
-            return None
+        for name, expected in marker["files"].items():
+            size = (path / name).stat().st_size
+            if size != expected["size"]:
+                stated = f"{size} bytes instead of {expected['size']}"
+                raise _Damaged(f"{path.name} is incomplete ({name} has {stated})")
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise _Damaged(f"{path.name} is incomplete ({missing} is missing)") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _Damaged(f"{path.name} is incomplete ({MARKER}: {error})") from error
+    return marker
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        _marker(path)
+    except _Damaged:
+        return False
+    return True
+
+
+def _read(path: Path) -> Checkpoint:
+    marker = _marker(path)
+    try:
+        for name, expected in marker["files"].items():
+            if _digest(path / name) != expected["sha256"]:
+                raise _Damaged(f"{path.name} is damaged ({name} has other content)")
         return Checkpoint(path, int(marker["step"]), Cost(**marker["cost"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _Damaged(f"{path.name} is damaged ({error})") from error
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file's first and last `_DIGESTED` bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        digest.update(file.read(_DIGESTED))
+        rest = path.stat().st_size - _DIGESTED
+        if rest > 0:
+            file.seek(max(_DIGESTED, rest))
+            digest.update(file.read())
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -6,7 +6,7 @@ Shapes: P prompts, S completions of one prompt, M metrics.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,17 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gdpo_tune.errors import TrialFailure
 from gdpo_tune.tasks.base import Problem, Task
+from gdpo_tune.training import processes
 from gdpo_tune.training.rollout import Decoding, generate
-from gdpo_tune.training.scoring import require_finite
+from gdpo_tune.training.scoring import require_finite, require_judged
 from gdpo_tune.trials import Estimate, TrainingSettings
+
+Generate = Callable[
+    [PreTrainedModel, Sequence[Sequence[int]], Decoding, torch.Generator], list[list[int]]
+]
+"""What samples completions: `rollout.generate`, or an engine that does the same."""
 
 TEMPERATURE = 1.0
 """Of every evaluation, whatever a trial trains with: objectives compare policies, not decoding."""
@@ -42,10 +49,12 @@ def evaluate(
     held_out: HeldOut,
     settings: TrainingSettings,
     seed: int,
+    sampler: Generate = generate,
 ) -> dict[str, Estimate]:
     """Mean and standard error of every metric of the task.
 
-    The global random state stays as it is; equal arguments give equal estimates.
+    The global random state stays as it is; equal arguments give equal estimates. Of several
+    processes, each takes every n-th prompt, and all get the estimates over all prompts.
 
     Args:
         model: the policy.
@@ -53,36 +62,57 @@ def evaluate(
         task: judges the completions.
         held_out: P prompts.
         settings: `samples_per_prompt`, `max_completion_length`, and `completions_per_step` as the
-            largest batch, because training has shown that it fits.
+            largest batch of all processes, because training has shown that it fits.
         seed: of the sampling.
+        sampler: what samples.
 
     Raises:
         NonFiniteError: a metric that is not a number.
     """
-    generator = torch.Generator().manual_seed(seed)
+    # Equal draws in every process would make the noise of different prompts alike.
+    generator = torch.Generator().manual_seed(seed + processes.rank())
     decoding = Decoding(
         max_new_tokens=settings.max_completion_length,
         temperature=TEMPERATURE,
         end_tokens=end_tokens(model, tokenizer),
         pad_token=_token_id(tokenizer.pad_token_id),
     )
-    rows = [row for row in range(len(held_out.prompts)) for _ in range(settings.samples_per_prompt)]
-    columns: dict[str, list[float]] = {name: [] for name in task.metrics}
-    for start in range(0, len(rows), settings.completions_per_step):
-        batch = rows[start : start + settings.completions_per_step]
-        completions = generate(model, [held_out.prompts[r] for r in batch], decoding, generator)
+    size = settings.completions_per_step // processes.count()
+    mine = range(processes.rank(), len(held_out.prompts), processes.count())
+    rows = [row for row in mine for _ in range(settings.samples_per_prompt)]
+    columns: dict[str, list[float | None]] = {name: [] for name in task.metrics}
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        completions = sampler(model, [held_out.prompts[r] for r in batch], decoding, generator)
         texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
         problems = [held_out.problems[row] for row in batch]
         lengths = [len(completion) for completion in completions]
-        metrics = task.score(problems, texts, lengths).metrics
+        scores = task.score(problems, texts, lengths)
+        require_judged(scores.failures, len(batch))
         for name in task.metrics:
-            require_finite(metrics[name], f"metric {name}", f"on {held_out.split} prompts")
-            columns[name].extend(metrics[name])
-    return clustered_estimates(columns, settings.samples_per_prompt, seed)
+            values = scores.metrics[name]
+            require_finite(values, f"metric {name}", f"on {held_out.split} prompts")
+            columns[name].extend(values)
+    return clustered_estimates(_together(columns, settings), settings.samples_per_prompt, seed)
+
+
+def _together(
+    columns: Mapping[str, Sequence[float | None]], settings: TrainingSettings
+) -> dict[str, list[float | None]]:
+    """The columns of all processes, in the order of the prompts."""
+    width, parts = settings.samples_per_prompt, processes.gather(columns)
+
+    def ordered(name: str) -> list[float | None]:
+        by_process = [iter(part[name]) for part in parts]
+        total = sum(len(part[name]) for part in parts) // width
+        owners = (by_process[prompt % len(parts)] for prompt in range(total))
+        return [next(owner) for owner in owners for _ in range(width)]
+
+    return {name: ordered(name) for name in columns}
 
 
 def clustered_estimates(
-    columns: Mapping[str, Sequence[float]], samples_per_prompt: int, seed: int
+    columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
 ) -> dict[str, Estimate]:
     """Means of metrics, with standard errors from a bootstrap over whole prompts.
 
@@ -90,27 +120,39 @@ def clustered_estimates(
     error.
 
     Args:
-        columns: metric name -> P * S values, those of one prompt adjacent.
+        columns: metric name -> P * S values, those of one prompt adjacent; None is left out.
         samples_per_prompt: S.
         seed: of the resampling.
 
     Returns:
         Metric name -> estimate; a single prompt gives a standard error of 0.
+
+    Raises:
+        TrialFailure: a metric without any value.
     """
     names = list(columns)
-    values = np.array([columns[name] for name in names], dtype=np.float64)
-    by_prompt: NDArray[np.float64] = values.reshape(len(names), -1, samples_per_prompt).mean(axis=2)
-    prompts = by_prompt.shape[1]
+    values = np.array([columns[name] for name in names], dtype=np.float64)  # None becomes NaN
+    values = values.reshape(len(names), -1, samples_per_prompt)
+    scored = ~np.isnan(values)
+    sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
+    counts: NDArray[np.int64] = scored.sum(axis=2)
+    for name, count in zip(names, counts.sum(axis=1), strict=True):
+        if not count:
+            raise TrialFailure(f"metric {name} has no value on any held-out completion")
+    prompts = sums.shape[1]
     errors = np.zeros(len(names))
     if prompts > 1:
         # How often each prompt is drawn in each resample: one matrix product serves every metric.
         drawn = np.random.default_rng(seed).multinomial(
             prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
         )
-        errors = (by_prompt @ drawn.T / prompts).std(axis=1, ddof=1)
+        resampled = counts @ drawn.T
+        means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
+        errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
+    means = sums.sum(axis=1) / counts.sum(axis=1)
     return {
         name: Estimate(mean=float(mean), se=float(error))
-        for name, mean, error in zip(names, by_prompt.mean(axis=1), errors, strict=True)
+        for name, mean, error in zip(names, means, errors, strict=True)
     }
 
 

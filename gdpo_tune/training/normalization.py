@@ -17,8 +17,8 @@ Source: GDPO, arXiv 2601.05242, equations 4 to 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,12 @@ class GroupedRewards:
     """[P, G] bool: whether the completion has any scored reward."""
     weights: Tensor
     """[K], maximum 1."""
+    batch_means: Tensor
+    """[K] mean over every scored completion; NaN if there is none."""
+    batch_std: Tensor
+    """[K] unbiased standard deviation over every scored completion; 0 for fewer than two."""
+    ranges: Tensor
+    """[K, 2] lowest and highest value that the reward can have; infinite where not known."""
 
 
 def compute_advantages(
@@ -49,6 +55,10 @@ def compute_advantages(
     group_size: int,
     mode: str,
     eps: float = 1e-4,
+    *,
+    gamma: float = 0.0,
+    baseline: str = "group_mean",
+    ranges: Sequence[tuple[float, float]] | None = None,
 ) -> Tensor:
     """Advantages of one generation batch.
 
@@ -58,23 +68,32 @@ def compute_advantages(
         group_size: G, completions of one prompt; divides N.
         mode: a key of `registry.NORMALIZATIONS`.
         eps: added to every standard deviation that divides; above 0.
+        gamma: saturation exponent in [0, 1], see `unsaturated_weights`.
+        baseline: `group_mean`, or `leave_one_out`, see `leave_one_out_factor`. This and `gamma`
+            have no effect under a mode whose `ModeInfo.ignores` names them.
+        ranges: K pairs (lowest, highest) of what a reward can be, infinite where it is not known;
+            None: no range is known.
 
     Returns:
         [N] in the dtype and on the device of `rewards`; always finite; an empty batch gives [0].
 
     Raises:
         NonFiniteError: a reward is infinite.
-        ValueError: shapes, group size or weights that make no sense.
+        ValueError: shapes, group size or weights that make no sense, or `gamma` above 0 while the
+            range of a reward is not known.
         KeyError: unknown mode.
     """
-    mode_function: Callable[[GroupedRewards, float], Tensor] = registry.load(
-        registry.NORMALIZATIONS[mode].target
-    )
+    info = registry.NORMALIZATIONS[mode]
+    mode_function: Callable[[GroupedRewards, float], Tensor] = registry.load(info.target)
     _check(rewards, weights, group_size, eps)
     if rewards.shape[0] == 0:
         return rewards.new_zeros(0)
-    groups = _group(rewards, weights, group_size)
+    groups = _group(rewards, weights, group_size, ranges)
+    if gamma > 0 and "gamma" not in info.ignores:
+        groups = replace(groups, weights=unsaturated_weights(groups, gamma))
     advantages = mode_function(groups, eps)
+    if baseline == "leave_one_out" and "baseline" not in info.ignores:
+        advantages = advantages * leave_one_out_factor(groups)
     alive = (groups.centred != 0).any(dim=2).any(dim=1, keepdim=True) & groups.scored
     return torch.where(alive, advantages, 0.0).reshape(-1).to(rewards.dtype)
 
@@ -138,6 +157,72 @@ def grpo_batch(groups: GroupedRewards, eps: float) -> Tensor:
     return grpo_no_std(groups, eps) / (_std(total, groups.scored, dim=(0, 1)) + eps)
 
 
+def dvao(groups: GroupedRewards, eps: float) -> Tensor:
+    """GDPO's terms, averaged by their spread in the group: `sum_k w_k s_k A_k / sum_l w_l s_l`.
+
+    `A_k = (r_k - mean_group(r_k)) / (s_k + eps)`, `s_k = std_group(r_k)`; nothing is whitened, and
+    `eps` is added to the divisor too. An average of the A_k, hence within their bounds. Because
+    `s_k A_k` is the centred reward, the direction in a group is GRPO's: only `w_k` times the
+    spread counts. A group without any spread gets 0.
+
+    Source: DVAO, arXiv 2605.25604. The weights w_k are ours; all 1 gives the paper's form.
+    """
+    spread = groups.std * groups.weights
+    terms = groups.centred / (groups.std + eps) * spread
+    return _sum(terms) / (spread.sum(dim=2) + eps)
+
+
+def saw(groups: GroupedRewards, eps: float) -> Tensor:
+    """GDPO with each weight multiplied by `std_k / |mean_k|` over the batch.
+
+    That is the coefficient of variation, a sign of how much is left to learn. The mean counts from
+    the bottom of the reward's range, where that is known: in [-3, 3] a reward would else weigh
+    without bound as its mean crosses 0. The coefficients' sum, by which the paper divides, cancels.
+
+    A reward that is the same in the whole batch weighs 0. `eps` is added to `|mean_k|`: a mean of 0
+    with spread, which a reward of unknown range can have, gives a weight that is finite, if so
+    large that the others vanish beside it.
+
+    Source: SAW, arXiv 2606.07705, the form for GDPO; the shift of the mean is in the authors' code.
+    The weights w_k are ours; all 1 gives the paper's form.
+    """
+    lowest = groups.ranges[:, 0]
+    means = groups.batch_means - torch.where(lowest.isfinite(), lowest, 0.0)
+    weights = groups.weights * groups.batch_std / (means.abs() + eps)
+    return gdpo(replace(groups, weights=_rescaled(weights)), eps)
+
+
+def unsaturated_weights(groups: GroupedRewards, gamma: float) -> Tensor:
+    """`w_k (1 - s_k)^gamma`, [K], maximum 1: a reward loses weight as it nears its top.
+
+    `s_k = (mean_batch(r_k) - lowest_k) / (highest_k - lowest_k)`, held within [0, 1]. A reward that
+    is at its top in the whole batch weighs 0, which changes nothing, since it is constant.
+
+    Raises:
+        ValueError: the range of a reward is not known, or empty.
+
+    Source: SA-MRPO. gamma = 0 is GDPO.
+    """
+    lowest, highest = groups.ranges.unbind(dim=1)
+    width = highest - lowest
+    if not bool((width.isfinite() & (width > 0)).all()):
+        raise ValueError(f"gamma = {gamma:g} needs to know the range of every reward with a weight")
+    saturation = ((groups.batch_means - lowest) / width).clamp(0.0, 1.0)
+    return _rescaled(groups.weights * (1.0 - saturation) ** gamma)
+
+
+def leave_one_out_factor(groups: GroupedRewards) -> Tensor:
+    """What turns `r - mean of the group` into `r - mean of the others`: `n / (n - 1)`, [P, 1].
+
+    n is the number of scored completions in the group. One factor serves every mode that does not
+    whiten, because each is linear in the centred rewards of a group; whitening divides it out.
+
+    Source: RLOO, arXiv 2402.14740.
+    """
+    count = groups.scored.sum(dim=1, keepdim=True).double()
+    return count / (count - 1).clamp(min=1)
+
+
 def _check(rewards: Tensor, weights: Tensor, group_size: int, eps: float) -> None:
     if rewards.dim() != 2 or weights.shape != rewards.shape[1:]:
         raise ValueError(
@@ -157,8 +242,14 @@ def _check(rewards: Tensor, weights: Tensor, group_size: int, eps: float) -> Non
         raise NonFiniteError(f"reward {column} of completion {row} is infinite")
 
 
-def _group(rewards: Tensor, weights: Tensor, group_size: int) -> GroupedRewards:
+def _group(
+    rewards: Tensor,
+    weights: Tensor,
+    group_size: int,
+    ranges: Sequence[tuple[float, float]] | None,
+) -> GroupedRewards:
     used = weights > 0
+    known = [registry.UNKNOWN_RANGE] * len(weights) if ranges is None else ranges
     values = rewards[:, used].double().unflatten(0, (-1, group_size))
     kept = weights[used].double()
     present = ~values.isnan()
@@ -168,14 +259,23 @@ def _group(rewards: Tensor, weights: Tensor, group_size: int) -> GroupedRewards:
     low = torch.where(present, values, torch.inf).amin(dim=1, keepdim=True)
     high = torch.where(present, values, -torch.inf).amax(dim=1, keepdim=True)
     centred = torch.where(present & (low < high), values - means, 0.0)
-    batch_means = filled.sum(dim=(0, 1)) / present.sum(dim=(0, 1)).clamp(min=1)
+    batch_means = filled.sum(dim=(0, 1)) / present.sum(dim=(0, 1))
     return GroupedRewards(
         centred=centred,
-        means=torch.where(count > 0, means, batch_means),
+        means=torch.where(count > 0, means, batch_means.nan_to_num(nan=0.0)),
         std=_std(values, present, dim=1),
         scored=present.any(dim=2),
         weights=kept / kept.max(),
+        batch_means=batch_means,
+        batch_std=_std(values, present, dim=(0, 1)).reshape(-1),
+        ranges=torch.tensor(known, dtype=torch.float64, device=rewards.device)[used],
     )
+
+
+def _rescaled(weights: Tensor) -> Tensor:
+    """Weights with a maximum of 1, if any is above 0; NaN, of a reward never scored, becomes 0."""
+    known = weights.nan_to_num(nan=0.0)
+    return known / known.max().clamp(min=torch.finfo(known.dtype).tiny)
 
 
 def _sum(terms: Tensor) -> Tensor:

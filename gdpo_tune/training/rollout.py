@@ -40,6 +40,8 @@ def supports(model: PreTrainedModel) -> bool:
     """Whether the lean sampler computes what this model computes, and is worth it."""
     if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
         return False
+    if torch.is_autocast_enabled("cpu"):
+        return False  # its own arithmetic follows no change of precision
     config: Any = model.config
     return (
         model.dtype == torch.float32
@@ -82,6 +84,17 @@ def generate(
     return completions
 
 
+def generate_in_bfloat16(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    generator: torch.Generator,
+) -> list[list[int]]:
+    """As `generate`, computing as a training in bfloat16 does."""
+    with torch.autocast(model.device.type, dtype=torch.bfloat16):
+        return generate(model, prompts, decoding, generator)
+
+
 def sample(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -111,7 +124,7 @@ def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
 
     Chance is the global generator, which TRL seeds and checkpoints keep.
     """
-    tokens: list[list[int]] = trainer.processing_class(prompts)["input_ids"]
+    tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
     decoding = Decoding(
         max_new_tokens=trainer.max_completion_length,
         temperature=trainer.temperature,

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.errors import NonFiniteError
-from gdpo_tune.tasks.base import Problem, Scores, Task
+from gdpo_tune.errors import NonFiniteError, TrialFailure
+from gdpo_tune.tasks.base import Failures, Problem, Task
+from gdpo_tune.training.shaping import Rewards, Shaping
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward a completion."""
+
+
+LogMetric = Callable[[str, float], None]
+"""How TRL takes a figure from a reward function."""
+
+MOST_FAILED = 0.1
+"""Share of a batch on which a reward function may raise. A judge that is out of reach for a moment
+costs a few completions; a defect, or a kind of completion that the function cannot read, would
+change what is trained, so the trial ends."""
+
+_log = logging.getLogger(__name__)
+
+
+def require_judged(failures: Mapping[str, Failures], count: int) -> None:
+    """Raise `TrialFailure` if a reward function failed on too many of `count` completions."""
+    for name, failed in failures.items():
+        share = failed.count / count
+        if share > MOST_FAILED:
+            raise TrialFailure(
+                f"reward {name} raised for {share:.0%} of {count} completions, and at most "
+                f"{MOST_FAILED:.0%} may fail; first: {failed.first}"
+            )
 
 
 def require_finite(values: Sequence[float | None], what: str, when: str) -> None:
@@ -20,33 +44,42 @@ def require_finite(values: Sequence[float | None], what: str, when: str) -> None
             raise NonFiniteError(f"{what} of completion {row} is {value} {when}")
 
 
-def reward_functions(task: Task, problems: Sequence[Problem]) -> list[RewardFunction]:
+def reward_functions(
+    task: Task, problems: Sequence[Problem], shaping: Shaping | None = None
+) -> list[RewardFunction]:
     """One function a reward, in the order of `task.rewards`; together they score a batch once.
 
-    They read the data set's column `problem`, an index into `problems`.
+    They read the data set's column `problem`, an index into `problems`. `shaping` has the last word
+    on what they return; None leaves the task's own rewards.
     """
-    joint = _JointVerdict(task, problems)
+    joint = _JointVerdict(task, problems, shaping or Shaping())
     return [joint.function(name) for name in task.rewards]
 
 
 class _JointVerdict:
-    """Scores of the latest batch: TRL calls the reward functions one after another on it."""
+    """Rewards of the latest batch: TRL calls the reward functions one after another on it."""
 
-    def __init__(self, task: Task, problems: Sequence[Problem]) -> None:
+    def __init__(self, task: Task, problems: Sequence[Problem], shaping: Shaping) -> None:
         self._task = task
         self._problems = problems
+        self._shaping = shaping
         self._batch: Sequence[str] | None = None
-        self._scores = Scores(rewards={}, metrics={})
+        self._rewards: Rewards = {}
+        self._failures: Mapping[str, Failures] = {}
+        self._told: set[str] = set()
 
     def function(self, name: str) -> RewardFunction:
         def reward(
             completions: Sequence[str],
             completion_ids: Sequence[Sequence[int]],
             problem: Sequence[int],
+            log_metric: LogMetric | None = None,
             **_: Any,
         ) -> Sequence[float | None]:
             self._judge(completions, completion_ids, problem)
-            return self._scores.rewards[name]
+            if log_metric is not None:
+                self._count_failures(name, len(completions), log_metric)
+            return self._rewards[name]
 
         reward.__name__ = name
         return reward
@@ -61,5 +94,18 @@ class _JointVerdict:
             return
         problems = [self._problems[index] for index in problem]
         lengths = [len(ids) for ids in completion_ids]
-        self._scores = self._task.score(problems, completions, lengths)
+        scores = self._task.score(problems, completions, lengths)
+        require_judged(scores.failures, len(completions))
+        self._rewards = self._shaping.apply(scores.rewards, lengths)
+        self._failures = scores.failures
         self._batch = completions
+
+    def _count_failures(self, name: str, count: int, log_metric: LogMetric) -> None:
+        failed = self._failures.get(name)
+        if failed is None:
+            return
+        # Always, or processes would differ in what they log together.
+        log_metric(f"reward/{name}/failed", failed.count / count)
+        if failed.count and name not in self._told:
+            self._told.add(name)
+            _log.warning("reward %s raised, and will be told no more: %s", name, failed.first)

@@ -6,22 +6,26 @@ counted in completions, is the same whatever the number of passes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from gdpo_tune.errors import TrialFailure
-from gdpo_tune.trials import TrialConfig
+from gdpo_tune.training import processes
+from gdpo_tune.trials import ModelSettings, TrialConfig
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
-def trainer_arguments(config: TrialConfig, rewards: tuple[str, ...]) -> GRPOConfig:
-    """TRL's arguments; `rewards` gives the order of the weights.
+def trainer_arguments(
+    config: TrialConfig, rewards: tuple[str, ...], engine: Mapping[str, Any] | None = None
+) -> GRPOConfig:
+    """TRL's arguments; `rewards` gives the order of the weights, `engine` what its engine needs.
 
     Raises:
-        TrialFailure: the group size does not divide the completions of a step.
+        TrialFailure: the completions of a step do not divide into groups, or among the processes.
     """
     params: dict[str, Any] = dict(config.params)
     settings = config.training
@@ -43,15 +47,17 @@ def trainer_arguments(config: TrialConfig, rewards: tuple[str, ...]) -> GRPOConf
         reward_weights=[weights[name] for name in rewards],
         # The settings that all trials share.
         max_steps=settings.steps * passes,
-        per_device_train_batch_size=settings.completions_per_step,
+        per_device_train_batch_size=_part_of_step(config),
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
         warmup_steps=round(settings.warmup_share * settings.steps) * passes,
         max_grad_norm=settings.max_grad_norm,
+        # A smaller nucleus would sample from another policy than the one that is trained.
+        top_p=1.0,
         # What TRL would otherwise do: half precision and recomputation, which cost time on a CPU,
         # an order of prompts that a resumed run could not find again, files and lines of its own.
-        bf16=on_gpu,
-        gradient_checkpointing=on_gpu,
+        bf16=computes_in_bfloat16(config.model),
+        gradient_checkpointing=recomputes(config.model.gradient_checkpointing, on_gpu=on_gpu),
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
         shuffle_dataset=False,
@@ -59,7 +65,28 @@ def trainer_arguments(config: TrialConfig, rewards: tuple[str, ...]) -> GRPOConf
         report_to=[],
         disable_tqdm=True,
         logging_steps=1,
+        # TRL loads the reference of the KL again, and has to find what the policy came from.
+        model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
+        **(engine or {}),
     )
+
+
+def computes_in_bfloat16(settings: ModelSettings) -> bool:
+    """Whether a trial in this process computes in bfloat16."""
+    if settings.dtype == "auto":
+        return torch.cuda.is_available()
+    return settings.dtype == "bfloat16"
+
+
+def weights_type(settings: ModelSettings) -> torch.dtype:
+    """In what a policy is loaded: bfloat16 for weights that nothing trains, else float32."""
+    frozen = bool(settings.lora_rank)
+    return torch.bfloat16 if frozen and computes_in_bfloat16(settings) else torch.float32
+
+
+def recomputes(choice: str, *, on_gpu: bool) -> bool:
+    """Whether activations are computed again in the backward pass: `gradient_checkpointing`."""
+    return on_gpu if choice == "auto" else choice == "on"
 
 
 def prompts_per_step(config: TrialConfig) -> int:
@@ -76,6 +103,18 @@ def prompts_per_step(config: TrialConfig) -> int:
             f"completions_per_step {config.training.completions_per_step}"
         )
     return prompts
+
+
+def _part_of_step(config: TrialConfig) -> int:
+    """Completions of one step that this process samples: whole groups, as many as any other."""
+    prompts, group_size = prompts_per_step(config), int(config.params["group_size"])
+    own, rest = divmod(prompts, processes.count())
+    if rest:
+        raise TrialFailure(
+            f"{prompts} prompts a step (completions_per_step / group_size) do not divide among "
+            f"{processes.count()} workers"
+        )
+    return own * group_size
 
 
 def _upper_clip(params: dict[str, Any]) -> float:

@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gdpo_tune.training.adapters import has_adapter, save_merged
 from gdpo_tune.training.trainer import GDPOTrainer
 
+RandomState = dict[str, Any]
+"""Where the generators of chance of one process stand."""
 
-def save_state(trainer: GDPOTrainer, folder: Path) -> None:
+
+def save_state(
+    trainer: GDPOTrainer,
+    random_states: Sequence[RandomState],
+    folder: Path,
+    *,
+    last: bool = False,
+) -> None:
     """Write policy, tokenizer, optimizer, schedule, random states and counters into `folder`.
 
-    The names are those that `Trainer.train(resume_from_checkpoint=...)` looks for.
+    The names are those that `Trainer.train(resume_from_checkpoint=...)` looks for. Of a policy with
+    an adapter the adapter alone is written, and `last` has it merged.
+
+    Args:
+        trainer: in the middle of training.
+        random_states: one a process of the trial, in the order of their ranks.
+        folder: exists and is empty.
+        last: whether training is at its end.
     """
     trained: Any = trainer  # TRL declares as optional what exists once training has begun
-    trained.accelerator.unwrap_model(trained.model).save_pretrained(folder)
+    model = trained.accelerator.unwrap_model(trained.model)
+    if last and has_adapter(model):
+        save_merged(model, folder)
+    else:
+        model.save_pretrained(folder)
     trained.processing_class.save_pretrained(folder)
     torch.save(trained.optimizer.state_dict(), folder / "optimizer.pt")
     torch.save(trained.lr_scheduler.state_dict(), folder / "scheduler.pt")
-    torch.save(_random_states(), folder / "rng_state.pth")
+    for rank, state in enumerate(random_states):
+        name = "rng_state.pth" if len(random_states) == 1 else f"rng_state_{rank}.pth"
+        torch.save(state, folder / name)
     trainer.state.save_to_json(str(folder / "trainer_state.json"))
 
 
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {
+def random_state() -> RandomState:
+    """The state of this process."""
+    states: RandomState = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.random.get_rng_state(),

@@ -1,8 +1,8 @@
 """GDPOTrainer: TRL's GRPOTrainer with our advantages, our per-reward figures and a guard on NaN.
 
 It carries tensors to `compute_advantages` and back. TRL computes advantages inline, so two private
-hooks are overridden, and a third one for the packed forward pass of small policies, which is why
-TRL is pinned to one minor version.
+hooks are overridden, a third one for the packed forward pass of small policies and a fourth for
+prompts in a format of their own, which is why TRL is pinned to one minor version.
 
 Shapes: N completions over all processes, n of this process, G of one prompt, K rewards.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 class GDPOTrainer(GRPOTrainer):
     """GRPOTrainer whose advantages follow `normalization`, any key of `registry.NORMALIZATIONS`.
 
+    `gamma`, `baseline` and `ranges`, a pair for each reward, are those of `compute_advantages`.
     `reward_weights` of the arguments keep their meaning; `scale_rewards` and
     `multi_objective_aggregation` have no effect. Further step metrics, per reward:
     `reward/<name>/mean`, `.../std` (over the scored completions), `.../dead_groups` (share of
@@ -47,12 +48,35 @@ class GDPOTrainer(GRPOTrainer):
         *,
         normalization: str,
         reward_funcs: Sequence[RewardFunction],
+        gamma: float = 0.0,
+        baseline: str = "group_mean",
+        ranges: Sequence[tuple[float, float]] | None = None,
+        encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
         **arguments: Any,
     ) -> None:
+        """
+        Args:
+            normalization: of the advantages.
+            reward_funcs: in TRL's form.
+            gamma: saturation exponent, as in `compute_advantages`.
+            baseline: as there.
+            ranges: lowest and highest value of each reward, in their order; None: not known.
+            encode: prompts to the tokens that the policy reads; None: the tokenizer does it.
+            arguments: TRL's.
+        """
         self.normalization = normalization
+        self.gamma = gamma
+        self.baseline = baseline
+        self.ranges = ranges
+        self._encode = encode
         self._rewards: Tensor | None = None
         guarded: Any = [self._guarded(func) for func in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if self._encode is None:
+            return super()._tokenize_prompts(prompts)
+        return self._encode(prompts), None, {}  # neither images nor what goes with them
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(*arguments, **keywords)
@@ -68,7 +92,15 @@ class GDPOTrainer(GRPOTrainer):
         mode = "train" if network.training else "eval"
         group_size: Any = self.num_generations if mode == "train" else self.num_generations_eval
         weights = self.reward_weights.to(rewards.device)
-        advantages = compute_advantages(rewards, weights, group_size, self.normalization)
+        advantages = compute_advantages(
+            rewards,
+            weights,
+            group_size,
+            self.normalization,
+            gamma=self.gamma,
+            baseline=self.baseline,
+            ranges=self.ranges,
+        )
         # `rewards` are those of all processes, adjacent in the order of the processes.
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = advantages[first : first + len(inputs)]
@@ -100,10 +132,12 @@ class GDPOTrainer(GRPOTrainer):
 
     def _packs(self, model: Any) -> bool:
         # Several processes train through a wrapper whose own forward pass has to run, and the
-        # entropy bonus needs a gradient that packing does not carry.
+        # entropy bonus needs a gradient that packing does not carry. The wrapper is also what
+        # changes the precision.
         return (
             self.accelerator.num_processes == 1
             and not self._entropy_bonus_enabled
+            and not self.args.bf16
             and packing.supports(model)
         )
 

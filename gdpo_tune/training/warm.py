@@ -9,33 +9,49 @@ from __future__ import annotations
 
 import atexit
 import copy
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_tune import registry
+from gdpo_tune import task_files
+from gdpo_tune.errors import DataError
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.policies.prompts import PromptFormat, prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.evaluation import HeldOut
-from gdpo_tune.trials import TrainingSettings, TrialConfig
+from gdpo_tune.training.settings import weights_type
+from gdpo_tune.trials import (
+    DataSettings,
+    ModelSettings,
+    SandboxSettings,
+    TrainingSettings,
+    TrialConfig,
+)
 
+_LOGGER = logging.getLogger("gdpo_tune.training")
 _PROBLEM_SEED = 0
 """Prompts are those of the sweep, not of the trial: every trial and every night sees the same."""
 _COPIED_PARAMETERS = 50_000_000
 """A larger policy is loaded again for each trial instead of being kept twice in memory."""
+LARGEST_SHARE_LEFT_OUT = 0.5
+"""With more prompts too long than this share, what is trained on is not what was asked for."""
 
 
 @dataclass
 class Warm:
-    """The state for trials of one task, policy and training settings."""
+    """The state for trials of one task, policy and settings."""
 
     policy: str
     settings: TrainingSettings
+    data: DataSettings
+    model: ModelSettings
     task: Task
     tokenizer: PreTrainedTokenizerBase
+    prompts: PromptFormat
+    """How the policy is given a prompt, in training and held-out evaluation alike."""
     pristine: PreTrainedModel | None
     _train_problems: list[Problem] = field(default_factory=list[Problem])
     _splits: dict[str, HeldOut] = field(default_factory=dict[str, HeldOut])
@@ -43,7 +59,7 @@ class Warm:
     def fresh_policy(self) -> PreTrainedModel:
         """The untrained policy, the caller's to change."""
         if self.pristine is None:
-            return load_policy(self.policy)[0]
+            return _load(self.policy, self.model)[0]
         if self.pristine.num_parameters() <= _COPIED_PARAMETERS:
             return copy.deepcopy(self.pristine)
         model, self.pristine = self.pristine, None
@@ -52,8 +68,7 @@ class Warm:
     def train_problems(self) -> list[Problem]:
         """The training prompts that the settings ask for."""
         if not self._train_problems:
-            count = self.settings.train_prompts
-            self._train_problems = self.task.problems("train", count, _PROBLEM_SEED)
+            self._train_problems, _ = self._prompts("train", self.settings.train_prompts)
         return self._train_problems
 
     def validation(self) -> HeldOut:
@@ -66,14 +81,38 @@ class Warm:
 
     def _split(self, split: Split, count: int) -> HeldOut:
         if split not in self._splits:
-            problems = self.task.problems(split, count, _PROBLEM_SEED)
-            tokenize: Any = self.tokenizer
-            prompts = tokenize([problem.prompt for problem in problems])["input_ids"]
-            self._splits[split] = HeldOut(split, problems, prompts)
+            self._splits[split] = HeldOut(split, *self._prompts(split, count))
         return self._splits[split]
 
+    def _prompts(self, split: Split, count: int) -> tuple[list[Problem], list[list[int]]]:
+        """Problems of a split whose prompts are short enough, and these prompts, tokenized.
 
-_kept: tuple[tuple[str, str, TrainingSettings], Warm] | None = None
+        Raises:
+            DataError: more than half of the prompts are too long.
+        """
+        problems = self.task.problems(split, count, _PROBLEM_SEED)
+        prompts = self.prompts.encode([problem.prompt for problem in problems])
+        limit = self.data.max_prompt_length
+        short = [row for row, prompt in enumerate(prompts) if len(prompt) <= limit]
+        left_out = count - len(short)
+        if left_out > LARGEST_SHARE_LEFT_OUT * count:
+            longest = max(map(len, prompts))
+            raise DataError(
+                f"{left_out} of {count} {split} prompts have more tokens than "
+                f"data.max_prompt_length = {limit}, the longest has {longest}: raise "
+                "data.max_prompt_length, or use data with shorter prompts"
+            )
+        if left_out:
+            _LOGGER.warning(
+                "%d of %d %s prompts are left out: they have more than data.max_prompt_length = %d "
+                "tokens",
+                *(left_out, count, split, limit),
+            )
+        return [problems[row] for row in short], [prompts[row] for row in short]
+
+
+_Key = tuple[str, str, TrainingSettings, SandboxSettings, DataSettings, ModelSettings]
+_kept: tuple[_Key, Warm] | None = None
 
 
 @contextmanager
@@ -107,13 +146,32 @@ def release() -> None:
 
 def _acquire(config: TrialConfig) -> Warm:
     global _kept
-    key = (config.task, config.policy, config.training)
+    key = (
+        *(config.task, config.policy, config.training),
+        *(config.sandbox, config.data, config.model),
+    )
     if _kept is None or _kept[0] != key:
         release()
-        model, tokenizer = load_policy(config.policy)
-        task: Task = registry.load(registry.TASKS[config.task].target)(config.training)
-        _kept = (key, Warm(config.policy, config.training, task, tokenizer, model))
+        model, tokenizer = _load(config.policy, config.model)
+        task: Task = task_files.made(config.task, config.training, config.sandbox, config.data)
+        wanted = config.model.instructions
+        prompts = prompt_format(config.policy, tokenizer, task.instructions, wanted)
+        state = Warm(
+            config.policy,
+            config.training,
+            config.data,
+            config.model,
+            task,
+            tokenizer,
+            prompts,
+            model,
+        )
+        _kept = (key, state)
     return _kept[1]
+
+
+def _load(policy: str, settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    return load_policy(policy, weights_type(settings), settings.revision)
 
 
 atexit.register(release)

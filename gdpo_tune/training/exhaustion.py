@@ -1,0 +1,67 @@
+"""Memory that ran out, as a reason that says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+from gdpo_tune.engines import choose, installed_vllm
+from gdpo_tune.errors import TrialFailure
+from gdpo_tune.training.settings import recomputes
+from gdpo_tune.trials import TrialConfig
+
+_SIGNS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "No available memory for the cache blocks",
+    "Free memory on device",
+)
+"""What torch says of a CPU, and vLLM of a GPU that has too little left for it."""
+
+
+@contextmanager
+def memory_guard(config: TrialConfig) -> Generator[None]:
+    """Around all that a trial computes.
+
+    Raises:
+        TrialFailure: instead of what torch, Python or vLLM raises when memory runs out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if not ran_out(error):
+            raise
+        raise TrialFailure(f"out of memory: {advice(config)} ({_first(error)})") from error
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether memory was what an error is about."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(sign in str(error) for sign in _SIGNS)
+
+
+def advice(config: TrialConfig) -> str:
+    """The three settings that change most, with their present values."""
+    training, model = config.training, config.model
+    settings = [
+        f"lower training.completions_per_step ({training.completions_per_step})",
+        f"lower training.max_completion_length ({training.max_completion_length})",
+    ]
+    gpu = torch.cuda.is_available()
+    if choose(config.rollout, gpu=gpu, lean=False, vllm=installed_vllm()) == "vllm":
+        settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")
+    elif not recomputes(model.gradient_checkpointing, on_gpu=gpu):
+        settings.append("set model.gradient_checkpointing: on")
+    elif not model.lora_rank:
+        settings.append("set model.lora_rank: 16, which trains adapters alone")
+    else:
+        settings.append(f"lower model.lora_rank ({model.lora_rank})")
+    return ", or ".join(settings)
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
