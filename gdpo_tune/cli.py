@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from gdpo_tune.errors import GdpoTuneError
+from gdpo_tune.files import is_disk_full
 
 INTERRUPTED = 130
 
@@ -23,6 +24,11 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
     except GdpoTuneError as error:
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_status
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        print(f"error: no space left on a disk: {error}; make room, and try again", file=sys.stderr)
+        status = 1
     except KeyboardInterrupt:
         print("Interrupted. The same command goes on where this one stopped.", file=sys.stderr)
         status = INTERRUPTED

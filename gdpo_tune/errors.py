@@ -3,13 +3,17 @@
 GdpoTuneError                 anything that this package raises on purpose
 |- UsageError                 the request is wrong: exit status 2, before any work starts
 |  |- SpecError               the YAML file or a --set override, with every problem at once
+|  |- TaskFileError           `task: file.py:Class` that cannot be used
 |  |- PolicyError             a policy that cannot be loaded or trained
+|  |- DataError               a data set that cannot be had, read or used
 |  |- ResourcesError          more CPUs or GPUs asked for than the machine or cluster has
+|  |- EngineError             vLLM is to sample completions, and cannot
 |  |- LedgerHeldError         another process writes to this sweep's ledger
 |  |- IdentityError           another sweep lives under the same name
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
+|- DiskFullError              no space left: the sweep ends, and goes on once there is room
 |- SandboxUnavailable         no isolation on this machine: fail closed
 `- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
 """
@@ -63,12 +67,24 @@ class SpecError(UsageError):
         return "\n".join([head, *(str(problem) for problem in self.problems)])
 
 
+class TaskFileError(UsageError):
+    """A task's file cannot be read or run, or its class is no task."""
+
+
 class PolicyError(UsageError):
     """A policy that cannot be found, read or trained."""
 
 
+class DataError(UsageError):
+    """A data set that cannot be had, read or used."""
+
+
 class ResourcesError(UsageError):
     """More CPUs or GPUs a trial than the machine or cluster has."""
+
+
+class EngineError(UsageError):
+    """vLLM is not installed, not of a supported version, or not for this machine."""
 
 
 class LedgerHeldError(UsageError):
@@ -89,6 +105,10 @@ class TrialFailure(GdpoTuneError):
 
 class NonFiniteError(TrialFailure):
     """NaN or inf where training needs a number; the message names the quantity and the step."""
+
+
+class DiskFullError(GdpoTuneError):
+    """Nothing can be written any more; what is on disk is whole, and the same command goes on."""
 
 
 class SandboxUnavailable(GdpoTuneError):

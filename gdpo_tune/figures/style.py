@@ -1,10 +1,10 @@
 """What all pictures share: colours, symbols, and how numbers are written.
 
 HTML and PNG read the same tables, so a colour or a symbol means the same in both. The colours are
-those of Okabe and Ito, which stay apart under the common colour-vision deficiencies; each mode has
-a symbol of its own as well, so that no picture depends on colour alone.
+those of Okabe and Ito, which stay apart under the common colour-vision deficiencies, and two of
+Tol's; each mode has a symbol of its own as well, so that no picture depends on colour alone.
 
-Source: Okabe and Ito 2008, Color Universal Design.
+Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted).
 """
 
 from __future__ import annotations
@@ -42,9 +42,18 @@ MODES: dict[str, Mark] = {
     "grpo_batch": Mark("#cc79a7", "triangle-up", "^"),
     "gdpo_no_batch_norm": Mark("#56b4e9", "triangle-down", "v"),
     "gdpo_no_std": Mark("#e69f00", "pentagon", "p"),
+    "dvao": Mark("#882255", "triangle-left", "<"),
+    "saw": Mark("#999933", "cross", "P"),
 }
 OTHER = Mark("#7f7f7f", "hexagon", "h")
 """A mode that this table does not know yet."""
+
+SHORT = {
+    "reward_weights": "w {}",
+    "conditioning": "{} if",
+    "conditioning_threshold": "{} if at least",
+}
+"""Names of the parameters that exist once a reward."""
 
 UNTRAINED = Mark(INK, "x", "X")
 PUBLISHED = Mark(INK, "star", "*")
@@ -99,8 +108,8 @@ def parameter(value: ParamValue | None) -> str:
 
 def short_name(name: str) -> str:
     """A parameter's name for a narrow column: `reward_weights.format` becomes `w format`."""
-    prefix = "reward_weights."
-    return f"w {name[len(prefix) :]}" if name.startswith(prefix) else name.replace("_", " ")
+    family, _, reward = name.partition(".")
+    return SHORT.get(family, "{}").format(reward) if reward else name.replace("_", " ")
 
 
 def duration(seconds: float) -> str:

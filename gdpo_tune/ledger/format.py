@@ -44,7 +44,7 @@ def to_record(trial: FrozenTrial, spec: SweepSpec, sweep: Path) -> TrialRecord:
         number=trial.number,
         role=about["role"],
         state=STATES[trial.state],
-        params=about["params"],
+        params={**spec.space.later_defaults, **about["params"]},
         seed=about["seed"],
         proposer=about["proposer"],
         replicate_of=about["replicate_of"],

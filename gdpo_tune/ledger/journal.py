@@ -66,7 +66,7 @@ def _lock(path: Path) -> int:
         os.close(file)
         raise LedgerHeldError(
             f"{path.parent} is being written by {holder or 'another process'}; "
-            "wait for it, stop it, or choose another --name"
+            "wait for it, stop it, or choose another --name (of a sweep) or --out (of a training)"
         ) from None
     return file
 

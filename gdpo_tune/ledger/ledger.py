@@ -17,13 +17,13 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from optuna import Study
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from gdpo_tune.closing import Closing
 from gdpo_tune.errors import UsageError
 from gdpo_tune.files import write_whole
 from gdpo_tune.ledger.format import (
@@ -51,7 +51,7 @@ JOURNAL = "ledger.journal"
 LOCK = "ledger.lock"
 
 
-class Ledger:
+class Ledger(Closing):
     """A sweep's trials. `open` it; use it as a context manager.
 
     It holds what it has written in memory, so reading records costs no disk access.
@@ -129,17 +129,6 @@ class Ledger:
         self._journal.close()
         if self._lease is not None:
             self._lease.release()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def records(self) -> list[TrialRecord]:
         """Every trial, by number."""

@@ -3,9 +3,10 @@
 from gdpo_tune.spec.domains import Choice, Domain, Fixed, Uniform
 from gdpo_tune.spec.dry_run import dry_run
 from gdpo_tune.spec.dump import shown_yaml, without_password
+from gdpo_tune.spec.gpu import check_gpu_share, device_memory
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.load import load_spec
-from gdpo_tune.spec.machine import check_resources
+from gdpo_tune.spec.machine import check_resources, local_cpus
 from gdpo_tune.spec.model import (
     Constraint,
     Keep,
@@ -17,6 +18,7 @@ from gdpo_tune.spec.model import (
     SweepSpec,
     Tracking,
 )
+from gdpo_tune.spec.sandbox import sandbox_doubts
 from gdpo_tune.spec.space import Space
 
 __all__ = [
@@ -34,10 +36,14 @@ __all__ = [
     "SweepSpec",
     "Tracking",
     "Uniform",
+    "check_gpu_share",
     "check_resources",
+    "device_memory",
     "dry_run",
     "lint",
     "load_spec",
+    "local_cpus",
+    "sandbox_doubts",
     "shown_yaml",
     "without_password",
 ]

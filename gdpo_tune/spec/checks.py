@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from gdpo_tune import registry
+from gdpo_tune import registry, task_files
 from gdpo_tune.spec.domains import Domain, Uniform
 from gdpo_tune.spec.model import ObjectiveSpec, Resources
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import TrainingSettings
+from gdpo_tune.trials import RolloutSettings, TrainingSettings
 
 SHOWN = 6
 """At most so many values of a long list are named in a message."""
@@ -40,6 +40,17 @@ def check_search(root: Node, problems: Problems) -> None:
         node = root.find(path[:-1])
         if path[-1] in (node.entries or {}) and not problems.about(".".join(path)):
             check_name(node.find(path[-1:]), path, what, names, problems)
+
+
+def check_policy(policy: str, task: str, root: Node, problems: Problems) -> None:
+    """A policy that ships was made for this task."""
+    own = task_files.task_info(task).embedded
+    if policy not in registry.POLICIES or policy == own or task_files.is_file(task):
+        return
+    node = root.find(("policy",))
+    others = [name for name, info in registry.TASKS.items() if info.embedded == policy]
+    reason = f"made for {one_of(others)} and cannot answer the prompts of {task}"
+    problems.at(node, ("policy",), reason, f"write policy: {own}, or remove the key")
 
 
 def check_reference(
@@ -75,6 +86,33 @@ def check_weights(space: Space | None, root: Node, problems: Problems) -> None:
     problems.at(node, ("space", "reward_weights"), f"{reason}, so nothing would be learnt", fix)
 
 
+def check_ranges(space: Space | None, task: str | None, root: Node, problems: Problems) -> None:
+    """Gamma and conditions find the range of every reward that they look at."""
+    if space is None or task is None:
+        return
+    ranges = task_files.task_info(task).rewards
+    unknown = [name for name, (low, high) in ranges.items() if not math.isfinite(high - low)]
+    weighted = [name for name in unknown if space.reachable(f"reward_weights.{name}") != (0,)]
+    if weighted and space.domains["gamma"].values() != (0,):
+        node = parameter_node(root, "gamma") or root
+        reason = f"the range of {one_of(weighted)} is not known, so neither is how saturated it is"
+        fix = f"remove gamma, or {state_range(weighted[0])}"
+        problems.at(node, ("space", "gamma"), reason, fix)
+    for name in ranges:
+        parameter = f"conditioning.{name}"
+        chosen = space.domains[parameter].values() if parameter in space.domains else None
+        for other in [name for name in unknown if name in (chosen or ())]:
+            node = parameter_node(root, parameter) or root
+            reason = f"the range of {other} is not known, so neither is its threshold"
+            fix = f"condition on another reward, or {state_range(other)}"
+            problems.at(node, ("space", parameter), reason, fix)
+
+
+def state_range(reward: str) -> str:
+    """How a range becomes known."""
+    return f"state the lowest and highest value of {reward} in its task"
+
+
 def can_be_zero(name: str, space: Space) -> bool:
     """Whether a trial may have the value 0 for `name`."""
     values = space.reachable(name)
@@ -101,6 +139,39 @@ def check_group_size(
     if uneven:
         reason = f"{several(uneven)} does not divide training.completions_per_step = {total}"
         problems.at(node, path, reason, divisors_fix(space.domains["group_size"], total))
+
+
+def check_workers(
+    resources: Resources | None,
+    space: Space | None,
+    settings: TrainingSettings | None,
+    rollout: RolloutSettings | None,
+    root: Node,
+    problems: Problems,
+) -> None:
+    """Every worker of a trial samples whole groups, as many as any other, and can do so."""
+    if resources is None or resources.workers == 1:
+        return
+    workers, path = resources.workers, ("resources", "workers")
+    if rollout is not None and rollout.engine == "vllm" and not problems.about("rollout.engine"):
+        reason = f"vllm samples for one worker, and a trial has {workers}"
+        fix = "write engine: transformers, or resources.workers: 1"
+        problems.at(root.find(("rollout", "engine")), ("rollout", "engine"), reason, fix)
+    keys = ("space.group_size", "training.completions_per_step", "resources.workers")
+    if space is None or settings is None or any(map(problems.about, keys)):
+        return
+    total = settings.completions_per_step
+    sizes = [size for size in space.reachable("group_size") or () if isinstance(size, int)]
+    uneven = [size for size in sizes if total // size % workers]
+    if uneven:
+        prompts = several([total // size for size in uneven])
+        reason = (
+            f"does not divide the {prompts} prompts of a step that group_size {several(uneven)} "
+            f"leaves of training.completions_per_step = {total}"
+        )
+        multiple = math.lcm(*(size * workers for size in sizes))
+        fix = f"write completions_per_step: {-(-total // multiple) * multiple}, or fewer workers"
+        problems.at(root.find(path), path, reason, fix)
 
 
 def several(sizes: list[int]) -> str:
@@ -134,11 +205,11 @@ def check_resources_shape(resources: Resources | None, root: Node, problems: Pro
     """Shares that could be granted on some machine."""
     if resources is None:
         return
-    if resources.workers > 1:
-        path = ("resources", "workers")
-        reason = "several workers a trial do not exist yet"
-        problems.at(root.find(path), path, reason, "write workers: 1, or remove the key")
-    if resources.gpus > 1 and not resources.gpus.is_integer():
+    if resources.workers > 1 and resources.gpus not in (0.0, 1.0):
+        path = ("resources", "gpus")
+        reason = f"each of the {resources.workers} workers of a trial trains on one GPU of its own"
+        problems.at(root.find(path), path, reason, "write gpus: 1, which is for each of them, or 0")
+    elif resources.gpus > 1 and resources.gpus % 1:
         path = ("resources", "gpus")
         fix = f"write {math.floor(resources.gpus)} or {math.ceil(resources.gpus)}"
         problems.at(root.find(path), path, "above 1 only whole GPUs can be had", fix)

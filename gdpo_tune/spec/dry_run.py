@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
-from gdpo_tune.spec.dump import shown_yaml
+from gdpo_tune.spec.dump import shown_service, shown_yaml
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import describe
-from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.problems import one_of, show
 
 
 def dry_run(spec: SweepSpec) -> str:
@@ -27,6 +27,9 @@ def dry_run(spec: SweepSpec) -> str:
         "",
         "# Completions, at most",
         *table(completions(spec)),
+        "",
+        f"# Sandbox: {sandbox(spec)}",
+        f"# Rollouts: {rollouts(spec)}",
         "",
         "# Doubtful combinations" + ("" if warnings else ": none"),
         *warnings,
@@ -55,6 +58,29 @@ def kind(domain: Domain) -> str:
     if isinstance(domain, Fixed | Choice):
         return "choice"
     return ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
+
+
+def sandbox(spec: SweepSpec) -> str:
+    """Where code runs, and what one candidate may use."""
+    settings = spec.sandbox
+    where = f"{settings.type} at {shown_service(settings.url)}" if settings.url else settings.type
+    packages = f" with {one_of(settings.modules)}" if settings.modules else ""
+    clocks = f"{settings.wall_seconds:g} s wall"
+    if settings.type != "external":
+        clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"
+    return (
+        f"{where}{packages}, up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
+    )
+
+
+def rollouts(spec: SweepSpec) -> str:
+    """What samples completions, and what it gets of a GPU."""
+    settings, share = spec.rollout, min(1.0, spec.resources.gpus)
+    if settings.engine != "transformers" and settings.vllm_mode == "server":
+        return f"{settings.engine} at {settings.vllm_server}, one trial at a time"
+    if settings.engine == "transformers" or not share:
+        return settings.engine
+    return f"{settings.engine}; vLLM gets {share * settings.vllm_memory_share:.3g} of a GPU"
 
 
 def prompts(spec: SweepSpec) -> list[tuple[str, ...]]:

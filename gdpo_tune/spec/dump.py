@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
+from gdpo_tune.spec.sandbox import UNUSED
 
 if TYPE_CHECKING:
     from gdpo_tune.spec.model import SweepSpec
@@ -18,8 +20,10 @@ RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 
 
 def dump_yaml(spec: SweepSpec) -> str:
-    """The resolved file, every default written out."""
+    """The resolved file, every default written out that has an effect."""
     plain = spec.model_dump(mode="json")
+    for name in UNUSED.get(spec.sandbox.type, {}):
+        del plain["sandbox"][name]
     plain["constraints"] = {name: str(limit) for name, limit in spec.constraints.items()}
     # `reward_weights` and its like stay together, because a key may be written only once.
     grouped = sorted(spec.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
@@ -33,11 +37,17 @@ def without_password(uri: str) -> str:
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", uri)
 
 
+def shown_service(url: str) -> str:
+    """Scheme, host and port of a service: all else may be what opens it."""
+    return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^/?#]*).*$", r"\1\2", url, flags=re.DOTALL)
+
+
 def shown_yaml(spec: SweepSpec) -> str:
-    """The resolved file as it may be shown: without the password of the tracking URI."""
+    """The resolved file as it may be shown: without what opens the doors at its addresses."""
     uri = without_password(spec.tracking.uri)
     tracking = spec.tracking.model_copy(update={"uri": uri})
-    return dump_yaml(spec.model_copy(update={"tracking": tracking}))
+    sandbox = replace(spec.sandbox, url=shown_service(spec.sandbox.url))
+    return dump_yaml(spec.model_copy(update={"tracking": tracking, "sandbox": sandbox}))
 
 
 def block(key: str, value: object) -> Iterator[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gdpo_tune import registry
+from gdpo_tune import registry, task_files
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
 from gdpo_tune.spec.space import Space
 from gdpo_tune.trials import ParamValue
 
@@ -26,6 +27,9 @@ def lint(spec: SweepSpec) -> list[str]:
     checks = (
         few_prompts,
         pairs,
+        length_in_pairs,
+        idle_shaping,
+        unmet_is_not_worst,
         different_scales,
         single_reward,
         no_anchor,
@@ -38,6 +42,8 @@ def lint(spec: SweepSpec) -> list[str]:
         single_objective,
         against_the_metric,
         idle_constraint,
+        sandbox_doubts,
+        lacking_memory,
     )
     return [warning for check in checks for warning in check(spec)]
 
@@ -48,8 +54,8 @@ def searched(space: Space, name: str) -> bool:
 
 
 def possible(space: Space, name: str) -> tuple[ParamValue, ...]:
-    """The values that trials can have; empty for a continuous range."""
-    return space.reachable(name) or ()
+    """The values that trials can have; empty for a continuous range, or where there is none."""
+    return (space.reachable(name) or ()) if name in space.domains else ()
 
 
 def possible_modes(space: Space) -> list[tuple[str, registry.ModeInfo]]:
@@ -97,10 +103,67 @@ def pairs(spec: SweepSpec) -> Iterator[str]:
         )
 
 
+def length_in_pairs(spec: SweepSpec) -> Iterator[str]:
+    """A group of two keeps of a length reward which completion is shorter."""
+    modes = [
+        mode
+        for mode, info in possible_modes(spec.space)
+        if info.divides_by_group_std and not info.sums_first
+    ]
+    shapes = [shape for shape in possible(spec.space, "length_shape") if shape != "step"]
+    if 2 in possible(spec.space, "group_size") and modes and shapes:
+        yield (
+            f"space.length_shape = {one_of(shapes)}: in a group of 2 under {one_of(modes)} only "
+            "which completion earns more counts, so shapes differ in ties alone. Use groups of at "
+            "least 4."
+        )
+
+
+def idle_shaping(spec: SweepSpec) -> Iterator[str]:
+    """What shapes a reward that has no weight, or is never switched on."""
+    space, length = spec.space, task_files.task_info(spec.task).length_reward
+    shapers = {name: name.partition(".")[2] for name in space.domains if is_conditioning(name)}
+    if length is not None:
+        shapers["length_shape"] = length
+    for name, reward in shapers.items():
+        weight = f"reward_weights.{reward}"
+        if name not in space.says_nothing and weight not in weights(space):
+            yield (
+                f"space.{name}: {weight} is 0 in every trial, so it has no effect. Weight the "
+                "reward, or remove this."
+            )
+    for name, info in registry.parameters_of(task_files.task_info(spec.task)).items():
+        if info.needs is None or name in space.says_nothing or searched(space, name):
+            continue
+        parent, effective = info.needs
+        if not set(effective) & set(possible(space, parent)):
+            yield (
+                f"space.{name}: {parent} is never {one_of(effective)}, so it has no effect. Search "
+                "over that, or remove this."
+            )
+
+
+def unmet_is_not_worst(spec: SweepSpec) -> Iterator[str]:
+    """An unmet condition that pays."""
+    for reward, (low, _) in task_files.task_info(spec.task).rewards.items():
+        name = f"conditioning.{reward}"
+        if low < 0 and name not in spec.space.says_nothing and is_conditioning(name):
+            yield (
+                f"space.{name}: an unmet condition gives {reward} 0, and its lowest value is "
+                f"{show(low)}, so a completion may gain by failing. Condition rewards that start "
+                "at 0."
+            )
+
+
+def is_conditioning(name: str) -> bool:
+    """Whether a parameter says what a reward is conditioned on."""
+    return name.startswith("conditioning.")
+
+
 def different_scales(spec: SweepSpec) -> Iterator[str]:
     """Fixed weights over rewards of different ranges, in modes that add first."""
     modes = [mode for mode, info in possible_modes(spec.space) if info.sums_first]
-    ranges = registry.TASKS[spec.task].rewards
+    ranges = task_files.task_info(spec.task).rewards
     names = weights(spec.space)
     widths = {
         name: ranges[name.partition(".")[2]][1] - ranges[name.partition(".")[2]][0]
@@ -217,7 +280,7 @@ def single_objective(spec: SweepSpec) -> Iterator[str]:
 
 def against_the_metric(spec: SweepSpec) -> Iterator[str]:
     """An objective that wants the worse side."""
-    metrics = registry.TASKS[spec.task].metrics
+    metrics = task_files.task_info(spec.task).metrics
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:
@@ -229,7 +292,7 @@ def against_the_metric(spec: SweepSpec) -> Iterator[str]:
 
 def idle_constraint(spec: SweepSpec) -> Iterator[str]:
     """A bound that excludes nothing."""
-    metrics = registry.TASKS[spec.task].metrics
+    metrics = task_files.task_info(spec.task).metrics
     for name, constraint in spec.constraints.items():
         info = metrics[name]
         if constraint.holds(info.low) and constraint.holds(info.high):

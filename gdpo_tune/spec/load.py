@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from gdpo_tune import registry
+from gdpo_tune import registry, task_files
+from gdpo_tune.errors import TaskFileError
 from gdpo_tune.registry import ParameterInfo
 from gdpo_tune.spec import checks
+from gdpo_tune.spec.adapters import check_model
+from gdpo_tune.spec.data import check_data
 from gdpo_tune.spec.model import (
     Constraint,
     Keep,
@@ -22,10 +25,19 @@ from gdpo_tune.spec.model import (
     Tracking,
 )
 from gdpo_tune.spec.parse_space import parse_enqueue, parse_space
-from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean, one_of
-from gdpo_tune.spec.sections import section, training
+from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean, one_of, scalars
+from gdpo_tune.spec.rollout import check_rollout
+from gdpo_tune.spec.sandbox import check_sandbox
+from gdpo_tune.spec.sections import section, settings
 from gdpo_tune.spec.source import read
 from gdpo_tune.spec.space import Space
+from gdpo_tune.trials import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
@@ -43,8 +55,9 @@ def load_spec(
 
     Raises:
         SpecError: anything is wrong with the file or an override; it lists every problem, each
-            with its line, value, reason and fix. The machine is not looked at, so that a file for
-            a cluster can be read anywhere: see `machine.check_resources`.
+            with its line, value, reason and fix. Of the machine only its installed packages are
+            looked at, so that a file for a cluster can be read anywhere: see
+            `machine.check_resources`.
     """
     path = Path(path)
     problems = Problems(Mark(str(path), 1))
@@ -73,19 +86,29 @@ class Document:
         parameters = self.parameters(task)
         space = self.space(parameters)
         objectives, constraints = self.objectives(task), self.constraints(task)
-        settings = training(self.nodes.get("training"), self.problems)
+        training = settings(TrainingSettings, "training", self.nodes.get("training"), self.problems)
+        sandbox = settings(SandboxSettings, "sandbox", self.nodes.get("sandbox"), self.problems)
+        data = settings(DataSettings, "data", self.nodes.get("data"), self.problems)
+        model = settings(ModelSettings, "model", self.nodes.get("model"), self.problems)
+        rollout = settings(RolloutSettings, "rollout", self.nodes.get("rollout"), self.problems)
         search = section(Search, self.nodes.get("search"), ("search",), self.problems)
         resources = section(Resources, self.nodes.get("resources"), ("resources",), self.problems)
         tracking = section(Tracking, self.nodes.get("tracking"), ("tracking",), self.problems)
         enqueue = parse_enqueue(self.nodes.get("enqueue"), space, parameters, self.problems)
         name, keep = self.name(), self.keep()
-        policy, storage = self.text("policy", "embedded"), self.text("storage", "runs")
+        policy, storage = self.policy(task), self.text("storage", "runs")
         checks.check_weights(space, self.root, self.problems)
-        checks.check_group_size(space, settings, self.root, self.problems)
-        checks.check_lengths(settings, self.root, self.problems)
+        checks.check_ranges(space, task, self.root, self.problems)
+        checks.check_group_size(space, training, self.root, self.problems)
+        checks.check_lengths(training, self.root, self.problems)
         checks.check_search(self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
+        checks.check_workers(resources, space, training, rollout, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
+        check_sandbox(sandbox, self.root, self.problems)
+        check_data(data, task, self.root, self.problems)
+        check_rollout(rollout, self.root, self.problems)
+        check_model(model, policy, self.root, self.problems)
         self.problems.raise_if_any()
         experiment = (tracking.experiment if tracking else "") or name
         return SweepSpec.model_validate(
@@ -98,7 +121,11 @@ class Document:
                 "space": space,
                 "enqueue": enqueue,
                 "keep": keep,
-                "training": settings,
+                "training": training,
+                "sandbox": sandbox,
+                "data": data,
+                "model": model,
+                "rollout": rollout,
                 "search": search,
                 "resources": resources,
                 "tracking": tracking and tracking.model_copy(update={"experiment": experiment}),
@@ -136,20 +163,41 @@ class Document:
         node = self.required("task", "code")
         if node is None:
             return None
-        if isinstance(node.value, str) and (".py" in node.value or ":" in node.value):
-            reason = "tasks in files of your own do not exist yet"
-            fix = f"tasks that exist: {one_of(registry.TASKS)}"
-            self.problems.at(node, ("task",), reason, fix)
-            return None
+        if isinstance(node.value, str) and task_files.is_file(node.value):
+            return self.task_in_file(node, node.value)
         known = checks.check_name(node, ("task",), "task", registry.TASKS, self.problems)
         return str(node.value) if known else None
 
+    def task_in_file(self, node: Node, task: str) -> str | None:
+        """A task of the user's own; None if it cannot be used."""
+        try:
+            task_files.task_info(task)
+        except TaskFileError as error:
+            reason = str(error).removeprefix(f"{task}: ")
+            fix = "mend the file; docs/own_task.md has an example"
+            self.problems.at(node, ("task",), reason, fix)
+            return None
+        return task
+
+    def policy(self, task: str | None) -> str:
+        """The policy's name; that of the task's own policy if none is given."""
+        if task is None:
+            return self.text("policy", "")
+        policy = self.text("policy", task_files.task_info(task).embedded)
+        checks.check_policy(policy, task, self.root, self.problems)
+        return policy
+
     def parameters(self, task: str | None) -> Mapping[str, ParameterInfo]:
-        """What `space:` may name; under an unknown task, any reward weight that it does name."""
+        """What `space:` may name; under an unknown task, any reward that it does name."""
         if task is not None:
-            return registry.parameters(task)
-        weights = self.root.find(("space", "reward_weights")).entries or {}
-        named = {f"reward_weights.{reward}": registry.REWARD_WEIGHT for reward in weights}
+            return registry.parameters_of(task_files.task_info(task))
+        space = self.root.find(("space",)).entries or {}
+        named = {
+            f"{family}.{reward}": replace(info, choices=tuple(scalars(node)))
+            for family, info in registry.FAMILIES.items()
+            if family in space
+            for reward, node in (space[family].entries or {}).items()
+        }
         return {**registry.PARAMETERS, **named}
 
     def space(self, parameters: Mapping[str, ParameterInfo]) -> Space | None:
@@ -206,7 +254,7 @@ class Document:
         """What the task says of a metric; None if it measures no such thing."""
         if task is None:
             return None
-        metrics = registry.TASKS[task].metrics
+        metrics = task_files.task_info(task).metrics
         if name not in metrics:
             fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"
             what = "objective" if key == "objectives" else "metric"

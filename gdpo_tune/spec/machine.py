@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from gdpo_tune.engines import choose, installed_vllm
 from gdpo_tune.errors import ResourcesError
-from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.model import Resources, SweepSpec
+from gdpo_tune.spec.sandbox import lacking_memory
 
 DEVICES = Path("/dev")
 DEVICE = re.compile(r"nvidia\d+")
@@ -17,7 +19,7 @@ DEVICE = re.compile(r"nvidia\d+")
 def check_resources(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ, devices: Path = DEVICES
 ) -> None:
-    """Refuse a trial that cannot be placed on this machine.
+    """Refuse a trial that cannot be placed on this machine, or whose code could never run there.
 
     A cluster's address in `RAY_ADDRESS` skips this: there the cluster says what it has.
 
@@ -27,11 +29,12 @@ def check_resources(
         devices: folder of device files.
 
     Raises:
-        ResourcesError: a trial asks for more CPUs or GPUs than there are.
+        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
+        EngineError: trials are to sample with vLLM, which cannot be done here.
     """
     if environment.get("RAY_ADDRESS"):
         return
-    gpus, cpus = visible_gpus(environment, devices), len(os.sched_getaffinity(0))
+    gpus, cpus = visible_gpus(environment, devices), local_cpus()
     asked = spec.resources
     remedy = "or set RAY_ADDRESS to a cluster that has them"
     if asked.gpus > gpus:
@@ -44,6 +47,29 @@ def check_resources(
             f"resources.cpus = {asked.cpus:g}: this machine has {cpus} CPUs\n"
             f"    fix: --set resources.cpus={cpus}, {remedy}"
         )
+    fit = fitting_workers(asked, cpus, gpus)
+    if asked.workers > fit:
+        raise ResourcesError(
+            f"resources.workers = {asked.workers}: each takes {asked.cpus:g} CPUs and "
+            f"{asked.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
+            f"    fix: --set resources.workers={fit}, {remedy}"
+        )
+    choose(spec.rollout, gpu=asked.gpus > 0, lean=False, vllm=installed_vllm())
+    for reason in lacking_memory(spec, environment):
+        raise ResourcesError(f"{reason}, {remedy}")
+
+
+def fitting_workers(asked: Resources, cpus: int, gpus: int) -> int:
+    """Workers that fit beside each other; 1 where one alone fits."""
+    by_cpu = int(cpus / asked.cpus + 1e-9)
+    return min(by_cpu, int(gpus / asked.gpus)) if asked.gpus else by_cpu
+
+
+def local_cpus() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,12 +13,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gdpo_tune.spec.problems import show
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import Direction, Objective, ParamValue, TrainingSettings
+from gdpo_tune.trials import (
+    DataSettings,
+    Direction,
+    ModelSettings,
+    Objective,
+    Params,
+    ParamValue,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+    TrialConfig,
+)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Keep = Literal["front", "all", "none"]
 
 IDENTITY_LENGTH = 12
+DECISIVE_SANDBOX_KEYS = ("modules", "cpu_seconds", "wall_seconds", "memory_mb")
+"""Settings of the sandbox on which a verdict can hang."""
 
 
 class Section(BaseModel):
@@ -88,14 +102,14 @@ class Search(Section):
 
 
 class Resources(Section):
-    """What one trial occupies. As many trials run side by side as fit."""
+    """What one worker of a trial occupies. As many trials run side by side as fit."""
 
     cpus: Annotated[float, Gt(0), Field(allow_inf_nan=False)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""
     gpus: Annotated[float, Ge(0), Field(allow_inf_nan=False)] = 0.0
     """GPUs: a fraction below 1 shares one, above 1 a whole number."""
     workers: Annotated[int, Ge(1)] = 1
-    """Training processes of a trial. More than 1 does not exist yet and is refused."""
+    """Training processes of a trial, each with these `cpus` and `gpus`."""
 
 
 TRACKING_URI = r"^(sqlite|https?|postgresql|mysql|mssql)(\+\w+)?://|^databricks(://.*)?$"
@@ -120,9 +134,9 @@ class SweepSpec(BaseModel):
     name: str
     """Name of the sweep: letters, digits, `.`, `_`, `-`. Another sweep needs another name."""
     task: str
-    """One of the tasks below."""
-    policy: str = "embedded"
-    """`embedded`, a Hub id, or a folder."""
+    """One of the tasks below, or a class of your own: `path/to/file.py:MyTask`."""
+    policy: str
+    """The policy that ships for the task, a Hub id, or a folder."""
     objectives: dict[str, ObjectiveSpec]
     """Metric -> direction and reference."""
     constraints: dict[str, Constraint] = {}
@@ -135,6 +149,14 @@ class SweepSpec(BaseModel):
     """Whose checkpoints stay at the end: the front's (all, if nothing is on it), all, or none."""
     training: TrainingSettings = TrainingSettings()
     """What every trial has in common."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Where code that the policy wrote runs."""
+    data: DataSettings = DataSettings()
+    """Where prompts come from."""
+    model: ModelSettings = ModelSettings()
+    """How the policy is loaded and trained."""
+    rollout: RolloutSettings = RolloutSettings()
+    """What samples completions during training."""
     search: Search = Search()
     """How the space is searched, and for how long."""
     resources: Resources = Resources()
@@ -156,15 +178,56 @@ class SweepSpec(BaseModel):
             for name, objective in self.objectives.items()
         )
 
-    def identity(self) -> str:
-        """Short hash of what decides a trial's meaning: task, policy, objectives, space, training.
+    def trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
+        """What `train()` is asked for one trial.
 
-        Equal for files that say the same in another order or notation. Budgets, resources,
-        constraints, tracking and the name may change under the same identity.
+        Args:
+            params: complete.
+            seed: of the training.
+            directory: the trial's own.
+        """
+        return TrialConfig(
+            task=self.task,
+            policy=self.policy,
+            seed=seed,
+            params=params,
+            training=self.training,
+            directory=directory,
+            threads=max(1, int(self.resources.cpus)),
+            sandbox=self.sandbox,
+            data=self.data,
+            model=self.model,
+            rollout=self.rollout,
+            gpu_share=min(1.0, self.resources.gpus) or 1.0,
+        )
+
+    def identity(self) -> str:
+        """Short hash of what decides a trial's meaning.
+
+        That is task, policy, objectives, space, training, and `data`, `model` and
+        `DECISIVE_SANDBOX_KEYS` where they are not the defaults; where the sandbox is does not
+        count. Equal for files that say the same in another order or notation. Budgets, resources,
+        constraints, rollout, tracking and the name may change under the same identity. A parameter
+        that was added to the program later is left out while it has its default alone, so that
+        sweeps from before go on.
         """
         decisive = self.model_dump(
             mode="json", include={"task", "policy", "objectives", "space", "training"}
         )
+        for name in self.space.says_nothing:
+            del decisive["space"]["domains"][name]
+        allowed = {**asdict(self.sandbox), "modules": tuple(sorted(set(self.sandbox.modules)))}
+        default = asdict(SandboxSettings())
+        changed = {
+            name: allowed[name] for name in DECISIVE_SANDBOX_KEYS if allowed[name] != default[name]
+        }
+        if changed:
+            decisive["sandbox"] = changed
+        for name in ("data", "model"):
+            section = asdict(getattr(self, name))
+            usual = asdict(type(getattr(self, name))())
+            if section != usual:
+                decisive[name] = {k: v for k, v in section.items() if v != usual[k]}
         text = json.dumps(decisive, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:IDENTITY_LENGTH]
 

@@ -44,6 +44,7 @@ def parse_space(
         domains[name] = domains[name].model_copy(update={"when": when})
     for name, child in named.items():
         domains[name] = without_ignoring_modes(name, child, domains, problems)
+        domains[name] = where_needed(name, child, domains, parameters[name], problems)
     return None if has_circle(domains, named, problems) else Space(domains=domains)
 
 
@@ -134,6 +135,29 @@ def without_ignoring_modes(
         fix = f"remove it, or search over a {mode} that heeds it"
         problems.at(node, ("space", name), f"{one_of(wanted)} ignores it: it has no effect", fix)
     return domain.model_copy(update={"when": {**domain.when, mode: heeding}})
+
+
+def where_needed(
+    name: str,
+    node: Node,
+    domains: Mapping[str, Domain],
+    info: ParameterInfo,
+    problems: Problems,
+) -> Domain:
+    """The domain of `name`, searched only under values of another parameter that give it effect."""
+    domain = domains[name]
+    if info.needs is None or isinstance(domain, Fixed) or problems.about(f"space.{info.needs[0]}"):
+        return domain
+    parent, effective = info.needs
+    wanted = domain.when.get(parent, domains[parent].values() or ())
+    heeding = tuple(value for value in wanted if value in effective)
+    if len(heeding) == len(wanted):
+        return domain
+    if not heeding:
+        reason = f"{parent} is never {one_of(effective)}: it has no effect"
+        fix = f"remove it, or write {parent}: {show([*wanted, effective[0]])}"
+        problems.at(node, ("space", name), reason, fix)
+    return domain.model_copy(update={"when": {**domain.when, parent: heeding}})
 
 
 def has_circle(

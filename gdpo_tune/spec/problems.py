@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from gdpo_tune.errors import Problem, SpecError
+from gdpo_tune.trials import ParamValue
 
 KeyPath = tuple[str | int, ...]
 
@@ -58,6 +59,14 @@ class Node:
         if self.elements is not None and isinstance(key, int) and key < len(self.elements):
             return self.elements[key].find(rest)
         return self
+
+
+def scalars(node: Node) -> Iterator[ParamValue]:
+    """Every value below a node."""
+    for child in (*(node.entries or {}).values(), *(node.elements or [])):
+        yield from scalars(child)
+    if isinstance(node.value, bool | int | float | str):
+        yield node.value
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -24,9 +24,15 @@ from gdpo_tune import registry
 from gdpo_tune.registry import ParameterInfo
 from gdpo_tune.spec import model
 from gdpo_tune.spec.problems import one_of, show
-from gdpo_tune.spec.sections import training_model
+from gdpo_tune.spec.sections import settings_model
 from gdpo_tune.steps import MOST_POINTS
-from gdpo_tune.trials import TrainingSettings
+from gdpo_tune.trials import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
 
 T = TypeVar("T")
 
@@ -73,6 +79,9 @@ METRICS = (
 )
 
 
+FROM_ELSEWHERE = {"name": "the file's stem", "policy": "the task's own"}
+"""Key of the file -> its default, where that depends on something else."""
+
 METRIC_NOTES = f"""A curve of `train/` or `validation/` that has more than {MOST_POINTS} points is
 thinned to between {MOST_POINTS // 2} and {MOST_POINTS}, evenly spread and with the last one;
 `steps.jsonl` in the trial's folder has every step."""
@@ -89,6 +98,7 @@ def reference() -> str:
         listing("Normalization modes", registry.NORMALIZATIONS, mode_doc),
         listing("Samplers", registry.SAMPLERS, lambda info: info.doc),
         listing("Schedulers", registry.SCHEDULERS, lambda info: info.doc),
+        layouts(),
         "## Metrics in MLflow",
         table(("name", "what"), METRICS),
         METRIC_NOTES,
@@ -101,6 +111,10 @@ def sections() -> dict[str, type[Any]]:
     return {
         "objectives.<metric>": model.ObjectiveSpec,
         "training": TrainingSettings,
+        "sandbox": SandboxSettings,
+        "data": DataSettings,
+        "model": ModelSettings,
+        "rollout": RolloutSettings,
         "search": model.Search,
         "search.scheduler": model.Scheduler,
         "search.replicates": model.Replicates,
@@ -112,7 +126,7 @@ def sections() -> dict[str, type[Any]]:
 def keys(title: str, section: type[Any], prefix: str) -> str:
     """A table of the fields of a class."""
     docs = attribute_docs(section)
-    model = training_model() if section is TrainingSettings else section
+    model = settings_model(section) if dataclasses.is_dataclass(section) else section
     rows = [
         (f"`{prefix}{name}`", values_of_field(field), default_of(name, field), docs[name])
         for name, field in model.model_fields.items()
@@ -125,7 +139,7 @@ def default_of(name: str, field: FieldInfo) -> str:
     """A field's default as a reader would type it."""
     value: object = field.default
     if value is PydanticUndefined:
-        return "the file's stem" if name == "name" else "required"
+        return FROM_ELSEWHERE.get(name, "required")
     if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
         return "below"
     return "" if value in ("", (), {}) else f"`{show(value)}`"
@@ -136,6 +150,8 @@ def values_of_field(field: FieldInfo) -> str:
     kind: Any = field.annotation
     if get_origin(kind) is Literal:
         return one_of(get_args(kind))
+    if get_origin(kind) is tuple:
+        return "list"
     words = {int: "whole number", float: "number", bool: "true, false"}.get(kind, "")
     bounds = [bound(part) for part in field.metadata]
     return ", ".join(part for part in (words, *bounds) if part and words)
@@ -148,6 +164,8 @@ def bound(constraint: object) -> str:
             return f"at least {limit}"
         case Gt(gt=limit):
             return f"above {limit}"
+        case Le(le=limit):
+            return f"at most {limit}"
         case Lt(lt=limit):
             return f"below {limit}"
         case _:
@@ -181,7 +199,8 @@ def first_line(section: type[Any]) -> str:
 
 def parameters() -> str:
     """Everything that `space:` may name."""
-    known = {**registry.PARAMETERS, "reward_weights.<reward>": registry.REWARD_WEIGHT}
+    families = {f"{family}.<reward>": info for family, info in registry.FAMILIES.items()}
+    known = {**registry.PARAMETERS, **families}
     rows = [
         (f"`{name}`", values_of(info), f"`{show(info.default)}`", info.doc)
         for name, info in known.items()
@@ -210,14 +229,31 @@ def tasks() -> list[str]:
         rewards = ", ".join(
             f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in task.rewards.items()
         )
+        length = f" Length reward: `{task.length_reward}`." if task.length_reward else ""
         published = ", ".join(f"`{key}: {show(v)}`" for key, v in task.published.items())
         parts.append(
-            f"## Task `{name}`\n\nRewards: {rewards}. Published setting, drawn as a baseline: "
-            f"{published}.\n\nObjectives and constraints name these held-out metrics; MLflow has "
+            f"## Task `{name}`\n\nRewards: {rewards}.{length} Policy that ships for it: "
+            f"`{task.embedded}`. Published setting, drawn as a baseline: {published}.\n\n"
+            "Objectives and constraints name these held-out metrics; MLflow has "
             "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
             + table(("metric", "better", "range", "what"), rows)
         )
     return parts
+
+
+def layouts() -> str:
+    """What the columns of a data set may mean."""
+    rows = [
+        (
+            f"`{name}`",
+            one_of(info.tasks),
+            one_of(info.columns) + (f" ({one_of(info.optional)})" if info.optional else ""),
+            info.doc,
+        )
+        for name, info in registry.LAYOUTS.items()
+    ]
+    head = ("name", "tasks", "columns (those that may be missing)", "what")
+    return "## Layouts\n\n" + table(head, rows)
 
 
 def mode_doc(info: registry.ModeInfo) -> str:

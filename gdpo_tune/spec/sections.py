@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, dotted, one_of
-from gdpo_tune.trials import TrainingSettings
 
 S = TypeVar("S", bound=BaseModel)
+T = TypeVar("T")
 
 KINDS_OF_VALUE = {
     "int_type": ("not a whole number", "write a whole number"),
@@ -24,6 +24,7 @@ KINDS_OF_VALUE = {
         "not the address of a tracking server or database",
         "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
     ),
+    "tuple_type": ("not a list", "write it in brackets, such as [numpy]"),
     "bool_type": ("not true or false", "write true or false"),
     "model_type": ("not a mapping", "write keys and values below it"),
     "model_attributes_type": ("not a mapping", "write keys and values below it"),
@@ -103,17 +104,29 @@ def fields_at(model: type[BaseModel], path: KeyPath) -> list[str]:
     return list(model.model_fields)
 
 
-def training(node: Node | None, problems: Problems) -> TrainingSettings | None:
-    """`training:` as the settings that every room shares."""
-    valid = section(training_model(), node, ("training",), problems)
-    return None if valid is None else TrainingSettings(**valid.model_dump())
+def settings(kind: type[T], key: str, node: Node | None, problems: Problems) -> T | None:
+    """`training:` or `sandbox:` as the settings that every room shares.
+
+    Args:
+        kind: a dataclass of settings.
+        key: the section's.
+        node: the section; None (not in the file) stands for an empty one.
+        problems: where problems go.
+    """
+    valid = section(settings_model(kind), node, (key,), problems)
+    return None if valid is None else kind(**valid.model_dump())
 
 
-def training_model() -> type[BaseModel]:
-    """`TrainingSettings` as a strict model, so that its errors read like every other section's."""
-    hints = get_type_hints(TrainingSettings, include_extras=True)
+def settings_model(kind: type[Any]) -> type[BaseModel]:
+    """A dataclass as a strict model, so that its errors read like every other section's."""
+    hints = get_type_hints(kind, include_extras=True)
     fields: dict[str, Any] = {
-        f.name: (hints[f.name], f.default) for f in dataclasses.fields(TrainingSettings)
+        f.name: (_from_list(hints[f.name]), f.default) for f in dataclasses.fields(kind)
     }
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    return create_model("Training", __config__=config, **fields)
+    return create_model(kind.__name__, __config__=config, **fields)
+
+
+def _from_list(hint: Any) -> Any:
+    """A tuple is written as a list; what is in it stays strict."""
+    return Annotated[hint, Field(strict=False)] if get_origin(hint) is tuple else hint

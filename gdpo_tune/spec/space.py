@@ -38,6 +38,24 @@ class Space(BaseModel):
         """Names that are really searched: those with more than one value, in dependency order."""
         return tuple(name for name in self.order if only_value(self.domains[name]) is None)
 
+    @cached_property
+    def later_defaults(self) -> dict[str, ParamValue]:
+        """Defaults of parameters that did not exist when the first sweeps were run.
+
+        A trial of such a sweep was trained as if it had had them.
+        """
+        infos = {name: parameter_info(name) for name in self.domains}
+        return {name: info.default for name, info in infos.items() if info.added_later}
+
+    @cached_property
+    def says_nothing(self) -> frozenset[str]:
+        """Names that could be left out: added later, and never anything but their default."""
+        return frozenset(
+            name
+            for name, default in self.later_defaults.items()
+            if only_value(self.domains[name]) == default
+        )
+
     def active(self, params: Params) -> dict[str, Domain]:
         """Domains that have an effect given what `params` has chosen so far.
 
@@ -128,7 +146,6 @@ def only_value(domain: Domain) -> ParamValue | None:
 
 
 def parameter_info(name: str) -> registry.ParameterInfo:
-    """What the registry says of a dotted parameter name."""
-    if name.startswith("reward_weights."):
-        return registry.REWARD_WEIGHT
-    return registry.PARAMETERS[name]
+    """What the registry says of a dotted parameter name, whatever the task."""
+    family, dot, _ = name.partition(".")
+    return registry.FAMILIES[family] if dot else registry.PARAMETERS[name]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from gdpo_tune.files import write_whole
-from gdpo_tune.tuning.resources import local_cpus
+from gdpo_tune.spec import local_cpus
 
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
@@ -22,6 +22,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as in the command
     "RAY_DEDUP_LOGS": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # three files a result otherwise
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours lets trials write a checkpoint

@@ -12,6 +12,7 @@ from ray.tune import Callback
 
 from gdpo_tune.trials import TrialConfig
 from gdpo_tune.tuning.searcher import LedgerSearcher
+from gdpo_tune.tuning.trainable import WorkerDiedError
 
 
 class Attempts(Callback):
@@ -44,6 +45,8 @@ def last_error(trial: Any) -> BaseException | None:
 def reason(error: BaseException | None) -> str:
     """One line for the ledger."""
     if isinstance(error, RayTaskError):
+        if isinstance(error.cause, WorkerDiedError):
+            return str(error.cause)
         return f"{type(error.cause).__name__}: {error.cause}"
     if isinstance(error, RayActorError):
         return "the trial's process died (killed, out of memory, or crashed)"

@@ -1,14 +1,9 @@
-"""Ctrl-C: the first asks every trial to stop where it can go on from, the second ends all now."""
+"""Ctrl-C: the first asks every trial to stop where it can go on from."""
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ray.tune import Stopper
@@ -39,28 +34,3 @@ class Interruption(Stopper):
     def stop_all(self) -> bool:
         """Whether Ray is to end what still runs."""
         return time.monotonic() > self._deadline
-
-
-@contextmanager
-def on_signals(stop: Callable[[], None]) -> Generator[None]:
-    """Call `stop` at the first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
-
-    Outside of the main thread, where Python takes no signals, it does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received.is_set():
-            raise KeyboardInterrupt
-        received.set()
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdpo_tune import registry
+from gdpo_tune import task_files
 from gdpo_tune.analysis.replicates import next_replicate
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Params, Proposer, Role, TrialRecord
@@ -81,7 +81,7 @@ def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
 
 def published(spec: SweepSpec) -> Params:
     """The setting of the method's paper, completed from the space."""
-    return spec.space.baseline(registry.TASKS[spec.task].published)
+    return spec.space.baseline(task_files.task_info(spec.task).published)
 
 
 def trial_seed(spec: SweepSpec, number: int) -> int:

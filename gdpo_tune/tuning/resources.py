@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 
 from gdpo_tune.errors import ResourcesError
@@ -11,11 +10,6 @@ from gdpo_tune.spec import Resources
 
 SLACK = 1e-9
 """Keeps 1 / 0.1 at 10 slots."""
-
-
-def local_cpus() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def fits_on_gpus(wanted: float, devices: float) -> float:
@@ -28,8 +22,10 @@ def fits_on_gpus(wanted: float, devices: float) -> float:
 def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
     """Trials that run side by side on nodes with these `CPU` and `GPU` amounts.
 
+    The workers of one trial may lie on different nodes.
+
     Raises:
-        ResourcesError: no node can hold a single trial.
+        ResourcesError: the nodes cannot hold a single trial.
     """
     total = 0
     for node in nodes:
@@ -37,9 +33,13 @@ def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
         if resources.gpus > 0:
             fits = min(fits, fits_on_gpus(resources.gpus, node.get("GPU", 0.0)))
         total += math.floor(fits + SLACK)
+    alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
+    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
     if total == 0:
+        raise ResourcesError(f"a trial wants {each}, which no node has {alive}")
+    if total < resources.workers:
         raise ResourcesError(
-            f"a trial wants {resources.cpus:g} CPUs and {resources.gpus:g} GPUs, which no node has "
-            f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
+            f"a trial wants {resources.workers} workers of {each} each, and there is room for "
+            f"{total} {alive}"
         )
-    return total
+    return total // resources.workers

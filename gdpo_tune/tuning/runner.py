@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 
 from gdpo_tune import registry
+from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger, quiet_optuna
+from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources
 from gdpo_tune.trials import Event, Listener, SweepFinished, SweepStarted, TrialRecord
 from gdpo_tune.tuning import cluster
@@ -59,6 +61,7 @@ def run_sweep(
         LedgerHeldError: another process runs this sweep.
         IdentityError: another sweep lives under this name.
         PolicyError, SandboxUnavailable: what every trial needs is not there.
+        DiskFullError: there is no room for checkpoints or the ledger; the same call goes on.
     """
     check_resources(spec)
     with Ledger.open(spec, fresh=fresh) as ledger:
@@ -87,7 +90,7 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     session: int | None = None
     try:
         with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
-            width = slots(ledger.spec.resources, ray_up.nodes)
+            width = side_by_side(ledger.spec, ray_up.nodes)
             session = ledger.begin_session(started, width, provenance())
             return search(ledger, train, width, emit, ray_up.remember)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
@@ -97,18 +100,41 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
             ledger.end_session(session)
 
 
+def side_by_side(spec: SweepSpec, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Trials that run at the same time.
+
+    Raises:
+        ResourcesError: no node can hold a single trial.
+    """
+    width = slots(spec.resources, nodes)
+    # A server holds the weights of one policy.
+    return 1 if spec.rollout.vllm_mode == "server" else width
+
+
+def reuses_processes(spec: SweepSpec) -> bool:
+    """Whether trials follow each other in warm processes.
+
+    vLLM engines stack in one process, so a trial that may have one gets a fresh process.
+    """
+    return spec.resources.gpus == 0 and spec.rollout.engine != "vllm"
+
+
 def search(
     ledger: Ledger, train: str, width: int, emit: Listener, on_start: Callable[[], None]
 ) -> bool:
     """Run trials, `width` side by side, on the Ray that is up; return whether interrupted."""
-    from gdpo_tune.tuning.interruption import Interruption, on_signals
+    from gdpo_tune.tuning.interruption import Interruption
     from gdpo_tune.tuning.searcher import LedgerSearcher
-    from gdpo_tune.tuning.trainable import Setup
+    from gdpo_tune.tuning.trainable import Group, Setup
 
     stop_file = ledger.directory / "stop"
     stop_file.unlink(missing_ok=True)
     memory = int(psutil.virtual_memory().total * MEMORY_SHARE / width)
-    searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory), width, emit)
+    asked = ledger.spec.resources
+    group = None
+    if asked.workers > 1:
+        group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
+    searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory, group), width, emit)
     interruption = Interruption(stop_file)
 
     def stop() -> None:
@@ -116,7 +142,7 @@ def search(
         interruption.request()
 
     try:
-        with on_signals(stop), quiet_optuna():
+        with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
             tune(ledger, searcher, interruption, on_start)
     except KeyboardInterrupt:
         interruption.requested = True
@@ -138,13 +164,12 @@ def tune(ledger: Ledger, searcher: Any, interruption: Any, on_start: Callable[[]
     spec = ledger.spec
     scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(spec)
     Tuner(
-        with_resources(run_trial, {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}),
+        with_resources(run_trial, resources_of(spec)),
         tune_config=TuneConfig(
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            # vLLM engines stack in one process, so a trial with a GPU gets a fresh one
-            reuse_actors=spec.resources.gpus == 0,
+            reuse_actors=reuses_processes(spec),
             trial_name_creator=trial_name,
             trial_dirname_creator=trial_name,
         ),
@@ -157,6 +182,20 @@ def tune(ledger: Ledger, searcher: Any, interruption: Any, on_start: Callable[[]
             callbacks=[Attempts(searcher, on_start)],
         ),
     ).fit()
+
+
+def resources_of(spec: SweepSpec) -> Any:
+    """What Ray sets aside for the process that it starts for a trial.
+
+    Where that one only waits for several others, it takes a sliver of a resource that every cluster
+    has and nothing else wants: a CPU would be missing to those that it waits for.
+    """
+    from ray.tune import PlacementGroupFactory
+
+    asked = spec.resources
+    if asked.workers > 1:
+        return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
+    return {"cpu": asked.cpus, "gpu": asked.gpus}
 
 
 def ray_folder(ledger: Ledger) -> Path:

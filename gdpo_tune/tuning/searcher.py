@@ -6,12 +6,16 @@ a proposal knows every result that exists by then; until then the answer is "not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray.tune.search import Searcher
 
+from gdpo_tune.errors import DiskFullError
+from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import (
     Cost,
@@ -69,7 +73,12 @@ class LedgerSearcher(Searcher):
             return self.FINISHED
         if len(self._numbers) >= self._slots:
             return None
-        record = self._unfinished.pop(0) if self._unfinished else self._new_trial()
+        record = self._unfinished.pop(0) if self._unfinished else None
+        if record is None:
+            with self._recording():
+                record = self._new_trial()
+        if self._stopping:
+            return self.FINISHED
         if record is None:
             return None if self._numbers else self.FINISHED
         self._numbers[trial_id] = record.number
@@ -84,7 +93,8 @@ class LedgerSearcher(Searcher):
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
         if measurement.validated:
-            self._ledger.progress(number, measurement)
+            with self._recording():
+                self._ledger.progress(number, measurement)
         self._emit(TrialProgress(number, measurement))
 
     def on_trial_complete(
@@ -97,7 +107,8 @@ class LedgerSearcher(Searcher):
         result = result or {}
         outcome: Outcome | None = result.get("outcome")
         if outcome is not None:
-            self._finished(self._ledger.complete(number, outcome))
+            with self._recording():
+                self._finished(self._ledger.complete(number, outcome))
         elif "failure" in result:
             self._fail(number, result["failure"])
         elif "fatal" in result:
@@ -120,7 +131,18 @@ class LedgerSearcher(Searcher):
         return {}
 
     def _fail(self, number: int, reason: str) -> None:
-        self._finished(self._ledger.fail(number, reason, self._spent.get(number)))
+        with self._recording():
+            self._finished(self._ledger.fail(number, reason, self._spent.get(number)))
+
+    @contextmanager
+    def _recording(self) -> Generator[None]:
+        """A write to the ledger: Ray takes an error in here for one of the trial's and goes on."""
+        try:
+            with room_in(self._ledger.directory, "the ledger"):
+                yield
+        except DiskFullError as error:
+            self.fatal = error
+            self.stop()
 
     def _finished(self, record: TrialRecord) -> None:
         self._projection.observe(record)
@@ -145,13 +167,5 @@ class LedgerSearcher(Searcher):
 
     def _config(self, record: TrialRecord) -> TrialConfig:
         directory = Path(self._ledger.trial_directory(record.number))
-        return TrialConfig(
-            task=self._spec.task,
-            policy=self._spec.policy,
-            seed=record.seed,
-            params=record.params,
-            training=self._spec.training,
-            directory=directory,
-            train=record.role != "untrained",
-            threads=max(1, int(self._spec.resources.cpus)),
-        )
+        config = self._spec.trial_config(record.params, record.seed, directory)
+        return replace(config, train=record.role != "untrained")

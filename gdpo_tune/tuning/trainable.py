@@ -7,7 +7,7 @@ has grown past its memory limit.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from ray import tune
 from ray.exceptions import RayActorError
 
 from gdpo_tune import registry
-from gdpo_tune.errors import SandboxUnavailable, TrialFailure, UsageError
+from gdpo_tune.errors import DiskFullError, SandboxUnavailable, TrialFailure, UsageError
+from gdpo_tune.files import disk_full, is_disk_full
 from gdpo_tune.steps import is_kept
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
-from gdpo_tune.trials import Measurement, TrialConfig
+from gdpo_tune.training.checkpoints import find_checkpoint
+from gdpo_tune.trials import Measurement, Outcome, TrialConfig
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
@@ -36,6 +37,23 @@ class ActorWornOut(RayActorError):
         super().__init__(error_msg="the process has grown too large", preempted=True)
 
 
+class WorkerDiedError(Exception):
+    """One of the processes of a trial ended without a word."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Several processes for each trial."""
+
+    workers: int
+    cpus: float
+    """CPU cores of each."""
+    gpus: float
+    """GPUs of each."""
+    folder: Path
+    """Where Ray Train keeps what it wants to keep; on a disk that every node sees."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What every trial of a run has in common."""
@@ -46,6 +64,8 @@ class Setup:
     """File that asks running trials to stop; on a disk that every node sees."""
     memory_limit: int
     """Bytes of resident memory above which a process takes no new trial."""
+    group: Group | None = None
+    """None: a trial is one process, this one."""
 
 
 _trials_served = 0
@@ -59,7 +79,8 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `outcome`: an `Outcome`; or `failure`: why the trial cannot go on, not worth a retry; or
-        `fatal`: an error that every other trial would meet too; or `interrupted`: true.
+        `fatal`: an error that every other trial would meet too, such as a full disk; or
+        `interrupted`: true.
 
     Raises:
         ActorWornOut: start again in a fresh process.
@@ -71,20 +92,39 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     if _trials_served and psutil.Process().memory_info().rss > setup.memory_limit:
         raise ActorWornOut
     _trials_served += 1
-    reporter = Reporter(trial, setup.stop)
+    found = find_checkpoint(trial.directory)
     try:
-        outcome = registry.load(setup.train)(
-            trial, resume=newest_valid_checkpoint(trial.directory), report=reporter
-        )
+        outcome = train(trial, setup, found.newest)
     except TrialFailure as failure:
         return {"failure": str(failure)}
-    except (UsageError, SandboxUnavailable) as error:
+    except (UsageError, SandboxUnavailable, DiskFullError) as error:
         return {"fatal": error}
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return {"fatal": disk_full(trial.directory, "the trial")}
+    if outcome is None:
+        return {"interrupted": True}
+    if found.note():
+        known = {**outcome.environment, "resumed": found.note()}
+        outcome = replace(outcome, environment=known)
+    return {"outcome": outcome}
+
+
+def train(trial: TrialConfig, setup: Setup, resume: Path | None) -> Outcome | None:
+    """Train in this process, or in several others; None if the sweep was interrupted."""
+    if setup.group is not None:
+        # Only who has several processes a trial pays for importing Ray Train.
+        from gdpo_tune.tuning.workers import train_in_group
+
+        return train_in_group(trial, setup, setup.group, resume)
+    reporter = Reporter(trial, setup.stop)
+    try:
+        return registry.load(setup.train)(trial, resume=resume, report=reporter)
     except SystemExit:
         if not reporter.stopped:
             raise
-        return {"interrupted": True}
-    return {"outcome": outcome}
+        return None
 
 
 class Reporter:
@@ -103,12 +143,22 @@ class Reporter:
         Raises:
             SystemExit: the sweep was interrupted; what holds resources lets go in `finally`.
         """
-        if self._stop.exists():
+        stop, due = self.decide(measurement)
+        if stop:
             self.stopped = True
             raise SystemExit
+        if due:
+            self.send(measurement)
+
+    def decide(self, measurement: Measurement) -> tuple[bool, bool]:
+        """Whether to stop, and whether the measurement is due."""
         now = time.monotonic()
-        evaluated = measurement.validated
-        kept = evaluated or is_kept(measurement.step, self._last)
-        if kept or now - self._sent >= SECONDS:
+        kept = measurement.validated or is_kept(measurement.step, self._last)
+        due = kept or now - self._sent >= SECONDS
+        if due:
             self._sent = now
-            tune.report({"measurement": measurement})
+        return self._stop.exists(), due
+
+    def send(self, measurement: Measurement) -> None:
+        """Pass a measurement on to the driver."""
+        tune.report({"measurement": measurement})

@@ -1,0 +1,221 @@
+"""Train one policy, without a search.
+
+    python -m gdpo_tune.train --from runs/code:knee --steps 500
+    python -m gdpo_tune.train search_spaces/code.yaml --set space.group_size=8 ...
+
+The first trains a trial of a sweep again, at any budget: its knee, its best in an objective
+(`runs/code:max_correctness`) or a trial by its number. The second trains what a file with one value
+for every parameter says. Either ends with held-out metrics and the folder of a policy that loads.
+The same command after an interruption or a crash goes on where the training was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.request import Request
+    from gdpo_tune.trials import Measurement, TrialConfig
+
+REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
+"""In the training's folder: what was asked, what came of it, who is at it."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, without importing anything heavy: `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("space", metavar="FILE.yaml", nargs="?", help="what to train")
+    what.add_argument(
+        "--from",
+        metavar="SWEEP:WHICH",
+        dest="source",
+        help="a trial of a sweep: FOLDER:knee, FOLDER:max_<objective> or FOLDER:<trial number>",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override one key of the file, such as training.length_limit=20; may be repeated",
+    )
+    parser.add_argument("--steps", type=_count(1), help="training steps, instead of the file's")
+    parser.add_argument("--seed", type=_count(0), help="seed (default: the trial's, or the file's)")
+    parser.add_argument(
+        "--out", type=Path, help="folder (default: <storage>/<name>-<which>-<steps>)"
+    )
+    parser.add_argument("--threads", type=_count(1), help="CPU threads (default: resources.cpus)")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train what `arguments` ask for and return the exit status."""
+    options = parser().parse_args(arguments)
+
+    from gdpo_tune.request import from_file, from_sweep, trial_config
+
+    overrides = list(options.overrides)
+    if options.steps is not None:
+        overrides.append(f"training.steps={options.steps}")
+    if options.source is not None:
+        asked = from_sweep(options.source, overrides)
+    else:
+        asked = from_file(options.space, overrides)
+    config = trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
+    command = shlex.join(["python", "-m", "gdpo_tune.train", *arguments])
+    return run(asked, config, command)
+
+
+def run(asked: Request, config: TrialConfig, command: str) -> int:
+    """Train in `config.directory`, or say what was trained there; return the exit status.
+
+    Raises:
+        UsageError: another training lives there, or another process is at it.
+    """
+    from gdpo_tune.errors import UsageError
+    from gdpo_tune.ledger.journal import Lease
+
+    try:
+        lease = Lease(config.directory / LOCK)
+    except OSError as error:
+        reason = f"{config.directory} cannot be used: {error}; choose another --out"
+        raise UsageError(reason) from error
+    try:
+        remember(config)
+        if (config.directory / RESULT).exists():
+            print("was finished already: nothing was started")
+        elif not trained(asked, config):
+            print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
+            return cli.INTERRUPTED
+    finally:
+        lease.release()
+    show(asked, config)
+    return 0
+
+
+def remember(config: TrialConfig) -> None:
+    """Write down what is asked, or find that it is what was asked before.
+
+    Raises:
+        UsageError: the folder holds a training of something else.
+    """
+    import json
+
+    from gdpo_tune.errors import UsageError
+    from gdpo_tune.files import write_whole
+    from gdpo_tune.request import differences, meaning
+
+    file, wanted = config.directory / REQUEST, meaning(config)
+    if not file.exists():
+        write_whole(file, json.dumps(wanted, indent=1))
+        return
+    changed = differences(json.loads(file.read_text(encoding="utf-8")), wanted)
+    if changed:
+        raise UsageError(
+            f"{config.directory} holds another training: {'; '.join(changed)}\n"
+            "    fix: choose another --out, or ask for the same"
+        )
+
+
+def trained(asked: Request, config: TrialConfig) -> bool:
+    """Train to the end and keep the result; False if a signal came first."""
+    import json
+
+    from gdpo_tune.display.training import TrainingDisplay
+    from gdpo_tune.files import write_whole
+    from gdpo_tune.ledger.format import encode
+    from gdpo_tune.signals import on_signals
+    from gdpo_tune.spec import check_resources, sandbox_doubts
+    from gdpo_tune.sweep import probe_environment
+    from gdpo_tune.training.checkpoints import find_checkpoint
+
+    # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
+    count = math.ceil(asked.spec.resources.gpus)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
+    check_resources(asked.spec)
+    for warning in sandbox_doubts(asked.spec):
+        print(f"warning: {warning}", file=sys.stderr)
+    for what, value in probe_environment(asked.spec, tracked=False).items():
+        print(f"{what}: {value}")
+    found = find_checkpoint(config.directory)
+    resume = found.newest
+    print(f"{asked.note}, seed {config.seed}; {config.directory}", flush=True)
+    if found.note():
+        print(found.note(), flush=True)
+    elif resume is not None:
+        print(f"goes on from {resume.name}", flush=True)
+
+    from gdpo_tune.training import train
+
+    with TrainingDisplay(config.training.steps) as display:
+        stop = _Stop(display)
+        try:
+            with on_signals(stop.request):
+                outcome = train(config, resume=resume, report=stop)
+        except SystemExit:
+            if not stop.requested:
+                raise
+            return False
+    kept = encode(outcome, config.directory)
+    write_whole(config.directory / RESULT, json.dumps(kept, indent=1))
+    return True
+
+
+def show(asked: Request, config: TrialConfig) -> None:
+    """Print held-out metrics and where the policy is."""
+    import json
+
+    from gdpo_tune.display.training import print_result
+    from gdpo_tune.ledger.format import estimates
+
+    result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
+    goals = asked.spec.objective_list()
+    print_result(goals, estimates(result["validation"]), estimates(result["test"]))
+    print(f"policy: {config.directory / result['checkpoint']}")
+    print(f"steps:  {config.directory / 'steps.jsonl'}")
+
+
+class _Stop:
+    """Passes measurements on, and ends the training once a signal has asked for it."""
+
+    def __init__(self, report: Callable[[Measurement, Path | None], None]) -> None:
+        self.requested = False
+        self._report = report
+
+    def request(self) -> None:
+        self.requested = True
+
+    def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
+        self._report(measurement, checkpoint)
+        if self.requested:
+            raise SystemExit
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}")
+        return value
+
+    return count
+
+
+if __name__ == "__main__":
+    cli.run(main)
