@@ -1,0 +1,237 @@
+"""One training of `normalization.py`: a task whose correctness reward has a range of our choice.
+
+An affine change of one reward, inside the benchmark: what is held out stays the task's own, so both
+forms of a task are judged alike. The rewards of every training batch are kept, from which the
+number of distinct advantages is counted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from normalization_fronts import distinct
+
+from gdpo_tune import registry
+from gdpo_tune.tasks.base import Problem, Scores, Split
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.math import MathTask
+from gdpo_tune.tasks.tools import ToolsTask
+from gdpo_tune.training import train
+from gdpo_tune.training.normalization import compute_advantages
+from gdpo_tune.trials import Measurement, TrainingSettings, TrialConfig
+
+MODES = ("gdpo", "grpo", "grpo_no_std")
+RANGES = {"equal": (0.0, 1.0), "mixed": (-3.0, 3.0)}
+"""What correctness earns, beside format and length in {0, 1}."""
+GROUP_SIZE = 8
+LENGTHS = {"math": (48, 14), "tools": (64, 24), "code": (64, 26)}
+"""Longest completion and length limit in tokens, as in the shipped search spaces."""
+_BATCHES: list[Mapping[str, Sequence[float | None]]] = []
+"""Rewards of the training batches of the trial in progress."""
+
+
+class _Ranged:
+    """Mixed into a task: its correctness reward in another range, and its batches kept."""
+
+    natural: tuple[float, float]
+    wanted: tuple[float, float]
+
+    def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
+        """The task's own; remembers which of them training sees."""
+        found: list[Problem] = super().problems(split, count, seed)
+        if split == "train":
+            self._trained_on = {problem.prompt for problem in found}
+        return found
+
+    def score(
+        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+    ) -> Scores:
+        """The task's own metrics; correctness as a reward is mapped to the wanted range."""
+        scores: Scores = super().score(problems, completions, lengths)
+        values = rescaled(scores.rewards["correctness"], self.natural, self.wanted)
+        rewards = {**scores.rewards, "correctness": values}
+        if problems[0].prompt in self._trained_on:
+            _BATCHES.append(rewards)
+        return Scores(rewards=rewards, metrics=scores.metrics)
+
+
+class MathEqual(_Ranged, MathTask):
+    """Word problems with all rewards in {0, 1}, as the task has them."""
+
+    natural, wanted = (0.0, 1.0), RANGES["equal"]
+
+
+class MathMixed(_Ranged, MathTask):
+    """Word problems with correctness in {-3, 3}."""
+
+    natural, wanted = (0.0, 1.0), RANGES["mixed"]
+
+
+class ToolsEqual(_Ranged, ToolsTask):
+    """Tool calls with correctness mapped to [0, 1]."""
+
+    natural, wanted = (-3.0, 3.0), RANGES["equal"]
+
+
+class ToolsMixed(_Ranged, ToolsTask):
+    """Tool calls with correctness in [-3, 3], as the task has it."""
+
+    natural, wanted = (-3.0, 3.0), RANGES["mixed"]
+
+
+class CodeEqual(_Ranged, CodeTask):
+    """Code with all rewards in {0, 1}, as the task has them."""
+
+    natural, wanted = (0.0, 1.0), RANGES["equal"]
+
+
+class CodeMixed(_Ranged, CodeTask):
+    """Code with correctness in {-3, 3}."""
+
+    natural, wanted = (0.0, 1.0), RANGES["mixed"]
+
+
+_TASKS = {
+    ("math", "equal"): MathEqual,
+    ("math", "mixed"): MathMixed,
+    ("tools", "equal"): ToolsEqual,
+    ("tools", "mixed"): ToolsMixed,
+    ("code", "equal"): CodeEqual,
+    ("code", "mixed"): CodeMixed,
+}
+
+
+def info_of(task: str, ranges: str) -> registry.TaskInfo:
+    """A task of the package with correctness in another range."""
+    own = registry.TASKS[task]
+    return replace(
+        own,
+        target=f"{__name__}:{_TASKS[task, ranges].__name__}",
+        rewards={**own.rewards, "correctness": RANGES[ranges]},
+    )
+
+
+@contextmanager
+def registered(name: str, info: registry.TaskInfo) -> Iterator[None]:
+    """Let the trainer find a task that only this benchmark has."""
+    registry.TASKS[name] = info
+    try:
+        yield
+    finally:
+        del registry.TASKS[name]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What tells one training of the benchmark from another."""
+
+    task: str
+    ranges: str
+    """A key of `RANGES`."""
+    mode: str
+    weight: float
+    """Of format and of length; correctness has 1."""
+    learning_rate: float
+    seed: int
+
+    def __str__(self) -> str:
+        """For a line of progress."""
+        return (
+            f"{self.task} {self.ranges} {self.mode} 1:{self.weight:g}:{self.weight:g} "
+            f"lr {self.learning_rate:g} seed {self.seed}"
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one training came to."""
+
+    setting: Setting
+    training: dict[str, Any]
+    """`TrainingSettings`: a result counts only where they are the same."""
+    validation: dict[str, float]
+    test: dict[str, float]
+    distinct: dict[str, float]
+    """Mode -> distinct advantages a training batch, all modes on the batches of this training."""
+    cpu_seconds: float
+
+
+def training_of(task: str, steps: int, prompts: int) -> TrainingSettings:
+    """What every training of a task shares; `prompts` are the held-out ones for the test."""
+    longest, limit = LENGTHS[task]
+    return TrainingSettings(
+        steps=steps,
+        max_completion_length=longest,
+        length_limit=limit,
+        validation_prompts=prompts // 2,
+        test_prompts=prompts,
+        evaluate_every=steps,
+        checkpoint_every=steps,
+    )
+
+
+def run(job: tuple[Setting, TrainingSettings]) -> Result:
+    """Train one setting and evaluate it."""
+    setting, training = job
+    info = info_of(setting.task, setting.ranges)
+    name = f"{setting.task} {setting.ranges}"
+    params = {name: parameter.default for name, parameter in registry.parameters_of(info).items()}
+    params |= {
+        "normalization": setting.mode,
+        "group_size": GROUP_SIZE,
+        "learning_rate": setting.learning_rate,
+        "reward_weights.format": setting.weight,
+        "reward_weights.length": setting.weight,
+    }
+    _BATCHES.clear()
+    with tempfile.TemporaryDirectory() as folder, registered(name, info):
+        config = TrialConfig(
+            task=name,
+            policy=info.embedded,
+            seed=setting.seed,
+            params=params,
+            training=training,
+            directory=Path(folder),
+        )
+        outcome = train(config, resume=None, report=_ignore)
+    weights = [float(params[f"reward_weights.{name}"]) for name in info.rewards]
+    return Result(
+        setting=setting,
+        training=asdict(training),
+        validation={name: estimate.mean for name, estimate in outcome.validation.items()},
+        test={name: estimate.mean for name, estimate in outcome.test.items()},
+        distinct=distinct_advantages(_BATCHES, weights),
+        cpu_seconds=outcome.cost.cpu_seconds,
+    )
+
+
+def rescaled(
+    values: Sequence[float | None], natural: tuple[float, float], wanted: tuple[float, float]
+) -> list[float | None]:
+    """Values of one range in another one; what is not scored (None) stays so."""
+    scale = (wanted[1] - wanted[0]) / (natural[1] - natural[0])
+    return [None if v is None else wanted[0] + (v - natural[0]) * scale for v in values]
+
+
+def distinct_advantages(
+    batches: Sequence[Mapping[str, Sequence[float | None]]], weights: Sequence[float]
+) -> dict[str, float]:
+    """Mode -> distinct advantages a batch, averaged over the batches."""
+    totals = dict.fromkeys(MODES, 0)
+    for batch in batches:
+        columns = [[torch.nan if v is None else v for v in values] for values in batch.values()]
+        rewards = torch.tensor(columns).T
+        for mode in MODES:
+            advantages = compute_advantages(rewards, torch.tensor(weights), GROUP_SIZE, mode)
+            totals[mode] += distinct(advantages.tolist())
+    return {mode: total / len(batches) for mode, total in totals.items()}
+
+
+def _ignore(measurement: Measurement, checkpoint: Path | None) -> None:
+    """No one follows a training step by step."""
