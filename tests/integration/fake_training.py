@@ -6,6 +6,7 @@ which process ran which steps. Trials import this module by name, so its folder 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -35,8 +36,12 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             time.sleep(0.3)
         if fault == "nonfinite":
             raise NonFiniteError(f"loss is nan at step {step}")
+        if fault == "memory":
+            allocate_too_much(config)
         if fault == "sandbox":
             raise SandboxUnavailable("no isolation here")
+        if fault == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
         if fault == "raise" or (fault == "raise once" and step == 2 and not attempts):
             raise RuntimeError(f"broken at step {step}")
         if fault == "die" or (fault == "die once" and step == 2 and not attempts):
@@ -51,6 +56,16 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def allocate_too_much(config: TrialConfig) -> None:
+    """What a trial does whose tensors do not fit, inside of what guards all of its work."""
+    import torch
+
+    from gdpo_tune.training.exhaustion import memory_guard
+
+    with memory_guard(config):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def values(config: TrialConfig) -> dict[str, float]:

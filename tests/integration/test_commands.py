@@ -10,8 +10,12 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from gdpo_tune import train
+from gdpo_tune.spec import load_spec
+
 ROOT = Path(__file__).parents[2]
-SPACES = sorted((ROOT / "search_spaces").glob("*.yaml"))
+FOR_GPUS = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
+SPACES = [path for path in sorted((ROOT / "search_spaces").glob("*.yaml")) if path not in FOR_GPUS]
 SHORT = [
     "search.trials=3",
     "search.replicates={per_point: 1, max_runs: 1}",
@@ -84,11 +88,25 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
     assert "report.html" in report.stdout
 
 
+@pytest.mark.parametrize("space", FOR_GPUS, ids=lambda path: path.stem)
+def test_a_shipped_space_for_gpus_is_sound(space):
+    """Its policy and data are on the Hub, so it is only read; ToolRL's file is one of ours."""
+    pytest.importorskip("peft")
+    local = "source: data/" in space.read_text()
+    ours = ["--set", f"data.source={ROOT / 'tests' / 'data' / 'toolrl.parquet'}"] if local else []
+    shown = command(["gdpo_tune.sweep", str(space), "--dry-run", *ours], ROOT).stdout
+    assert "vllm; vLLM gets" in shown
+    assert "policy: Qwen/Qwen2.5" in shown
+
+
 @pytest.mark.parametrize("line", readme_commands())
 def test_the_readme_commands_exist(line):
     """Each names a command and a file that ship; the sweeps themselves run above."""
     words = shlex.split(line)
     assert words[:2] == ["python", "-m"]
+    if words[2] == "gdpo_tune.train":
+        train.parser().parse_args(words[3:])  # what it reads is what a sweep of above leaves
+        return
     (file,) = [word for word in words if word.endswith(".yaml")]
     assert (ROOT / file).exists()
     if words[2] == "gdpo_tune.sweep":
@@ -117,3 +135,10 @@ def test_a_shipped_space_in_full(space, tmp_path):
     assert sum(run.data.tags["role"] == "search" for run in runs) == 16
     front = [run for run in runs if run.data.tags.get("pareto") == "true"]
     assert len(front) >= 3
+    reached = {
+        name: [run.data.metrics[f"objective/{name}"] for run in front]
+        for name in load_spec(space).objectives
+    }
+    spans = {name: max(values) - min(values) for name, values in reached.items()}
+    assert spans.pop("correctness") >= 0.2
+    assert max(spans.values()) >= 0.3

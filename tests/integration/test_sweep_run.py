@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,12 +18,11 @@ import pytest
 from fake_training import executions
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.errors import DiskFullError, SandboxUnavailable
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
 from gdpo_tune.trials import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
 from gdpo_tune.tuning import cluster, run_sweep, runner
-from gdpo_tune.tuning.resources import local_cpus
 
 pytestmark = [
     pytest.mark.integration,
@@ -125,6 +125,17 @@ def unwanted() -> None:
     raise AssertionError("a finished sweep starts nothing")
 
 
+def test_a_trial_that_runs_out_of_memory_is_not_tried_again_and_the_sweep_goes_on(tmp_path: Path):
+    spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
+    faults(spec, t2="memory")
+    result = run_sweep(spec, train=TRAIN)
+    assert [record.state for record in result.records] == ["complete"] * 2 + ["failed", "complete"]
+    reason = result.records[2].reason
+    for key in ("completions_per_step", "max_completion_length", "gradient_checkpointing"):
+        assert key in reason
+    assert len(executions(spec.directory, "2")) == 1
+
+
 def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
     spec = spec_in(tmp_path)
     faults(spec, all="sandbox")
@@ -132,6 +143,29 @@ def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
         run_sweep(spec, train=TRAIN)
     with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
         assert {record.state for record in ledger.records()} == {"running"}
+
+
+@pytest.mark.parametrize("whose", ["trial", "ledger"])
+def test_a_full_disk_ends_the_sweep_which_then_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+):
+    spec = spec_in(tmp_path, "search.trials=1", "search.replicates.max_runs=0")
+    with monkeypatch.context() as patch:
+        if whose == "trial":
+            faults(spec, t1="full")
+        else:
+            patch.setattr(Ledger, "complete", no_room)
+        with pytest.raises(DiskFullError, match=r"no space left for the \w+ in .* bytes free\n"):
+            run_sweep(spec, train=TRAIN)
+    faults(spec)
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert "failed" not in {record.state for record in ledger.records()}
+    result = run_sweep(spec, train=TRAIN)
+    assert [record.state for record in result.records] == ["complete"] * 3
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_worn_out_process_is_replaced_and_that_is_no_failure(

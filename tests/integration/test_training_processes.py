@@ -1,4 +1,4 @@
-"""Two processes give the same advantages as one, through the trainer."""
+"""Two processes give the same advantages as one, and train the same policy."""
 
 from __future__ import annotations
 
@@ -11,22 +11,62 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.registry import NORMALIZATIONS
+from gdpo_tune.steps import FILE, read_steps
 
 SCRIPT = Path(__file__).with_name("training_two_processes.py")
+TRIAL = Path(__file__).with_name("trial_in_processes.py")
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 pytestmark = pytest.mark.integration
 
 
-def test_two_processes_give_the_advantages_of_one(tmp_path):
+def launched(*command: object, processes: int) -> None:
+    """Run a script, alone or as two processes that know of each other."""
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for prefix, processes in (([], 1), (launch, 2)):
-        command = [sys.executable, *prefix, str(SCRIPT), str(processes), str(tmp_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
+    prefix = LAUNCH if processes == 2 else ()
+    whole = [sys.executable, *prefix, *map(str, command)]
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_processes_give_the_advantages_of_one(tmp_path):
+    for processes in (1, 2):
+        launched(SCRIPT, processes, tmp_path, processes=processes)
     one, two = (json.loads((tmp_path / f"advantages-{n}.json").read_text()) for n in (1, 2))
     assert set(one) == set(NORMALIZATIONS)
     assert one == two
     for values in one.values():
         assert max(map(abs, values)) > 0.1
+
+
+def test_two_processes_train_the_policy_of_one(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+    from training_support import ToyTask, write_policy
+
+    policy = write_policy(tmp_path / "policy")
+    for processes in (1, 2):
+        (tmp_path / str(processes)).mkdir()
+        launched(TRIAL, policy, tmp_path / str(processes), processes=processes)
+    alone = json.loads((tmp_path / "1" / "seen-0.json").read_text())
+    first, second = (json.loads((tmp_path / "2" / f"seen-{r}.json").read_text()) for r in (0, 1))
+
+    assert first == second, "both processes see the same figures and the same outcome"
+    assert first["resumed"] == first["sampled"], "stopped after a step and gone on, bit by bit"
+    folder = tmp_path / "2" / "cut"
+    assert {path.name for path in (folder / "checkpoint-4").glob("rng_state*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+    assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
+    assert len((folder / FILE).read_text().splitlines()) == 4, "one process writes"
+
+    for (step, ours), (other, theirs) in zip(first["fixed"][0], alone["fixed"][0], strict=True):
+        assert step == other
+        for name in ours:
+            if name.startswith("train/"):
+                assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-6), (step, name)
+    assert first["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
+    assert len(set(means)) > 1
+    assert set(first["fixed"][1]) == set(ToyTask.metrics)

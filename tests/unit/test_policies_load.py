@@ -169,13 +169,13 @@ def test_a_tokenizer_that_changes_in_silence_is_refused(folder):
 
 
 def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch):
-    def download(repo, file):
-        assert (repo, file) == ("org/absent", "config.json")
+    def download(repo, file, revision):
+        assert (repo, file, revision) == ("org/absent", "config.json", "v2")
         raise OSError("no such repository.\nmore lines")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(PolicyError, match=r"from the Hub: no such repository\. Check"):
-        check_available("org/absent")
+        check_available("org/absent", "v2")
 
 
 def test_what_lies_in_a_folder_is_not_asked_for(monkeypatch):

@@ -1,16 +1,20 @@
+import hashlib
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gdpo_tune import registry
 from gdpo_tune.policies.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
-from gdpo_tune.policies.load import embedded_folder, load_policy
-from gdpo_tune.policies.recipe import demonstrations, main
-from gdpo_tune.policies.tokenizer import TAGS
+from gdpo_tune.policies.load import embedded_folder, load_policy, policy_folder
+from gdpo_tune.policies.recipe import RECIPES, demonstrations, judge, main
+from gdpo_tune.policies.tokenizer import ANSWER_TAGS
 from gdpo_tune.policies.warm_start import Schedule
-from gdpo_tune.tasks.code_problems import generate, split_of
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tasks.generation import split_of
 from gdpo_tune.tasks.rewards import extract_code, format_reward
 
 
@@ -35,17 +39,19 @@ def test_every_integer_up_to_99_is_one_token(tokenizer):
         assert tokenizer.tokenize(f"9+{number}=1")[2] == str(number)
 
 
-@pytest.mark.parametrize("text", [*TAGS, *"-+*/()=:,.[]"])
+@pytest.mark.parametrize("text", [*ANSWER_TAGS, *"-+*/()=:,.[]"])
 def test_tags_and_operators_are_one_token(tokenizer, text):
     assert tokenizer.tokenize(f"7{text}7") == ["7", text, "7"]
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_prompts_and_completions_come_back_as_they_were(tokenizer, split):
+@pytest.mark.parametrize("task", RECIPES)
+def test_prompts_and_completions_come_back_as_they_were(task, split):
+    tokenizer = load_policy(registry.TASKS[task].embedded)[1]
     rng = random.Random(0)
-    for problem in generate(split, 200, 0):
+    for problem in judge(task).problems(split, 200, 0):
         thought = problem.data["thoughts"][draw_mode(rng)]
-        text = problem.prompt + render(thought, problem.data["solution"], rng)
+        text = problem.prompt + render(thought, problem.data["solution"], rng, RECIPES[task].frame)
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
         # Trainers decode this way; the tags must not be lost.
@@ -76,7 +82,8 @@ def test_no_token_is_added_to_a_text(tokenizer):
 
 def test_demonstrations_are_imperfect_in_the_stated_shares():
     rng = random.Random(0)
-    completions = [render("1+1=2", "def f(x): return x", rng) for _ in range(4000)]
+    frame = RECIPES["code"].frame
+    completions = [render("1+1=2", "def f(x): return x", rng, frame) for _ in range(4000)]
     share = sum(format_reward(completion) for completion in completions) / 4000
     assert share == pytest.approx(FORMAT_SHARE, abs=0.03)
     modes = [draw_mode(rng) for _ in range(4000)]
@@ -87,13 +94,32 @@ def test_demonstrations_are_imperfect_in_the_stated_shares():
 def test_every_fault_still_holds_the_program():
     rng = random.Random(0)
     for thought in ("", "1+1=2"):
-        completions = {render(thought, "def f(x): return x", rng) for _ in range(200)}
+        frame = RECIPES["code"].frame
+        completions = {render(thought, "def f(x): return x", rng, frame) for _ in range(200)}
         assert len(completions) == 5
         assert {extract_code(text, "f") for text in completions} == {"def f(x): return x"}
 
 
+def test_every_fault_of_a_task_costs_the_format_and_most_keep_the_answer():
+    rng = random.Random(0)
+    for task in ("math", "tools"):
+        problem = judge(task).problems("warm_start", 1, 0)[0]
+        solution, frame = problem.data["solution"], RECIPES[task].frame
+        completions = sorted({render("1+1=2", solution, rng, frame) for _ in range(200)})
+        scores = judge(task).score([problem] * 5, completions, [9] * 5).rewards
+        best = registry.TASKS[task].rewards["correctness"][1]
+        assert sum(value == 1 for value in scores["format"]) == 1
+        # A tool call without its tags is not found; an answer is.
+        assert sum(value == best for value in scores["correctness"]) == 5 - (task == "tools")
+
+
 def test_demonstrations_use_no_prompt_of_another_split():
-    assert {split_of(prompt) for prompt, _ in demonstrations(200)} == {"warm_start"}
+    assert {split_of(prompt) for prompt, _ in demonstrations("code", 200)} == {"warm_start"}
+
+
+def test_demonstrations_of_code_are_those_that_the_shipped_policy_learnt():
+    digest = hashlib.sha256(repr(demonstrations("code", 300)).encode()).hexdigest()
+    assert digest.startswith("2f9b2a043209bda0")
 
 
 def test_learning_rate_rises_holds_and_falls():
@@ -123,6 +149,18 @@ def test_recipe_gives_the_same_weights_twice(small_policy):
     assert all(torch.equal(first, second) for first, second in pairs)
 
 
+@pytest.mark.parametrize("task", ["math", "tools"])
+def test_the_recipe_measures_every_mode_and_family_of_a_task(task, tmp_path):
+    arguments = ["--task", task, "--out", str(tmp_path), "--steps", "2", "--prompts", "60"]
+    assert main([*arguments, "--held-out", "20"]) == 0
+    facts = json.loads((tmp_path / "measured.json").read_text())
+    families = {problem.family for problem in judge(task).problems("validation", 20, 0)}
+    for table in ("sampled", *(f"forced_{mode}" for mode in MODES)):
+        assert facts[table].keys() == {"all", *families}
+        assert facts[table]["all"].keys() == registry.TASKS[task].metrics.keys()
+    assert load_policy(str(tmp_path))[0].num_parameters() == facts["parameters"]
+
+
 def test_training_lowers_the_loss(tmp_path):
     losses = []
     for steps in (1, 40):
@@ -131,9 +169,29 @@ def test_training_lowers_the_loss(tmp_path):
     assert losses[1] < 0.9 * losses[0]
 
 
-def test_shipped_policy_was_measured_and_shows_the_trade_off():
-    with open(f"{embedded_folder()}/measured.json") as file:
+@pytest.mark.parametrize(("task", "gain"), [("code", 0.2), ("math", 0.2), ("tools", 0.5)])
+def test_shipped_policies_were_measured_and_show_the_trade_off(task, gain):
+    with open(f"{policy_folder(registry.TASKS[task].embedded)}/measured.json") as file:
         facts = json.load(file)
     direct, terse = facts["forced_none"]["all"], facts["forced_terse"]["all"]
-    assert terse["correctness"] > direct["correctness"] + 0.2
-    assert direct["mean_length"] < 26 < terse["mean_length"]
+    assert terse["correctness"] > direct["correctness"] + gain
+    limit = RECIPES[task].settings.length_limit
+    assert direct["mean_length"] < limit < terse["mean_length"]
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_recipes_measure_with_the_lengths_of_the_shipped_sweep(task):
+    spec = load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")
+    settings = RECIPES[task].settings
+    assert spec.training.max_completion_length == settings.max_completion_length
+    assert spec.training.length_limit == settings.length_limit
+
+
+@pytest.mark.parametrize("task", registry.TASKS)
+def test_shipped_policies_are_small_and_load(task):
+    name = registry.TASKS[task].embedded
+    model, tokenizer = load_policy(name)
+    assert 400_000 < model.num_parameters() < 600_000
+    assert (Path(policy_folder(name)) / "model.safetensors").stat().st_size <= 2_000_000
+    for text in ("0", "17", "99"):
+        assert len(tokenizer(text)["input_ids"]) == 1

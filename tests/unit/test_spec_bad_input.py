@@ -1,8 +1,11 @@
 """Everything that a sweep file can get wrong: line, key, value, reason, fix; all at once."""
 
 import dataclasses
+import importlib.util
 import pickle
 import re
+import sys
+import types
 
 import pytest
 from hypothesis import given, settings
@@ -23,10 +26,20 @@ def problems_of(tmp_path, text, *overrides, name=None) -> tuple[Problem, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_file(case, tmp_path):
+def test_bad_file(case, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    # What else is wrong with adapters is told where their package is not installed, too.
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name if name == "peft" else found(name)
+    )
     old, new, line, key, reason, fix = CASES[case]
-    (tmp_path / "file").touch()
-    text = GOOD.replace(old, new.replace("{file}", str(tmp_path / "file")))
+    for name in ("file", "rows.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    places = {"{file}": "file", "{rows}": "rows.jsonl", "{folder}": "folder"}
+    for mark, name in places.items():
+        new = new.replace(mark, str(tmp_path / name))
+    text = GOOD.replace(old, new)
     (problem,) = problems_of(tmp_path, text)
     assert (problem.where, problem.key) == (f"{tmp_path / 'sweep.yaml'}:{line}", key)
     assert reason in problem.reason
@@ -62,7 +75,7 @@ def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
         "trials: 16": "trials: 0, sampler: x, scheduler: {type: asha}",
     }.items():
         text = text.replace(old, new)
-    problems = problems_of(tmp_path, text, "resources.workers=2", "nothing")
+    problems = problems_of(tmp_path, text, "resources.workers=0", "nothing")
     assert [problem.key for problem in problems] == [
         "",
         "polcy",
@@ -102,6 +115,15 @@ def test_the_message_reads_well(tmp_path):
         "    fix: use group sizes among [2, 4, 8, 16, 32, 64], "
         "or change training.completions_per_step",
     ]
+
+
+def test_a_module_that_lies_nowhere_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "placeless", types.ModuleType("placeless"))
+    (problem,) = problems_of(tmp_path, GOOD, "sandbox.modules=[placeless]")
+    assert (problem.key, problem.reason) == (
+        "sandbox.modules[0]",
+        "no module placeless is installed",
+    )
 
 
 def test_the_error_survives_pickling(tmp_path):
@@ -268,3 +290,14 @@ def test_a_mode_that_does_not_exist_hides_no_other_problem(tmp_path):
         "task=cod",
     )
     assert {problem.key for problem in found} >= {"space.normalization[1]", "task"}
+
+
+def test_lora_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else found(name)
+    )
+    (problem,) = problems_of(tmp_path, GOOD, "model.lora_rank=8")
+    assert problem.key == "model.lora_rank"
+    assert "peft" in problem.reason
+    assert "pip install 'gdpo-tune[peft]'" in problem.fix

@@ -9,7 +9,15 @@ from spec_cases import GOOD
 
 from gdpo_tune import registry
 from gdpo_tune.errors import ResourcesError
-from gdpo_tune.spec import check_resources, dry_run, lint, load_spec, without_password
+from gdpo_tune.spec import (
+    check_resources,
+    dry_run,
+    lint,
+    load_spec,
+    sandbox,
+    sandbox_doubts,
+    without_password,
+)
 from gdpo_tune.spec.machine import visible_gpus
 
 
@@ -64,6 +72,17 @@ def test_passwords_are_not_shown(load):
     assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"
 
 
+def test_dry_run_tells_the_sandbox(load):
+    assert "# Sandbox: local, up to 1 at a time: 1 s CPU, 4 s wall, 512 MiB" in dry_run(load())
+    text = dry_run(load("sandbox={modules: [json, re], workers: 2, cpu_seconds: 0.5}"))
+    assert "# Sandbox: local with json, re, up to 2 at a time: 0.5 s CPU, 4 s wall" in text
+    secret = "http://me:secret@host:8080/secret/run_code?token=secret"
+    text = dry_run(load(f"sandbox={{type: external, url: '{secret}'}}"))
+    assert "# Sandbox: external at http://host:8080, up to 1 at a time: 4 s wall, 512" in text
+    assert 'url: "http://host:8080"' in text
+    assert "secret" not in text
+
+
 def test_dry_run_without_doubts(load):
     assert dry_run(load()).endswith("# Doubtful combinations: none")
 
@@ -79,8 +98,9 @@ def test_replicates_cost_nothing_when_there_are_none(load):
     assert "replicates 0 0 x 3840" in " ".join(text.split())
 
 
-def test_the_default_sweep_has_no_lint():
-    assert lint(load_spec(Path(__file__).parents[2] / "search_spaces" / "code.yaml")) == []
+@pytest.mark.parametrize("task", ["code", "math", "tools"])
+def test_the_sweeps_that_ship_for_embedded_policies_have_no_lint(task):
+    assert lint(load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")) == []
 
 
 LINTS = {
@@ -119,6 +139,10 @@ LINTS = {
         ["objectives.bug_rate={direction: maximize, reference: 0}"],
         "objectives.bug_rate.direction = maximize",
     ),
+    "no isolation": (
+        ["sandbox.type=unsafe_no_isolation"],
+        "sandbox.type = unsafe_no_isolation: code that the policy writes runs with all the rights",
+    ),
     "idle constraint": (
         ['constraints.correctness=">= 0"'],
         "constraints.correctness = >= 0: every",
@@ -132,6 +156,30 @@ def test_lint(case, load):
     (warning,) = lint(load(*overrides))
     assert warning.startswith(start)
     assert warning.count(". ") >= 1  # why, then what to do
+
+
+@pytest.mark.parametrize(
+    ("settings", "room", "start"),
+    [
+        ("{workers: 2}", 2048, None),
+        ("{workers: 3}", 2048, "sandbox.workers = 3: 2 at a time will run"),
+        ("{workers: 9, memory_mb: 1500}", 2048, "sandbox.workers = 9: 1 at a time will run"),
+        ("{workers: 1, memory_mb: 2048}", 2048, None),
+        ("{workers: 2, memory_mb: 2049}", 2048, "sandbox.memory_mb = 2049: this machine has 2048"),
+        ("{workers: 9}", None, None),
+        ("{type: external, url: 'http://a', workers: 9, memory_mb: 4096}", 2048, None),
+    ],
+)
+def test_lint_of_memory(settings, room, start, load, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sandbox, "machine_memory", lambda: room and room << 20)
+    spec = load(f"sandbox={settings}")
+    warnings = lint(spec)
+    assert len(warnings) == (start is not None)
+    assert all(warning.startswith(start) for warning in warnings)
+    # What is refused is not doubted as well, and a cluster is another machine.
+    assert bool([*sandbox_doubts(spec, {})]) == bool(start and "workers" in start)
+    assert not [*sandbox_doubts(spec, {"RAY_ADDRESS": "ray://cluster:10001"})]
 
 
 FORMAT = "objectives.format={direction: maximize, reference: 0}"
@@ -219,3 +267,15 @@ def test_more_cpus_than_there_are(load, tmp_path):
     with pytest.raises(ResourcesError, match=rf"this machine has {cpus} CPUs"):
         check_resources(load(f"resources.cpus={cpus + 1}"), {}, tmp_path)
     check_resources(load(f"resources.cpus={cpus}"), {}, tmp_path)
+
+
+def test_code_that_may_use_more_memory_than_there_is(load, tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "machine_memory", lambda: 1 << 30)
+    spec = load("sandbox.memory_mb=1025")
+    with pytest.raises(ResourcesError, match=r"memory_mb = 1025: this machine has 1024 MiB") as e:
+        check_resources(spec, {}, tmp_path)
+    assert "--set sandbox.memory_mb=512" in str(e.value)
+    check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    check_resources(load("sandbox.memory_mb=1024"), {}, tmp_path)
+    service = "sandbox={type: external, url: 'http://a', memory_mb: 1025}"
+    check_resources(load(service), {}, tmp_path)

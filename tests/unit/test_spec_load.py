@@ -10,11 +10,17 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from spec_cases import GOOD
 
+from gdpo_tune import registry
 from gdpo_tune.spec import Choice, Constraint, Fixed, Uniform, load_spec
-from gdpo_tune.trials import Objective, TrainingSettings
+from gdpo_tune.trials import Objective, SandboxSettings, TrainingSettings
 
 REPOSITORY = Path(__file__).parents[2]
-SHIPPED = sorted((REPOSITORY / "search_spaces").glob("*.yaml"))
+# Those for GPUs want packages and data that are not everywhere: see test_commands.
+SHIPPED = sorted(
+    path
+    for path in (REPOSITORY / "search_spaces").glob("*.yaml")
+    if not path.stem.endswith("_qwen")
+)
 
 
 @pytest.fixture
@@ -46,11 +52,19 @@ def test_defaults(load):
     spec = load()
     assert (spec.name, spec.task, spec.policy, spec.keep) == ("sweep", "code", "embedded", "front")
     assert spec.training == TrainingSettings()
+    assert spec.sandbox == SandboxSettings()
     assert spec.directory == Path("runs/sweep")
     assert (spec.tracking.uri, spec.tracking.experiment) == ("sqlite:///mlflow.db", "sweep")
     assert (spec.search.sampler, spec.search.scheduler.type) == ("auto", "fifo")
     assert (spec.resources.cpus, spec.resources.gpus, spec.resources.workers) == (1.0, 0.0, 1)
     assert spec.enqueue == ()
+
+
+@pytest.mark.parametrize("task", registry.TASKS)
+def test_the_policy_is_the_one_that_ships_for_the_task(load, task):
+    assert load(f"task={task}", "space.reward_weights={correctness: 1}").policy == (
+        registry.TASKS[task].embedded
+    )
 
 
 def test_objectives_and_constraints(load):
@@ -252,6 +266,10 @@ def test_spec_is_frozen_and_travels(load):
         "space.learning_rate={range: [3e-5, 3e-4]}",
         "training.steps=61",
         "training.lr_schedule=linear",
+        "sandbox.modules=[json]",
+        "sandbox.cpu_seconds=2",
+        "sandbox.wall_seconds=5",
+        "sandbox.memory_mb=1024",
     ],
 )
 def test_what_changes_the_identity(load, override):
@@ -274,10 +292,44 @@ def test_what_changes_the_identity(load, override):
         "space.temperature={value: 1}",
         "space.learning_rate={log: [0.00003, 0.0003]}",
         "training.steps=60",
+        "sandbox={type: external, url: 'http://host:8080', workers: 8}",
+        "sandbox.type=unsafe_no_isolation",
+        "sandbox={modules: [], cpu_seconds: 1, wall_seconds: 4, memory_mb: 512}",
     ],
 )
 def test_what_leaves_the_identity(load, override):
     assert load(override).identity() == load().identity()
+
+
+def test_folders_from_before_the_sandbox_had_a_section_still_fit(load):
+    assert load().identity() == "a7edecd2eb0c"
+
+
+def test_the_order_of_modules_leaves_the_identity(load):
+    one, other = "sandbox.modules=[json, re]", "sandbox.modules=[re, json, re]"
+    assert load(one).identity() == load(other).identity()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "{type: external, url: 'https://me:secret@host/api', workers: 3, memory_mb: 100}",
+        "{type: unsafe_no_isolation, modules: [json, xml.dom], cpu_seconds: 0.5}",
+        "{modules: []}",
+    ],
+)
+def test_the_sandbox_round_trips(load, section, tmp_path):
+    spec = load(f"sandbox={section}")
+    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
+    assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
+
+
+def test_a_module_is_looked_for_without_importing_it(load, tmp_path, monkeypatch):
+    (tmp_path / "explosive_module").mkdir()
+    (tmp_path / "explosive_module" / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = load("sandbox.modules=[explosive_module.part]")
+    assert spec.sandbox.modules == ("explosive_module.part",)
 
 
 def test_dimensions_do_not_depend_on_the_order_of_the_file(load):

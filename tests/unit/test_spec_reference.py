@@ -1,5 +1,6 @@
 """The generated reference page."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from gdpo_tune import registry
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.reference import function_doc, reference
-from gdpo_tune.spec.sections import training_model
+from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -21,12 +22,13 @@ def test_the_page_is_up_to_date():
     "name",
     [
         *SweepSpec.model_fields,
-        *(f"training.{name}" for name in training_model().model_fields),
+        *(f"training.{field.name}" for field in dataclasses.fields(TrainingSettings)),
+        *(f"sandbox.{field.name}" for field in dataclasses.fields(SandboxSettings)),
         *registry.PARAMETERS,
         *registry.NORMALIZATIONS,
         *registry.SAMPLERS,
         *registry.SCHEDULERS,
-        *registry.TASKS["code"].metrics,
+        *(metric for task in registry.TASKS.values() for metric in task.metrics),
         "search.replicates.max_runs",
         "search.scheduler.type",
         "tracking.required",

@@ -146,6 +146,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "epsilon_high": 0.2,
         "loss_type": "dapo",
         "num_iterations": 1,
+        **space.later_defaults,
     }
     assert complete.keys() == registry.parameters("code").keys()
 

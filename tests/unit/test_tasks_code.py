@@ -9,10 +9,10 @@ import pytest
 
 from gdpo_tune import registry
 from gdpo_tune.errors import SandboxInfraError
-from gdpo_tune.sandbox import Job, Result, SandboxInfo
+from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
 from gdpo_tune.tasks.base import Task
 from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.trials import TrainingSettings
+from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 
 class ScriptedSandbox:
@@ -36,7 +36,7 @@ class ScriptedSandbox:
 
 
 def task_with(sandbox, **settings) -> CodeTask:
-    return CodeTask(TrainingSettings(**settings), open_sandbox=lambda: sandbox)
+    return CodeTask(TrainingSettings(**settings), opener=lambda settings: sandbox)
 
 
 def answer(program: str) -> str:
@@ -118,6 +118,28 @@ def test_every_visible_and_hidden_test_is_run_in_one_batch():
         ]
 
 
+def test_the_settings_of_the_sandbox_reach_it_and_every_job():
+    sandbox, asked = ScriptedSandbox(), []
+    settings = SandboxSettings(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=100)
+
+    def open_sandbox(settings):
+        asked.append(settings)
+        return sandbox
+
+    task = CodeTask(TrainingSettings(), settings, opener=open_sandbox)
+    task.score(task.problems("train", 2, 0), [answer("a")] * 2, [9] * 2)
+    assert asked == [settings]
+    limits = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_bytes=100 << 20)
+    assert [job.limits for job in sandbox.jobs] == [limits] * 2
+
+
+def test_the_default_limits_are_those_of_the_sandbox():
+    sandbox = ScriptedSandbox()
+    task = task_with(sandbox)
+    task.score(task.problems("train", 1, 0), [answer("a")], [9])
+    assert sandbox.jobs[0].limits == Limits()
+
+
 def test_the_same_program_for_the_same_problem_is_run_once():
     sandbox = ScriptedSandbox({"a": "passed"})
     task = task_with(sandbox)
@@ -148,10 +170,10 @@ def test_the_sandbox_lives_as_long_as_the_context():
 
 
 def test_problems_need_no_sandbox_and_close_is_harmless():
-    def refuse():
+    def refuse(settings):
         raise AssertionError("no sandbox is needed")
 
-    task = CodeTask(TrainingSettings(), open_sandbox=refuse)
+    task = CodeTask(TrainingSettings(), opener=refuse)
     assert len(task.problems("test", 5, 0)) == 5
     task.close()
 

@@ -6,7 +6,8 @@ import pytest
 
 from gdpo_tune.errors import UsageError
 from gdpo_tune.tasks.base import Split
-from gdpo_tune.tasks.code_problems import generate, split_of
+from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.generation import split_of
 
 SPLITS = get_args(Split)
 

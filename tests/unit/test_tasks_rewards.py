@@ -54,6 +54,50 @@ def test_extract_code_finds_the_program(completion):
     assert extract_code(completion, "f") == F
 
 
+CHAT = f"""Here it is, with `f` as asked:
+
+```python
+import os
+{F}
+```
+
+Use it so:
+```python
+print(f(2))
+```
+It works."""
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        CHAT,
+        f"<think>\n```python\ndef f(x): return 0\n```\n</think>\n{CHAT}",
+        f"<think></think><answer>{CHAT}</answer>",
+        f"Cut short:\n```py\nimport os\n{F}",
+        f"```\nimport os\n{F}```",
+    ],
+)
+def test_extract_code_finds_the_fence_that_defines_the_function(completion):
+    assert extract_code(completion, "f") == f"import os\n{F}"
+
+
+PROGRAM = "print(int(input()) + 1)"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        PROGRAM,
+        f"<think>easy</think>\n{PROGRAM}\n",
+        f"<answer>\n{PROGRAM}</answer>",
+        f"It was\n```\nx\n```\nbut is\n```python3 \n{PROGRAM}\n```\nnow.",
+    ],
+)
+def test_extract_code_finds_a_program_without_a_function(completion):
+    assert extract_code(completion, "") == PROGRAM
+
+
 @pytest.mark.parametrize("completion", ["", "42", "def g(x): return x", "<think>a</think>"])
 def test_extract_code_finds_nothing_where_nothing_is(completion):
     assert extract_code(completion, "f") == ""

@@ -58,6 +58,11 @@ def test_tags_of_a_replicate():
     assert tags["reason"] == ""
 
 
+def test_the_tier_of_the_sandbox_is_a_tag():
+    record = running(7, environment={"sandbox": "unsafe"})
+    assert trial_tags(record, "tiny")["environment.sandbox"] == "unsafe"
+
+
 @pytest.mark.parametrize(
     ("state", "status"),
     [("running", "RUNNING"), ("complete", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")],

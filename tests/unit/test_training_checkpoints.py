@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from gdpo_tune.errors import TrialFailure
+from gdpo_tune.errors import DiskFullError, TrialFailure
 from gdpo_tune.steps import FILE, append_step, read_steps
+from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
     MARKER,
-    keep_only,
+    find_checkpoint,
+    keep_newest,
     newest_valid_checkpoint,
     read_checkpoint,
     remove_all_but,
@@ -62,8 +66,19 @@ def damaged_marker(path):
         lambda path: (path / "weights").write_bytes(b"w" * 999),
         lambda path: (path / "weights").unlink(),
         lambda path: shutil.rmtree(path / "inner"),
+        lambda path: (path / "weights").write_bytes(b"w" * 999 + b"v"),
+        lambda path: (path / "inner" / "state").write_bytes(b"t" * 10),
     ],
-    ids=["no-marker", "cut-marker", "foreign-marker", "short-file", "no-file", "no-folder"],
+    ids=[
+        "no-marker",
+        "cut-marker",
+        "foreign-marker",
+        "short-file",
+        "no-file",
+        "no-folder",
+        "last-byte",
+        "other-content",
+    ],
 )
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
@@ -71,8 +86,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     assert newest_valid_checkpoint(tmp_path) == newer.path
     damage(newer.path)
     assert newest_valid_checkpoint(tmp_path) == older.path
-    with pytest.raises(TrialFailure, match="checkpoint-40 is incomplete"):
+    with pytest.raises(TrialFailure, match=r"checkpoint-40 is (incomplete|damaged)"):
         read_checkpoint(newer.path)
+    note = find_checkpoint(tmp_path).note()
+    assert note.startswith("checkpoint-40 is ")
+    assert note.endswith(": the trial goes on from checkpoint-20")
+    damage(older.path)
+    assert find_checkpoint(tmp_path).newest is None
+    assert find_checkpoint(tmp_path).note().endswith(": the trial begins anew")
 
 
 def test_dying_while_writing_leaves_the_older_one(tmp_path):
@@ -96,13 +117,61 @@ def test_writing_the_same_step_again_replaces_it(tmp_path):
     assert not (tmp_path / "checkpoint-20" / "weights").exists()
 
 
-def test_keep_only(tmp_path):
+def test_a_whole_checkpoint_leaves_nothing_to_say(tmp_path):
+    assert find_checkpoint(tmp_path).note() == ""
     write_checkpoint(tmp_path, 20, Cost(), fill)
+    assert find_checkpoint(tmp_path).note() == ""
+
+
+def test_a_digest_covers_both_ends_of_a_large_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_DIGESTED", 300)
+    written = write_checkpoint(tmp_path, 20, Cost(), fill)
+    weights = written.path / "weights"
+    for position in (0, 299, 700, 999):
+        content = bytearray(b"w" * 1000)
+        content[position] = 0
+        weights.write_bytes(content)
+        assert newest_valid_checkpoint(tmp_path) is None
+    content = bytearray(b"w" * 1000)
+    content[500] = 0
+    weights.write_bytes(content)
+    assert newest_valid_checkpoint(tmp_path) == written.path
+
+
+def test_the_two_newest_whole_checkpoints_stay(tmp_path):
+    for step in (20, 40, 60, 100):
+        write_checkpoint(tmp_path, step, Cost(), fill)
+    (tmp_path / "checkpoint-60" / "weights").unlink()
     (tmp_path / ".unfinished-30").mkdir()
     (tmp_path / "checkpoint-notes").mkdir()
-    newest = write_checkpoint(tmp_path, 40, Cost(), fill)
-    keep_only(newest)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-40", "checkpoint-notes"]
+    keep_newest(tmp_path)
+    left = ["checkpoint-100", "checkpoint-40", "checkpoint-notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_folder_and_bytes(tmp_path, number):
+    older = write_checkpoint(tmp_path, 20, Cost(), fill)
+
+    def full(folder):
+        fill(folder)
+        raise OSError(number, "no room")
+
+    with pytest.raises(DiskFullError) as caught:
+        write_checkpoint(tmp_path, 40, Cost(), full)
+    told = str(caught.value)
+    assert f"no space left for the checkpoint of step 40 in {tmp_path}: " in told
+    assert re.search(r": [\d,]+ bytes free\n", told)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-20"], "makes room again"
+    assert newest_valid_checkpoint(tmp_path) == older.path
+
+
+def test_what_fails_for_another_reason_is_no_full_disk(tmp_path):
+    def denied(folder):
+        raise PermissionError("not allowed")
+
+    with pytest.raises(PermissionError):
+        write_checkpoint(tmp_path, 40, Cost(), denied)
 
 
 def test_all_checkpoints_can_go(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_support import SETTINGS, ToyTask, register, trial, write_policy
+from training_support import RANGES, SETTINGS, ToyTask, register, trial, write_policy
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune import registry
@@ -18,7 +18,7 @@ from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
 from gdpo_tune.training.settings import trainer_arguments
 from gdpo_tune.training.trial import training_order
-from gdpo_tune.trials import TrainingSettings
+from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert outcome.environment == {"judge": "toy"}
     assert outcome.checkpoint == tmp_path / "t" / "checkpoint-3"
     assert newest_valid_checkpoint(config.directory) == outcome.checkpoint
-    assert not (tmp_path / "t" / "checkpoint-2").exists(), "only the newest is kept"
+    assert (tmp_path / "t" / "checkpoint-2").exists(), "the one before is kept, in case"
     assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(reports)
     assert not same_weights(Path(policy), outcome.checkpoint)
 
@@ -158,6 +158,15 @@ def test_other_settings_get_a_warm_state_of_their_own(policy, tmp_path):
     run(trial(policy, tmp_path / "a"))
     run(trial(policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+
+
+def test_another_sandbox_gets_a_warm_state_of_its_own(policy, tmp_path):
+    run(trial(policy, tmp_path / "a"))
+    settings = SandboxSettings(workers=2)
+    run(dataclasses.replace(trial(policy, tmp_path / "b"), sandbox=settings))
+    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+    assert warm._kept is not None
+    assert warm._kept[1].task.sandbox == settings
 
 
 def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
@@ -244,7 +253,7 @@ def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
     config = trial(policy, tmp_path / "t")
     newest = stopped_at(config, 2)
     (newest / "optimizer.pt").unlink()
-    with pytest.raises(TrialFailure, match="incomplete"):
+    with pytest.raises(TrialFailure, match=r"checkpoint-2 is incomplete \(optimizer.pt is missing"):
         train(config, resume=newest, report=lambda *_: None)
 
 
@@ -300,7 +309,15 @@ def test_group_size_has_to_divide_the_completions_of_a_step(policy, tmp_path):
 
 # Every parameter and every setting has an effect
 
+
+def on(reward: str, other: str, threshold: float = 0.125) -> dict:
+    """`reward` conditioned on an eighth of what `other` can be."""
+    return {f"conditioning.{reward}": other, f"conditioning_threshold.{reward}": threshold}
+
+
 TWO_PASSES = {"num_iterations": 2, "learning_rate": 0.05}
+NO_STD = {"normalization": "grpo_no_std"}
+OVERLONG = {"length_shape": "overlong", "length_cache": 0.5}
 PARAMETERS = {
     "normalization": ({}, {"normalization": "grpo_no_std"}),
     "group_size": ({}, {"group_size": 8}),
@@ -311,9 +328,19 @@ PARAMETERS = {
     "epsilon_high": (TWO_PASSES, {**TWO_PASSES, "epsilon_high": 0.01}),
     "loss_type": ({}, {"loss_type": "grpo"}),
     "num_iterations": ({}, {"num_iterations": 2}),
+    "gamma": ({}, {"gamma": 1.0}),
+    "baseline": (NO_STD, {**NO_STD, "baseline": "leave_one_out"}),
+    "length_shape": ({}, {"length_shape": "ramp"}),
+    "length_cache": (OVERLONG, {**OVERLONG, "length_cache": 0.9}),
     "reward_weights.hits": ({}, {"reward_weights.hits": 0.1}),
     "reward_weights.vowels": ({}, {"reward_weights.vowels": 0.1}),
     "reward_weights.length": ({}, {"reward_weights.length": 0.1}),
+    **{f"conditioning.{k}": ({}, on(k, "vowels" if k == "hits" else "hits")) for k in RANGES},
+    **{
+        f"conditioning_threshold.{k}": (on(k, "vowels", 0.125), on(k, "vowels", 0.25))
+        for k in ("hits", "length")
+    },
+    "conditioning_threshold.vowels": (on("vowels", "hits", 0.125), on("vowels", "hits", 0.25)),
 }
 QUICK = dataclasses.replace(
     SETTINGS, steps=2, validation_prompts=1, test_prompts=1, samples_per_prompt=1
@@ -321,8 +348,7 @@ QUICK = dataclasses.replace(
 
 
 def test_the_list_of_parameters_is_complete():
-    weights = {f"reward_weights.{name}" for name in ToyTask.rewards}
-    assert set(PARAMETERS) == set(registry.PARAMETERS) | weights
+    assert set(PARAMETERS) == set(registry.parameters("toy"))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -331,6 +357,7 @@ def test_each_parameter_changes_training(once, name):
     reports, outcome = once(QUICK, **base)
     others, other = once(QUICK, **changed)
     assert not same_weights(outcome.checkpoint, other.checkpoint)
+    assert [m.metrics for m, _ in reports] != [m.metrics for m, _ in others]
     assert outcome.cost.completions == other.cost.completions, "the budget is the same"
     assert [m.step for m, _ in reports] == [m.step for m, _ in others] == [1, 2]
 

@@ -21,6 +21,8 @@ from gdpo_tune.trials import (
     Cost,
     Event,
     Measurement,
+    RolloutSettings,
+    SandboxSettings,
     TrialConfig,
     TrialFinished,
     TrialProgress,
@@ -120,6 +122,27 @@ def test_the_baselines_are_the_policy_as_it_is_and_the_published_weights(spec: S
     assert published.params["normalization"] == "gdpo"
     assert set(published.reward_weights().values()) == {1.0}
     assert spec.space.domains["learning_rate"].contains(published.params["learning_rate"])
+
+
+def test_trials_run_code_in_the_sandbox_of_the_sweep(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, "sandbox={workers: 3, modules: [json], memory_mb: 100}"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        configs = [driver.flying[driver.ask()] for _ in range(2)]
+    wanted = SandboxSettings(workers=3, modules=("json",), memory_mb=100)
+    assert [config.sandbox for config in configs] == [wanted] * 2
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(0, 1.0), (0.25, 0.25), (1, 1.0), (2, 1.0)])
+def test_trials_know_their_engine_and_their_share_of_a_gpu(
+    tmp_path: Path, gpus: float, share: float
+):
+    spec = spec_in(tmp_path, [*QUICK, "rollout.engine=vllm", f"resources.gpus={gpus}"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        config = driver.flying[driver.ask()]
+    assert config.rollout == RolloutSettings(engine="vllm")
+    assert config.gpu_share == share
 
 
 def test_points_to_try_first_come_first_and_the_sampler_fills_them_up(tmp_path: Path):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
+from ray.train import WorkerGroupError
+from tuning_support import outcome, spec_in
 
-from gdpo_tune.errors import NonFiniteError, PolicyError, ResourcesError, SandboxUnavailable
+from gdpo_tune.errors import (
+    DiskFullError,
+    NonFiniteError,
+    PolicyError,
+    ResourcesError,
+    SandboxUnavailable,
+)
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Resources
 from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.trials import Cost, Measurement, TrainingSettings, TrialConfig
-from gdpo_tune.tuning import trainable
+from gdpo_tune.tuning import runner, trainable, workers
 from gdpo_tune.tuning.resources import slots
 from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, run_trial
 
@@ -153,3 +164,102 @@ def test_slots(cpus: float, gpus: float, nodes: list[dict[str, float]], expected
 def test_a_trial_that_fits_nowhere_is_refused(nodes: list[dict[str, float]]):
     with pytest.raises(ResourcesError, match="2 CPUs"):
         slots(Resources(cpus=2), nodes)
+
+
+# What Ray Tune is asked for
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reused"),
+    [
+        ([], True),
+        (["resources.gpus=0.5"], False),
+        (["resources.gpus=1", "rollout.engine=transformers"], False),
+        (["rollout.engine=vllm"], False),
+    ],
+)
+def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
+):
+    asked: dict[str, Any] = {}
+
+    class FakeTuner:
+        def __init__(self, trainable: Any, **options: Any) -> None:
+            asked.update(options)
+
+        def fit(self) -> None:
+            asked["fitted"] = True
+
+    monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
+    with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
+        runner.tune(ledger, None, None, lambda: None)
+    assert asked["fitted"]
+    assert asked["tune_config"].reuse_actors is reused
+
+
+def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
+    nodes = [{"CPU": 8.0, "GPU": 4.0}]
+    server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
+    assert runner.side_by_side(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
+    assert runner.side_by_side(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
+
+
+NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "expected"), [(1, 2, 3), (2, 2, 1), (1, 7, 1), (3, 2, 1)]
+)
+def test_slots_of_trials_with_workers(cpus: float, workers: int, expected: int):
+    assert slots(Resources(cpus=cpus, workers=workers), NODES) == expected
+
+
+def test_workers_that_do_not_fit_are_refused():
+    with pytest.raises(
+        ResourcesError, match=r"8 workers of 1 CPUs .* room for 7 \(2 nodes alive\)"
+    ):
+        slots(Resources(workers=8), NODES)
+
+
+def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
+    alone = runner.resources_of(spec_in(tmp_path))
+    assert alone == {"cpu": 1.0, "gpu": 0.0}
+    group = runner.resources_of(spec_in(tmp_path, ["resources.workers=2"]))
+    assert group.required_resources == {"node:__internal_head__": 0.001}
+
+
+class Lost(Exception):
+    """What the others of a group see of one that failed."""
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({0: Lost("peer"), 1: NonFiniteError("loss is nan")}, "loss is nan"),
+        (
+            {0: Lost("peer"), 1: RayActorError(error_msg="gone")},
+            "one of the trial's 2 processes died",
+        ),
+        ({1: Lost("peer")}, "peer"),
+        ({}, "could not start"),
+    ],
+)
+def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
+    error = WorkerGroupError("could not start", failures)
+    assert expected in str(workers.cause(error, 2))
+
+
+def test_a_full_disk_and_a_damaged_checkpoint_are_told(
+    config: TrialConfig, sent: list[Measurement]
+):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    behaviour.append(full)
+    told = run(config)["fatal"]
+    assert isinstance(told, DiskFullError)
+    assert str(config.directory) in str(told)
+    (config.directory / "checkpoint-5").mkdir()
+    behaviour.append(outcome())
+    done = run(config)["outcome"]
+    assert done.environment["resumed"] == (
+        "checkpoint-5 is incomplete (complete.json is missing): the trial begins anew"
+    )

@@ -29,11 +29,13 @@ class ToyTask:
 
     rewards = ("hits", "vowels", "length")
     metrics = ("hits", "length")
+    instructions = ""
     opened = 0
     closed = 0
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, settings: TrainingSettings, sandbox=None, data=None) -> None:
         self.settings = settings
+        self.sandbox = sandbox
         ToyTask.opened += 1
 
     def problems(self, split, count, seed):
@@ -69,9 +71,18 @@ class ToyTask:
         self.close()
 
 
+RANGES = {"hits": (0.0, 8.0), "vowels": (0.0, 8.0), "length": (0.0, 1.0)}
+
+
+def toy_info(task: type = ToyTask) -> TaskInfo:
+    """The toy task as the registry has it."""
+    target = f"{task.__module__}:{task.__name__}"
+    return TaskInfo(target, RANGES, {}, {}, "embedded", length_reward="length")
+
+
 def register(monkeypatch, task: type = ToyTask) -> None:
     """Make `task: toy` known."""
-    info = TaskInfo(f"{task.__module__}:{task.__name__}", {}, {}, {})
+    info = toy_info(task)
     monkeypatch.setitem(registry.TASKS, "toy", info)
 
 
@@ -118,9 +129,9 @@ def write_policy(folder: Path, layers: int = 2, kv_heads: int = 2) -> str:
 
 def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
     """A complete config; parameters as `learning_rate=1e-3` or `**{"reward_weights.hits": 2}`."""
-    defaults = {name: info.default for name, info in registry.PARAMETERS.items()}
-    weights = {f"reward_weights.{name}": 1.0 for name in ToyTask.rewards}
-    complete = {**defaults, **weights, "group_size": 4, "learning_rate": 1e-2, **params}
+    known = registry.parameters_of(toy_info())
+    defaults = {name: info.default for name, info in known.items()}
+    complete = {**defaults, "group_size": 4, "learning_rate": 1e-2, **params}
     return TrialConfig("toy", policy, seed, complete, settings, directory)
 
 

@@ -1,0 +1,128 @@
+"""Sweeps whose trials are two processes each, on a real Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
+from gdpo_tune.steps import FILE, read_steps
+from gdpo_tune.tuning import run_sweep
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray leaves sockets and subprocess handles to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.skipif(local_cpus() < 2, reason="two workers need two cores"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+SPACE = ROOT / "search_spaces" / "code.yaml"
+SMALL = [
+    "resources.workers=2",
+    "search.sampler=random",
+    "search.trials=1",
+    "search.replicates.max_runs=0",
+    "training.steps=4",
+    "training.completions_per_step=16",
+    "training.validation_prompts=5",
+    "training.test_prompts=5",
+    "training.checkpoint_every=1",
+]
+SWEEP = """
+import sys
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning import run_sweep
+space, *overrides = sys.argv[1:]
+sys.exit(130 if run_sweep(load_spec(space, overrides, "sweep")).interrupted else 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trials' processes find the package from any folder."""
+    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+
+
+def spec_in(folder: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={folder}", *SMALL, *overrides], "sweep")
+
+
+def trial_folder(spec: SweepSpec, number: int) -> Path:
+    return spec.directory / "trials" / str(number)
+
+
+def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
+    spec = spec_in(tmp_path, "keep=all")
+    result = run_sweep(spec)
+    assert [record.state for record in result.records] == ["complete"] * 3
+    untrained, *trained = result.records
+    assert untrained.cost.completions == 0
+    for record in trained:
+        folder = trial_folder(spec, record.number)
+        assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
+        assert len((folder / FILE).read_text().splitlines()) == 4, "one of the two writes"
+        assert record.cost.completions == 4 * 16
+        assert record.checkpoint == folder / "checkpoint-4"
+        assert len(list(record.checkpoint.glob("rng_state_?.pth"))) == 2
+        assert record.environment["sandbox"]
+        assert all(e.mean >= 0 for e in record.test.values())
+
+
+@contextmanager
+def sweep_process(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The sweep in a process of its own."""
+    command = [sys.executable, "-c", SWEEP, str(SPACE), f"storage={spec.storage}", *SMALL]
+    with subprocess.Popen([*command, *overrides], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The processes that train."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in found if "RayTrainWorker" in " ".join(child.cmdline())]
+
+
+@pytest.mark.fault
+def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: Path):
+    steps = "training.steps=40"
+    spec = spec_in(tmp_path, steps)
+    folder = trial_folder(spec, 1)
+    with sweep_process(spec, steps) as process:
+        wait_for(lambda: list(folder.glob("checkpoint-*")))
+        workers_of(process)[-1].kill()
+        lines = len((folder / FILE).read_text().splitlines())
+        # It goes on with another attempt, from its newest checkpoint and not from the start.
+        wait_for(lambda: len((folder / FILE).read_text().splitlines()) > lines + 3)
+        written = [m.step for m in read_steps(folder)]
+        assert written == list(range(1, len(written) + 1))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=240) == 130
+    before = read_steps(folder)
+    result = run_sweep(spec)
+    assert [record.state for record in result.records] == ["complete"] * 3
+    after = read_steps(folder)
+    assert [m.step for m in after] == list(range(1, 41))
+    assert after[: len(before)] == before, "nothing was trained twice after the interruption"

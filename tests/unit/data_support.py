@@ -1,0 +1,42 @@
+"""Small files in the schema of each layout, sentences of our own."""
+
+import json
+from pathlib import Path
+
+from gdpo_tune.trials import DataSettings
+
+FOLDER = Path(__file__).parents[1] / "data"
+
+
+def rows(layout: str) -> list[dict]:
+    """The rows of a layout's file."""
+    return [json.loads(line) for line in (FOLDER / f"{layout}.jsonl").read_text().splitlines()]
+
+
+def data(layout: str) -> DataSettings:
+    """Settings that read a layout's file."""
+    return DataSettings(source=str(FOLDER / f"{layout}.jsonl"), layout=layout)
+
+
+def enlarged(layout: str, column: str, folder: Path, times: int = 5) -> DataSettings:
+    """A layout's rows several times over, each with a prompt of its own: no split is empty."""
+    lines = [
+        json.dumps({**row, column: f"({time}) {row[column]}"})
+        for time in range(times)
+        for row in rows(layout)
+    ]
+    file = folder / f"{layout}.jsonl"
+    file.write_text("\n".join(lines))
+    return DataSettings(source=str(file), layout=layout)
+
+
+def solutions(layout: str) -> list[str]:
+    """The right program of each row of a code layout."""
+    take = {
+        "mbpp": lambda row: row["code"],
+        "mbpp_sanitized": lambda row: row["code"],
+        "humaneval": lambda row: row["prompt"] + row["canonical_solution"],
+        "apps": lambda row: json.loads(row["solutions"])[0],
+        "code_contests": lambda row: row["solutions"]["solution"][0],
+    }[layout]
+    return [take(row) for row in rows(layout)]

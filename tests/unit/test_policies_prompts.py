@@ -1,0 +1,114 @@
+"""How prompts are rendered, and which tokenizers are refused for losing tags."""
+
+import json
+import re
+import shutil
+
+import pytest
+from transformers import AddedToken
+
+from gdpo_tune import registry
+from gdpo_tune.errors import PolicyError
+from gdpo_tune.policies.load import embedded_folder, load_policy
+from gdpo_tune.policies.prompts import PromptFormat, check_tags, prompt_format
+from gdpo_tune.trials import TrainingSettings
+
+INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
+CHAT = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('') }}{% endif %}" + CHAT
+
+
+@pytest.fixture
+def tokenizer():
+    """The embedded policy's, the test's to change."""
+    return load_policy("embedded")[1]
+
+
+def test_without_a_template_the_prompt_is_plain_text(tokenizer):
+    assert PromptFormat(tokenizer).text("p") == "p"
+    assert PromptFormat(tokenizer, INSTRUCTIONS).text("p") == f"{INSTRUCTIONS}\n\np"
+    assert PromptFormat(tokenizer).encode(["1+2", "3"]) == tokenizer(["1+2", "3"])["input_ids"]
+
+
+def test_with_a_template_the_instructions_are_the_systems(tokenizer):
+    tokenizer.chat_template = CHAT
+    assert PromptFormat(tokenizer).text("p") == "<|user|>p\n<|assistant|>"
+    told = PromptFormat(tokenizer, "do it")
+    assert told.text("p") == "<|system|>do it\n<|user|>p\n<|assistant|>"
+
+
+def test_a_template_without_a_system_role_gets_them_from_the_user(tokenizer):
+    tokenizer.chat_template = NO_SYSTEM
+    assert PromptFormat(tokenizer, "do it").text("p") == "<|user|>do it\n\np\n<|assistant|>"
+
+
+def test_a_template_that_opens_a_tag_leaves_that_to_the_policy(tokenizer):
+    tokenizer.chat_template = CHAT + "<think>\n"
+    assert PromptFormat(tokenizer).text("p").endswith("<|assistant|>")
+
+
+def test_the_tokens_are_the_templates_own(tokenizer):
+    """A tokenizer that begins every text with a token must not begin a rendered one again."""
+    from tokenizers.processors import TemplateProcessing
+
+    start = tokenizer.pad_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", start)]
+    )
+    assert PromptFormat(tokenizer).encode(["7"])[0][0] == start
+    tokenizer.chat_template = "<pad>" + CHAT
+    messages = [{"role": "user", "content": "7"}]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    (encoded,) = PromptFormat(tokenizer).encode(["7"])
+    assert encoded == expected
+    assert encoded.count(start) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "told"),
+    [
+        ("embedded", "auto", False),
+        ("embedded", "on", True),
+        ("embedded_math", "auto", False),
+        ("embedded_tools", "auto", False),
+        ("org/other", "auto", True),
+        ("org/other", "off", False),
+    ],
+)
+def test_who_is_told(tokenizer, name, wanted, told):
+    assert bool(prompt_format(name, tokenizer, INSTRUCTIONS, wanted).instructions) is told
+
+
+@pytest.mark.parametrize("name", registry.TASKS)
+def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
+    info = registry.TASKS[name]
+    with registry.load(info.target)(TrainingSettings(length_limit=123)) as task:
+        instructions = task.instructions
+    assert {"<think>", "</think>"} < set(re.findall(r"</?\w+>", instructions))
+    assert "at most 123 tokens" in instructions
+    own = load_policy(info.embedded)[1]
+    assert prompt_format(info.embedded, own, instructions, "on").instructions == instructions
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_policy_that_we_trained_is_given_what_it_is_used_to(tokenizer, tmp_path, told):
+    folder = shutil.copytree(embedded_folder(), tmp_path / "trained")
+    assert prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
+    PromptFormat(tokenizer, INSTRUCTIONS if told else "").save(folder)
+    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": told}
+    chosen = prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
+    assert bool(chosen.instructions) is told
+
+
+def test_tags_that_come_back_pass(tokenizer):
+    check_tags("embedded", tokenizer, INSTRUCTIONS)
+    check_tags("embedded", tokenizer, "")
+
+
+def test_tags_that_are_special_are_refused(tokenizer):
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=True)])
+    with pytest.raises(PolicyError, match=r"does not give back <tool_call>, by which.*AddedToken"):
+        prompt_format("embedded", tokenizer, "Use <tool_call> and <think>.", "off")

@@ -1,0 +1,148 @@
+"""Rewards of the mathematics tasks, and the two tasks that use them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.gsm8k import GSM8KTask
+from gdpo_tune.tasks.math import MathTask
+from gdpo_tune.tasks.math_rewards import (
+    final_answer,
+    gsm8k_correctness,
+    gsm8k_format,
+    gsm8k_integer,
+    plain_number,
+    same_answer,
+)
+from gdpo_tune.trials import TrainingSettings
+
+RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
+
+
+@pytest.mark.parametrize(
+    ("completion", "correctness", "integer", "form"),
+    [
+        (RIGHT, 1, 1, 1),
+        ("<think></think>\n<answer> 42\n</answer>", 1, 1, 1),
+        ("<think>a\nb</think>\n<answer>42</answer>\n", 1, 1, 1),  # `$` allows one line break
+        ("<think></think>\n<answer>41</answer>", 0, 1, 1),
+        ("<think></think>\n<answer></answer>", 0, 0, 1),
+        ("42", 1, 1, 0),  # no tags at all
+        (" 42\n", 1, 1, 0),
+        ("6*7=42\n42", 0, 0, 0),
+        ("<answer>41</answer><answer>42</answer>", 1, 1, 0),  # the last one counts
+        ("<answer>42", 1, 1, 0),
+        (f"{RIGHT} I hope this helps.", 1, 1, 0),
+        (f"{RIGHT}\n\n", 1, 1, 0),
+        (f" {RIGHT}", 1, 1, 0),
+        ("<think></think><answer>42</answer>", 1, 1, 0),  # the line break is missing
+        ("<think></think>\n\n<answer>42</answer>", 1, 1, 0),
+        ("<think><think></think>\n<answer>42</answer>", 1, 1, 0),
+        ("<think>the <answer></think>\n<answer>42</answer>", 1, 1, 0),
+        ("<think></think>\n<answer>42</answer></answer>", 1, 1, 0),
+        ("<answer>42</answer>\n<think></think>", 1, 1, 0),
+        ("", 0, 0, 0),
+    ],
+)
+def test_gsm8k_rewards(completion, correctness, integer, form):
+    assert gsm8k_correctness(completion, "42") == correctness
+    assert gsm8k_integer(completion) == integer
+    assert gsm8k_format(completion) == form
+
+
+@pytest.mark.parametrize(
+    "answer", ["-5", "1,000", "18.0", "+5", "5 apples", "²", "①", "٤", "", "4 2"]
+)
+def test_what_is_not_ascii_digits_is_no_integer(answer):
+    assert gsm8k_integer(f"<answer>{answer}</answer>") == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("42", "42"),
+        (" 42 ", "42"),
+        ("1,000", "1000"),
+        ("$1,234.50", "1234.5"),
+        ("18.0", "18"),
+        ("18.", "18"),
+        ("+5", "5"),
+        ("-5", "-5"),
+        ("-1,200.00", "-1200"),
+        ("007", "7"),
+        ("0", "0"),
+        ("-0.0", "0"),
+        (".50", "0.5"),
+        ("-.5", "-0.5"),
+        ("1e3", "1e3"),
+        ("1/2", "1/2"),
+        ("four", "four"),
+        ("٤٢", "٤٢"),
+        ("12 apples", "12 apples"),
+        (",5", ",5"),
+        ("$", "$"),
+        ("", ""),
+    ],
+)
+def test_numbers_are_written_plainly(written, plain):
+    assert plain_number(written) == plain
+    assert plain_number(plain) == plain
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_every_way_to_write_an_integer_is_the_same_answer(number):
+    for written in (f"{number}", f"{number:,}", f"{number}.00", f"{number}."):
+        assert plain_number(written) == str(number)
+        assert same_answer(written, str(number))
+        assert not same_answer(written, str(number + 1))
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        RIGHT,
+        "<think>1</think><answer>41</answer><answer>42",
+        "<think>6*7=42</think>\n42",
+        "<think>41<answer>42</answer>",
+        "6*7=42\n42",
+        "42\n\n",
+        "<answer>42</answer> I hope this helps.",
+    ],
+)
+def test_the_answer_is_found_however_it_is_marked(completion):
+    assert final_answer(completion) == "42"
+
+
+@pytest.mark.parametrize(
+    "completion", ["", " \n", "<think>42</think>", "<think>42</think><answer>"]
+)
+def test_no_answer_is_found_where_none_is(completion):
+    assert final_answer(completion) == ""
+
+
+def test_the_mathematics_task_scores_each_objective_by_itself():
+    task = MathTask(TrainingSettings(length_limit=7))
+    problem = task.problems("train", 1, 0)[0]
+    answer = problem.data["answer"]
+    completions = [f"<think></think>\n<answer>{answer}.0</answer>", answer, "<answer>x</answer>"]
+    scores = task.score([problem] * 3, completions, [7, 2, 8])
+    assert scores.rewards == {"correctness": [1, 1, 0], "format": [1, 0, 0], "length": [1, 1, 0]}
+    assert scores.metrics == {**scores.rewards, "mean_length": [7, 2, 8]}
+
+
+def test_the_gsm8k_task_asks_for_the_exact_text():
+    task = GSM8KTask(TrainingSettings(length_limit=7))
+    problem = task.problems("train", 1, 0)[0]
+    answer = problem.data["answer"]
+    completions = [f"<think></think>\n<answer>{text}</answer>" for text in (answer, f"{answer}.0")]
+    scores = task.score([problem] * 2, completions, [7, 8])
+    assert scores.rewards == {"correctness": [1, 0], "integer": [1, 0], "format": [1, 1]}
+    assert scores.metrics == {**scores.rewards, "length": [1, 0], "mean_length": [7, 8]}
+
+
+def test_gold_answers_of_the_gsm8k_task_are_written_plainly():
+    task = GSM8KTask(TrainingSettings())
+    problem = Problem("How many?\n", "story", {"answer": "1,000"})
+    scores = task.score([problem], ["1000"], [3])
+    assert scores.rewards == {"correctness": [1], "integer": [1], "format": [0]}

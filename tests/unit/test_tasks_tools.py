@@ -1,0 +1,231 @@
+"""Scoring of tool calls: every published vector, every quirk that is kept, and the task itself."""
+
+import json
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.tools import ToolsTask
+from gdpo_tune.tasks.tools_scoring import (
+    agreement,
+    jaccard,
+    parse_calls,
+    tools_correctness,
+    tools_format,
+)
+from gdpo_tune.trials import TrainingSettings
+
+
+def call(name: str = "f", **parameters) -> dict:
+    return {"name": name, "parameters": parameters}
+
+
+RIGHT = [call(a=1, b="x")]
+"""One right call with two parameters."""
+
+
+def block(*calls: dict) -> str:
+    return "<tool_call>\n" + "\n".join(json.dumps(call) for call in calls) + "\n</tool_call>"
+
+
+def spoken(*calls: dict) -> str:
+    return f"<think>why</think>\n{block(*calls)}"
+
+
+def scored(completion: str) -> tuple[float, float]:
+    form = tools_format(completion, calls=True, response=False)
+    return form, tools_correctness(completion, RIGHT)
+
+
+EXACT = json.dumps(RIGHT[0])
+
+
+@pytest.mark.parametrize(
+    ("completion", "form", "correctness"),
+    [
+        (spoken(call(a=1, b="x")), 1, 3),
+        (spoken(call(a=1, b="y")), 1, 1.5),
+        (spoken(call(a="1", b="x")), 1, 1.5),
+        (spoken(call(a=1, b="x"), call("g", c=1)), 1, 2.25),
+        (spoken(call(a=1)), 1, 0.75),
+        (spoken(call("g", a=1, b="x")), 1, -3),
+        ("<think>why</think>\n<tool_call>\n{broken\n</tool_call>", 1, -3),
+        ('<think>why</think>\n<tool_call>\n{"name": "f"}\n</tool_call>', 1, -3),
+        (block(call(a=1, b="x")), 0, 3),
+        (EXACT, 0, -3),
+        (spoken(call(a=1, b="x")) + "\n" + block(call("g")), 0, 3),
+    ],
+    ids=[
+        "exact",
+        "one value wrong",
+        "text for a number",
+        "extra call",
+        "missing parameter",
+        "wrong name",
+        "bad JSON",
+        "no parameters key",
+        "no think",
+        "no tags",
+        "two blocks",
+    ],
+)
+def test_published_vectors(completion, form, correctness):
+    assert scored(completion) == (form, correctness)
+
+
+@pytest.mark.parametrize(
+    ("lines", "form", "correctness"),
+    [
+        ('{"name": "f", "parameters": {"a": true, "b": "x"}}', 1, 3),
+        ('{"name": "f", "parameters": {"a": 1.0, "b": "x"}}', 1, 3),
+        ('{"id": 7, "name": "f", "parameters": {"a": 1, "b": "x"}}', 1, 3),
+        (f"{EXACT}\n\n{EXACT}", 1, -3),
+        (json.dumps(RIGHT[0], indent=2), 1, -3),
+        (f"\n \n{EXACT}\n", 1, 3),  # the block is stripped as a whole
+        ('{"name": "f", "parameters": {"a": 1, "b": "x\u2028"}}', 1, 1.5),
+        ("[]", 1, -3),
+        ("7", 1, -3),
+        ('{"name": ["f"], "parameters": {}}', 1, -3),
+        ('{"name": "f", "parameters": [1]}', 1, -3),
+        (f'{EXACT}\n{{"name": "g"}}', 1, -3),
+        ("[" * 100_000, 1, -3),
+        ("9" * 5000, 1, -3),
+        ('{"name": "f", "parameters": {"a": NaN, "b": "x"}}', 1, 1.5),
+        ("", 1, -3),
+    ],
+)
+def test_quirks_within_a_block(lines, form, correctness):
+    assert scored(f"<think></think>\n<tool_call>\n{lines}\n</tool_call>") == (form, correctness)
+
+
+def test_a_tag_in_the_thoughts_is_taken_for_the_block():
+    completion = f"<think>a <tool_call> is due</think>\n{block(*RIGHT)}"
+    assert scored(completion) == (0, -3)
+
+
+def test_missing_end_tags_do_not_matter_to_correctness():
+    assert scored(f"<think>why<tool_call>{EXACT}") == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("completion", "calls", "response"),
+    [
+        ("<think></think>\n<tool_call>\n{}\n</tool_call>", True, False),
+        ("<think>a\nb</think>\n<response>Hello.</response>", False, True),
+        ("<think></think>\n<tool_call>\n{}\n</tool_call>\n<response></response>", True, True),
+        ("<think></think>", False, False),
+    ],
+)
+def test_format_wants_the_tags_of_the_right_answer_alone(completion, calls, response):
+    for wanted in ((c, r) for c in (True, False) for r in (True, False)):
+        expected = wanted == (calls, response)
+        assert tools_format(completion, calls=wanted[0], response=wanted[1]) == expected
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "<think></think><tool_call>\n{}\n</tool_call>",
+        "<think></think>\n<tool_call>{}\n</tool_call>",
+        "<think></think>\n<tool_call>\n{}</tool_call>",
+        "<think></think>\n\n<tool_call>\n{}\n</tool_call>",
+        " <think></think>\n<tool_call>\n{}\n</tool_call>",
+        "<think></think>\n<tool_call>\n{}\n</tool_call> Done.",
+        "<think>\n<tool_call>\n{}\n</tool_call>",
+        "<think></think>\n<tool_call>\n{}\n",
+        "<tool_call>\n{}\n</tool_call>\n<think></think>",
+        "<think><think></think>\n<tool_call>\n{}\n</tool_call>",
+        "",
+    ],
+)
+def test_format_wants_fixed_line_breaks_and_nothing_else(completion):
+    assert tools_format(completion, calls=True, response=False) == 0
+
+
+def test_matching_is_optimal_whatever_the_order_of_the_calls():
+    # Greedily, the first right call would take the call that the second one hits in full: .43.
+    right, called = [call(a=1, b=1), call(a=1, b=2)], [call(a=1, b=2), call(a=9, b=9)]
+    assert [[agreement(one, other) for other in called] for one in right] == [[2, 1], [3, 1]]
+    for order in permutations(right):
+        for given_order in permutations(called):
+            value = tools_correctness(spoken(*given_order), order)
+            assert value == pytest.approx(6 * 5 / 7 - 3) == pytest.approx(1.29, abs=0.005)
+
+
+names = st.sampled_from(["f", "g"])
+values = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 2), max_size=3)
+calls = st.lists(st.builds(lambda n, v: call(n, **v), names, values), min_size=1, max_size=4)
+
+
+@given(calls, calls)
+def test_matching_equals_the_best_of_all_pairings(right, called):
+    padded = [*called, *[call("none")] * len(right)]
+    best = max(
+        sum(agreement(one, other) for one, other in zip(right, order, strict=False))
+        for order in permutations(padded, len(right))
+    )
+    score = jaccard([c["name"] for c in right], [c["name"] for c in called]) + best
+    most = 1 + sum(1 + len(c["parameters"]) for c in right)
+    assert tools_correctness(spoken(*called), right) == pytest.approx(6 * score / most - 3)
+
+
+@given(calls)
+def test_right_calls_earn_3_in_any_order_and_nothing_earns_more(right):
+    assert tools_correctness(spoken(*reversed(right)), right) == 3
+
+
+@given(calls, calls)
+def test_correctness_stays_within_its_range(right, called):
+    assert -3 <= tools_correctness(spoken(*called), right) <= 3
+
+
+def test_jaccard_counts_repeated_names():
+    assert jaccard([], []) == 1
+    assert jaccard(["f"], []) == 0
+    assert jaccard(["f", "f"], ["f"]) == 0.5
+    assert jaccard(["f", "f", "g"], ["f", "h"]) == 0.25
+
+
+def test_a_parameterless_call_is_matched_by_its_name():
+    right = [call("now")]
+    assert tools_correctness(spoken(call("now")), right) == 3
+    assert tools_correctness(spoken(call("now", zone=1)), right) == 0
+
+
+def test_calls_are_read_from_the_first_block():
+    assert parse_calls("no block") is None
+    assert parse_calls(block(call("f")) + block(call("g"))) == [call("f")]
+
+
+def problem(*right: dict, response: bool = False) -> Problem:
+    return Problem("User: ...\n", "toy", {"calls": list(right), "response": response})
+
+
+def test_scores_of_the_task():
+    task = ToolsTask(TrainingSettings(length_limit=9))
+    completions = [spoken(*RIGHT), spoken(call(a=1)), "hello"]
+    scores = task.score([problem(*RIGHT)] * 3, completions, [9, 8, 10])
+    assert scores.rewards == {
+        "correctness": [3, 0.75, -3],
+        "format": [1, 1, 0],
+        "length": [1, 1, 0],
+    }
+    assert scores.metrics == {
+        **scores.rewards,
+        "exact": [1, 0, 0],
+        "mean_length": [9, 8, 10],
+    }
+
+
+def test_without_a_right_call_there_is_no_correctness_reward():
+    task = ToolsTask(TrainingSettings())
+    answer = "<think></think>\n<response>Hello.</response>"
+    problems = [problem(response=True)] * 2 + [problem(*RIGHT)]
+    scores = task.score(problems, [answer, spoken(*RIGHT), spoken(*RIGHT)], [9] * 3)
+    assert scores.rewards["correctness"] == [None, None, 3]
+    assert scores.rewards["format"] == [1, 0, 1]
+    assert scores.metrics["correctness"] == [3, -3, 3]
+    assert scores.metrics["exact"] == [1, 0, 1]

@@ -1,0 +1,79 @@
+"""Memory that runs out becomes a failed trial that says what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from training_support import register, trial, write_policy
+
+from gdpo_tune.errors import TrialFailure
+from gdpo_tune.training import train, warm
+from gdpo_tune.training.exhaustion import advice, memory_guard
+from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.trials import ModelSettings, RolloutSettings
+
+CPU = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"
+
+
+@pytest.fixture
+def config(tmp_path):
+    return trial("embedded", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+        RuntimeError(CPU),
+        MemoryError(),
+        ValueError("No available memory for the cache blocks. Try increasing"),
+    ],
+)
+def test_what_ran_out_is_a_failure_with_three_settings(config, error):
+    with pytest.raises(TrialFailure) as caught, memory_guard(config):
+        raise error
+    message = str(caught.value)
+    assert message.startswith("out of memory: lower training.completions_per_step (16), or ")
+    assert "training.max_completion_length (8)" in message
+    assert "model.gradient_checkpointing: on" in message
+    assert "\n" not in message
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("no")])
+def test_another_error_passes(config, error):
+    with pytest.raises(type(error), match=str(error)), memory_guard(config):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("model", "third"),
+    [
+        (ModelSettings(), "model.gradient_checkpointing: on"),
+        (ModelSettings(gradient_checkpointing="on"), "model.lora_rank: 16"),
+        (ModelSettings(gradient_checkpointing="on", lora_rank=32), "lower model.lora_rank (32)"),
+    ],
+)
+def test_the_third_setting_is_one_that_is_left(config, model, third):
+    assert third in advice(dataclasses.replace(config, model=model))
+
+
+def test_with_an_engine_the_third_setting_is_its_share(config, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
+    settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
+    assert "vllm_memory_share (0.3)" in advice(dataclasses.replace(config, rollout=settings))
+
+
+def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeypatch):
+    register(monkeypatch)
+    policy = write_policy(tmp_path / "policy")
+
+    def exhausted(self, *_, **__):
+        raise RuntimeError(CPU)
+
+    monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
+    with pytest.raises(TrialFailure, match=r"out of memory: lower training\.completions_per_step"):
+        train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
+    assert warm._kept is None
