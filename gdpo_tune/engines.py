@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gdpo_tune.errors import EngineError
-from gdpo_tune.trials import RolloutSettings
+from gdpo_tune.settings import RolloutSettings
 
 Engine = Literal["lean", "transformers", "vllm"]
 """`lean` is our sampler for small Llama policies on a CPU."""

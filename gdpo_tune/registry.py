@@ -6,10 +6,10 @@ ray, trl or optuna; `target` is `module:attribute`, resolved by `load` when the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 from gdpo_tune.trials import Direction, ParamValue
 
@@ -55,24 +55,6 @@ class ModeInfo:
     """Whether it adds the weighted rewards up before it normalises."""
     divides_by_group_std: bool = False
     """Whether it divides each reward, or their sum, by its own standard deviation in the group."""
-
-
-@dataclass(frozen=True)
-class ParameterInfo:
-    """Something that `space:` may search over or fix."""
-
-    kind: Literal["int", "float", "choice"]
-    default: ParamValue
-    doc: str
-    low: float | None = None
-    high: float | None = None
-    open_low: bool = False
-    """Whether `low` itself is excluded."""
-    choices: tuple[ParamValue, ...] = ()
-    needs: tuple[str, tuple[ParamValue, ...]] | None = None
-    """Another parameter and its values under which this one has an effect; None: under any."""
-    added_later: bool = False
-    """Whether sweeps were run before it existed: fixed at its default, it leaves their identity."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +125,17 @@ TOOLS_METRICS = {
     **LENGTH_METRICS,
 }
 
+
+def _equally_weighted(*rewards: str) -> dict[str, ParamValue]:
+    return {"normalization": "gdpo", **{f"reward_weights.{reward}": 1.0 for reward in rewards}}
+
+
 TASKS: dict[str, TaskInfo] = {
     "code": TaskInfo(
         target="gdpo_tune.tasks.code:CodeTask",
         rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1)},
         metrics=CODE_METRICS,
-        published={
-            "normalization": "gdpo",
-            "reward_weights.correctness": 1.0,
-            "reward_weights.format": 1.0,
-            "reward_weights.length": 1.0,
-        },
+        published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded",
         length_reward="length",
     ),
@@ -161,12 +143,7 @@ TASKS: dict[str, TaskInfo] = {
         target="gdpo_tune.tasks.math:MathTask",
         rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1)},
         metrics=MATH_METRICS,
-        published={
-            "normalization": "gdpo",
-            "reward_weights.correctness": 1.0,
-            "reward_weights.format": 1.0,
-            "reward_weights.length": 1.0,
-        },
+        published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded_math",
         length_reward="length",
     ),
@@ -174,24 +151,14 @@ TASKS: dict[str, TaskInfo] = {
         target="gdpo_tune.tasks.gsm8k:GSM8KTask",
         rewards={"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
         metrics=GSM8K_METRICS,
-        published={
-            "normalization": "gdpo",
-            "reward_weights.correctness": 1.0,
-            "reward_weights.integer": 1.0,
-            "reward_weights.format": 1.0,
-        },
+        published=_equally_weighted("correctness", "integer", "format"),
         embedded="embedded_math",
     ),
     "tools": TaskInfo(
         target="gdpo_tune.tasks.tools:ToolsTask",
         rewards={"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)},
         metrics=TOOLS_METRICS,
-        published={
-            "normalization": "gdpo",
-            "reward_weights.correctness": 1.0,
-            "reward_weights.format": 1.0,
-            "reward_weights.length": 1.0,
-        },
+        published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded_tools",
         length_reward="length",
     ),
@@ -229,88 +196,6 @@ NORMALIZATIONS: dict[str, ModeInfo] = {
         divides_by_group_std=True,
     ),
 }
-
-NO_CONDITION = "none"
-LENGTH_PARAMETERS = ("length_shape", "length_cache")
-"""Those that a task has only if one of its rewards is a length reward."""
-
-PARAMETERS: dict[str, ParameterInfo] = {
-    "normalization": ParameterInfo(
-        "choice", "gdpo", "how rewards become advantages", choices=tuple(NORMALIZATIONS)
-    ),
-    "group_size": ParameterInfo("int", 8, "completions sampled for each prompt", low=2),
-    "learning_rate": ParameterInfo("float", 1e-6, "peak learning rate", low=0, open_low=True),
-    "temperature": ParameterInfo("float", 1.0, "sampling temperature", low=0, open_low=True),
-    "beta": ParameterInfo("float", 0.0, "weight of the KL to the untrained policy", low=0.0),
-    "epsilon": ParameterInfo("float", 0.2, "lower clip of the ratio", low=0, high=1, open_low=True),
-    "epsilon_high": ParameterInfo("float", 0.2, "upper clip of the ratio", low=0, open_low=True),
-    "loss_type": ParameterInfo(
-        "choice",
-        "dapo",
-        "how token losses are averaged",
-        choices=("dapo", "dr_grpo", "grpo", "bnpo", "cispo"),
-    ),
-    "num_iterations": ParameterInfo("int", 1, "optimizer passes over each step's samples", low=1),
-    "gamma": ParameterInfo(
-        "float",
-        0.0,
-        "saturation exponent: a reward's weight is multiplied by (1 - s) to this power, s its "
-        "batch mean as a share of its range; 0 is plain GDPO",
-        low=0,
-        high=1,
-        added_later=True,
-    ),
-    "baseline": ParameterInfo(
-        "choice",
-        "group_mean",
-        "what a reward is compared with: the mean of its group, or of the others in it",
-        choices=("group_mean", "leave_one_out"),
-        added_later=True,
-    ),
-    "length_shape": ParameterInfo(
-        "choice",
-        "step",
-        "length reward in training: `step` is 1 up to `length_limit` tokens, else 0; `ramp` falls "
-        "in a line from 1 there to 0 at `max_completion_length`; `overlong` is DAPO's soft "
-        "overlong punishment plus 1, which falls over the last part of `max_completion_length` "
-        "alone",
-        choices=("step", "ramp", "overlong"),
-        added_later=True,
-    ),
-    "length_cache": ParameterInfo(
-        "float",
-        0.2,
-        "share of `max_completion_length` over which `overlong` falls; DAPO: 4096 of 20480",
-        low=0,
-        high=1,
-        open_low=True,
-        needs=("length_shape", ("overlong",)),
-        added_later=True,
-    ),
-}
-
-REWARD_WEIGHT = ParameterInfo("float", 1.0, "multiplier of one reward; only ratios matter", low=0.0)
-CONDITIONING = ParameterInfo(
-    "choice",
-    NO_CONDITION,
-    "reward that has to reach its threshold, or this one counts 0 in training",
-    choices=(NO_CONDITION, "another reward"),
-    added_later=True,
-)
-CONDITIONING_THRESHOLD = ParameterInfo(
-    "float",
-    1.0,
-    "that threshold, as a share of the range of the reward conditioned on: 1 is its top",
-    low=0,
-    high=1,
-    added_later=True,
-)
-FAMILIES: dict[str, ParameterInfo] = {
-    "reward_weights": REWARD_WEIGHT,
-    "conditioning": CONDITIONING,
-    "conditioning_threshold": CONDITIONING_THRESHOLD,
-}
-"""Parameters of which a task has one for each of its rewards, `<family>.<reward>`."""
 
 SAMPLERS: dict[str, SamplerInfo] = {
     "auto": SamplerInfo("gdpo_tune.tuning.samplers:auto", "gp, or tpe once the study is large"),
@@ -386,33 +271,6 @@ POLICIES: dict[str, str] = {
     "embedded_math": "gdpo_tune.policies.load:embedded_math_folder",
     "embedded_tools": "gdpo_tune.policies.load:embedded_tools_folder",
 }
-
-
-def parameters(task: str) -> dict[str, ParameterInfo]:
-    """Every parameter that `task` understands, those of its rewards included."""
-    return parameters_of(TASKS[task])
-
-
-def parameters_of(task: TaskInfo) -> dict[str, ParameterInfo]:
-    """Every parameter that a task understands, those of its rewards included."""
-    absent = () if task.length_reward else LENGTH_PARAMETERS
-    general = {name: info for name, info in PARAMETERS.items() if name not in absent}
-    return {**general, **parameters_of_rewards(tuple(task.rewards))}
-
-
-def parameters_of_rewards(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
-    """`<family>.<reward>` for each reward; a single one has nothing to be conditioned on."""
-    result = {f"reward_weights.{reward}": REWARD_WEIGHT for reward in rewards}
-    if len(rewards) < 2:
-        return result
-    others = {reward: tuple(other for other in rewards if other != reward) for reward in rewards}
-    for reward in rewards:
-        choices = (NO_CONDITION, *others[reward])
-        result[f"conditioning.{reward}"] = replace(CONDITIONING, choices=choices)
-    for reward in rewards:
-        needs = (f"conditioning.{reward}", others[reward])
-        result[f"conditioning_threshold.{reward}"] = replace(CONDITIONING_THRESHOLD, needs=needs)
-    return result
 
 
 def load(target: str) -> Any:

@@ -19,7 +19,8 @@ from typing import Any, get_args
 from gdpo_tune import registry
 from gdpo_tune.errors import TaskFileError
 from gdpo_tune.registry import MetricInfo, TaskInfo
-from gdpo_tune.trials import DataSettings, Direction, SandboxSettings, TrainingSettings
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.trials import Direction
 
 METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
 

@@ -5,13 +5,18 @@ Light on purpose: importing it costs neither torch nor ray nor pydantic.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from gdpo_tune.settings import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
 
 ParamValue = bool | int | float | str
 Params = Mapping[str, ParamValue]
@@ -37,136 +42,6 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
-    """What every trial of a sweep has in common (the YAML's `training:`).
-
-    The budget is counted in completions: `steps * completions_per_step`, whatever the group size.
-    """
-
-    __pydantic_config__ = {"extra": "forbid"}  # an unknown key is an error, as everywhere else
-
-    steps: Annotated[int, Ge(1)] = 60
-    """Steps of a trial: one batch of samples and `num_iterations` optimizer passes over it."""
-    completions_per_step: Annotated[int, Ge(2)] = 64
-    """Completions sampled a step; prompts a step = completions_per_step / group_size."""
-    max_completion_length: Annotated[int, Ge(1)] = 64
-    """Tokens after which a completion is cut."""
-    length_limit: Annotated[int, Ge(1)] = 26
-    """Tokens within which a completion earns the length reward."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate over the steps."""
-    warmup_share: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of the steps over which the learning rate rises from 0."""
-    max_grad_norm: Annotated[float, Gt(0)] = 1.0
-    """Gradient norm above which gradients are scaled down."""
-    train_prompts: Annotated[int, Ge(1)] = 2048
-    """Distinct training prompts that a trial draws from."""
-    validation_prompts: Annotated[int, Ge(1)] = 128
-    """Prompts that the search sees."""
-    test_prompts: Annotated[int, Ge(1)] = 256
-    """Prompts that the front is claimed on; evaluated once, at the end of a trial."""
-    samples_per_prompt: Annotated[int, Ge(1)] = 2
-    """Completions sampled for each held-out prompt."""
-    evaluate_every: Annotated[int, Ge(1)] = 30
-    """Steps between two evaluations on validation prompts (the last step always has one)."""
-    checkpoint_every: Annotated[int, Ge(1)] = 20
-    """Steps between two checkpoints, from which an interrupted trial goes on."""
-
-
-@dataclass(frozen=True)
-class SandboxSettings:
-    """Where code that the policy wrote runs, and what it may use (the YAML's `sandbox:`)."""
-
-    __pydantic_config__ = {"extra": "forbid"}
-
-    type: Literal["local", "external", "unsafe_no_isolation"] = "local"
-    """`local` locks processes of this machine (Linux); `external` asks the service at `url`;
-    `unsafe_no_isolation` runs code that a model wrote with all the rights of the trainer."""
-    url: str = ""
-    """Address of a service with a SandboxFusion-style `POST /run_code`; for `external` only."""
-    workers: Annotated[int, Ge(1), Le(1024)] = 1
-    """Candidates that run side by side in a trial, if memory allows."""
-    modules: tuple[str, ...] = ()
-    """Installed packages that code may import besides the standard library, such as `numpy`."""
-    cpu_seconds: Annotated[float, Ge(0.01), Le(86_400)] = 1.0
-    """CPU time of one candidate, all its tests together."""
-    wall_seconds: Annotated[float, Ge(0.01), Le(86_400)] = 4.0
-    """Wall time of one candidate: a backstop for code that sleeps."""
-    memory_mb: Annotated[int, Ge(64), Le(1 << 20)] = 512
-    """Address space of one candidate in MiB."""
-
-
-DATA_FILES = (".jsonl", ".parquet")
-"""What local data may be."""
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Where prompts come from (the YAML's `data:`); without a source the task writes its own."""
-
-    source: str = ""
-    """Id of a dataset on the Hub, a `.jsonl` or `.parquet` file, or a folder of such files."""
-    layout: str = ""
-    """One of the layouts below: which columns there are and what they mean."""
-    config: str = ""
-    """Configuration of a dataset on the Hub, such as `main`."""
-    split: str = "train"
-    """Split of a dataset on the Hub that prompts are taken from; ours are cut out of it by hash."""
-    max_prompt_length: Annotated[int, Ge(1)] = 1024
-    """Tokens above which a prompt is left out, whoever wrote it; how many were is logged."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the source is meant as a path: whatever exists, or cannot be an id on the Hub."""
-        path = Path(self.source).expanduser()
-        is_id = _HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
-        return not is_id or path.exists()
-
-
-EVERY_LINEAR = "all-linear"
-"""In `model.lora_targets`: every linear module but the output head."""
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """How a policy is loaded and trained (the YAML's `model:`)."""
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What is computed in; `auto` is bfloat16 on a GPU and float32 elsewhere. Weights that are
-    trained stay in float32, in which a small learning rate is not rounded away; under LoRA the
-    others are kept in it too."""
-    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Recompute activations to save memory; `auto` is on for a GPU."""
-    lora_rank: Annotated[int, Ge(0)] = 0
-    """Rank of the LoRA adapters that are trained; 0 trains every weight."""
-    lora_alpha: Annotated[float, Ge(0)] = 0.0
-    """Scale of the adapters; 0 stands for twice the rank."""
-    lora_targets: tuple[str, ...] = (EVERY_LINEAR,)
-    """Names of the modules that get an adapter."""
-    revision: str = ""
-    """Branch, tag or commit of a policy on the Hub."""
-    instructions: Literal["auto", "on", "off"] = "auto"
-    """Tell the policy the format that the task rewards; `auto` tells all but those that ship, and
-    what was trained from them."""
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """What samples completions during training (the YAML's `rollout:`)."""
-
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """`auto` is vllm on a GPU where it is installed, else our sampler for small Llama-like
-    policies on a CPU, else transformers."""
-    vllm_mode: Literal["colocate", "server"] = "colocate"
-    """In the trainer's process, or a server that is already running."""
-    vllm_server: str = ""
-    """Address of that server, `http://HOST:PORT`."""
-    vllm_memory_share: Annotated[float, Gt(0), Lt(1)] = 0.45
-    """Of the trial's share of a GPU, what vLLM takes."""
-
-
-@dataclass(frozen=True)
 class TrialConfig:
     """Everything that decides one trial; equal configs give bitwise equal metrics on CPU."""
 
@@ -174,7 +49,7 @@ class TrialConfig:
     policy: str
     seed: int
     params: Params
-    """Complete: a value for every parameter of `registry.PARAMETERS` that applies to the task."""
+    """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task."""
     training: TrainingSettings
     directory: Path
     """This trial's own folder: `steps.jsonl` and checkpoints."""
@@ -182,13 +57,13 @@ class TrialConfig:
     """False evaluates the policy as it is (the untrained baseline)."""
     threads: int = 1
     """CPU threads that torch may use."""
-    sandbox: SandboxSettings = SandboxSettings()
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     """Where the task runs code that the policy wrote."""
-    data: DataSettings = DataSettings()
+    data: DataSettings = field(default_factory=DataSettings)
     """Where the task's prompts come from."""
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings = field(default_factory=ModelSettings)
     """How the policy is loaded and trained."""
-    rollout: RolloutSettings = RolloutSettings()
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
     """What samples completions during training."""
     gpu_share: float = 1.0
     """Of the memory of its GPU, what the trial may use; no GPU, no effect."""

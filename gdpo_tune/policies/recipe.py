@@ -28,7 +28,7 @@ from gdpo_tune.policies.tokenizer import (
     build_tokenizer,
     token_id,
 )
-from gdpo_tune.trials import TrainingSettings
+from gdpo_tune.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast

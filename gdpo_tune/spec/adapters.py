@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 from gdpo_tune import registry
+from gdpo_tune.settings import EVERY_LINEAR, ModelSettings
 from gdpo_tune.spec.problems import Node, Problems
-from gdpo_tune.trials import EVERY_LINEAR, ModelSettings
 
 
 def check_model(

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gdpo_tune import registry, task_files
+from gdpo_tune.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
 from gdpo_tune.spec.model import ObjectiveSpec, Resources
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import RolloutSettings, TrainingSettings
 
 SHOWN = 6
 """At most so many values of a long list are named in a message."""

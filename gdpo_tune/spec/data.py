@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdpo_tune import registry, task_files
+from gdpo_tune.settings import DATA_FILES, DataSettings
 from gdpo_tune.spec.checks import check_name
 from gdpo_tune.spec.problems import Node, Problems, one_of
-from gdpo_tune.trials import DATA_FILES, DataSettings
 
 SUFFIXES = " or ".join(DATA_FILES)
 

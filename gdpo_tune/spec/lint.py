@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gdpo_tune import registry, task_files
+from gdpo_tune.parameters import parameters_of
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
@@ -132,7 +133,7 @@ def idle_shaping(spec: SweepSpec) -> Iterator[str]:
                 f"space.{name}: {weight} is 0 in every trial, so it has no effect. Weight the "
                 "reward, or remove this."
             )
-    for name, info in registry.parameters_of(task_files.task_info(spec.task)).items():
+    for name, info in parameters_of(task_files.task_info(spec.task)).items():
         if info.needs is None or name in space.says_nothing or searched(space, name):
             continue
         parent, effective = info.needs

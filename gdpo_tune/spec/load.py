@@ -11,7 +11,14 @@ from typing import get_args
 
 from gdpo_tune import registry, task_files
 from gdpo_tune.errors import TaskFileError
-from gdpo_tune.registry import ParameterInfo
+from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo, parameters_of
+from gdpo_tune.settings import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
 from gdpo_tune.spec import checks
 from gdpo_tune.spec.adapters import check_model
 from gdpo_tune.spec.data import check_data
@@ -31,13 +38,6 @@ from gdpo_tune.spec.sandbox import check_sandbox
 from gdpo_tune.spec.sections import section, settings
 from gdpo_tune.spec.source import read
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import (
-    DataSettings,
-    ModelSettings,
-    RolloutSettings,
-    SandboxSettings,
-    TrainingSettings,
-)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
@@ -190,15 +190,15 @@ class Document:
     def parameters(self, task: str | None) -> Mapping[str, ParameterInfo]:
         """What `space:` may name; under an unknown task, any reward that it does name."""
         if task is not None:
-            return registry.parameters_of(task_files.task_info(task))
+            return parameters_of(task_files.task_info(task))
         space = self.root.find(("space",)).entries or {}
         named = {
             f"{family}.{reward}": replace(info, choices=tuple(scalars(node)))
-            for family, info in registry.FAMILIES.items()
+            for family, info in FAMILIES.items()
             if family in space
             for reward, node in (space[family].entries or {}).items()
         }
-        return {**registry.PARAMETERS, **named}
+        return {**PARAMETERS, **named}
 
     def space(self, parameters: Mapping[str, ParameterInfo]) -> Space | None:
         """The search space; None if it is unusable."""

@@ -11,20 +11,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 from pydantic import BaseModel, ConfigDict, Field
 
-from gdpo_tune.spec.problems import show
-from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import (
+from gdpo_tune.settings import (
     DataSettings,
-    Direction,
     ModelSettings,
-    Objective,
-    Params,
-    ParamValue,
     RolloutSettings,
     SandboxSettings,
     TrainingSettings,
-    TrialConfig,
 )
+from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.space import Space
+from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConfig
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Keep = Literal["front", "all", "none"]

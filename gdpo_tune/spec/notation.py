@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gdpo_tune.registry import ParameterInfo
+from gdpo_tune.parameters import ParameterInfo
 from gdpo_tune.spec.domains import Choice, Domain, Fixed, Number, Uniform, is_one_of, on_grid
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.trials import ParamValue

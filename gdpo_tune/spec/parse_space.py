@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from gdpo_tune import registry
-from gdpo_tune.registry import ParameterInfo
+from gdpo_tune.parameters import ParameterInfo
 from gdpo_tune.spec.domains import Domain, Fixed
 from gdpo_tune.spec.notation import Reader, describe
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show

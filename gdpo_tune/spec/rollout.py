@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gdpo_tune.service_url import split_service_url
+from gdpo_tune.settings import RolloutSettings
 from gdpo_tune.spec.problems import Node, Problems
 from gdpo_tune.spec.sandbox import EXAMPLE
-from gdpo_tune.trials import RolloutSettings
 
 
 def check_rollout(settings: RolloutSettings | None, root: Node, problems: Problems) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from gdpo_tune.memory import SHARE_FOR_CANDIDATES, candidates_at_once, machine_memory
 from gdpo_tune.service_url import split_service_url
+from gdpo_tune.settings import SandboxSettings
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import Node, Problems
-from gdpo_tune.trials import SandboxSettings
 
 EXAMPLE = "http://HOST:PORT"
 UNUSED: Mapping[str, Mapping[str, str]] = {

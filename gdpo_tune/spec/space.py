@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 
 from pydantic import BaseModel, ConfigDict
 
-from gdpo_tune import registry
+from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.spec.domains import Domain
 from gdpo_tune.trials import Params, ParamValue
 
@@ -145,7 +145,7 @@ def only_value(domain: Domain) -> ParamValue | None:
     return values[0] if len(values) == 1 else None
 
 
-def parameter_info(name: str) -> registry.ParameterInfo:
+def parameter_info(name: str) -> ParameterInfo:
     """What the registry says of a dotted parameter name, whatever the task."""
     family, dot, _ = name.partition(".")
-    return registry.FAMILIES[family] if dot else registry.PARAMETERS[name]
+    return FAMILIES[family] if dot else PARAMETERS[name]

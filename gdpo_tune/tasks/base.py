@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from gdpo_tune.closing import Closing
-from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 
 _OWN_PROBLEMS = DataSettings()
 

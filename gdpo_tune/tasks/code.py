@@ -19,13 +19,13 @@ from typing import Self
 
 from gdpo_tune.closing import Closing
 from gdpo_tune.sandbox import Call, Job, Limits, Sandbox
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.code_tests import job_of
 from gdpo_tune.tasks.data import FromData, describe
 from gdpo_tune.tasks.rewards import extract_code, format_reward, length_reward
 from gdpo_tune.tasks.sandboxes import open_sandbox
-from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings
 
 _DEFAULT = SandboxSettings()
 _OWN_PROBLEMS = DataSettings()

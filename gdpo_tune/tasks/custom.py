@@ -25,8 +25,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from gdpo_tune.errors import UsageError
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
-from gdpo_tune.trials import DataSettings, Direction, SandboxSettings, TrainingSettings
+from gdpo_tune.trials import Direction
 
 RewardFunction = Callable[..., Sequence[float | None]]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gdpo_tune.sandbox import CodeSandbox, Sandbox, UnsafeNoIsolationSandbox
-from gdpo_tune.trials import SandboxSettings
+from gdpo_tune.settings import SandboxSettings
 
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.steps import is_kept
 from gdpo_tune.tracking.projection import finite
-from gdpo_tune.trials import Measurement, TrainingSettings
+from gdpo_tune.trials import Measurement
 
 
 def curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:

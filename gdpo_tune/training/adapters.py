@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gdpo_tune.errors import PolicyError
-from gdpo_tune.trials import EVERY_LINEAR, ModelSettings
+from gdpo_tune.settings import EVERY_LINEAR, ModelSettings
 
 ADAPTER = "adapter"
 """Folder of the adapter inside a checkpoint that holds the merged policy."""

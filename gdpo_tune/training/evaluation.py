@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.errors import TrialFailure
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import processes
 from gdpo_tune.training.rollout import Decoding, generate
 from gdpo_tune.training.scoring import require_finite, require_judged
-from gdpo_tune.trials import Estimate, TrainingSettings
+from gdpo_tune.trials import Estimate
 
 Generate = Callable[
     [PreTrainedModel, Sequence[Sequence[int]], Decoding, torch.Generator], list[list[int]]

@@ -13,8 +13,9 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from gdpo_tune.errors import TrialFailure
+from gdpo_tune.settings import ModelSettings
 from gdpo_tune.training import processes
-from gdpo_tune.trials import ModelSettings, TrialConfig
+from gdpo_tune.trials import TrialConfig
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 

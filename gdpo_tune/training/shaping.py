@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdpo_tune import registry
+from gdpo_tune.parameters import NO_CONDITION
 from gdpo_tune.registry import TaskInfo
 from gdpo_tune.trials import TrialConfig
 
@@ -73,8 +73,8 @@ def shaping_of(config: TrialConfig, info: TaskInfo) -> Shaping:
     params = config.params
     conditions: dict[str, Condition] = {}
     for reward in info.rewards:
-        on = str(params.get(f"conditioning.{reward}", registry.NO_CONDITION))
-        if on != registry.NO_CONDITION:
+        on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
+        if on != NO_CONDITION:
             share = float(params[f"conditioning_threshold.{reward}"])
             conditions[reward] = Condition(on, threshold(info.rewards[on], share))
     if info.length_reward is None:

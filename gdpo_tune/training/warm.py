@@ -20,16 +20,11 @@ from gdpo_tune import task_files
 from gdpo_tune.errors import DataError
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, prompt_format
+from gdpo_tune.settings import DataSettings, ModelSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.evaluation import HeldOut
 from gdpo_tune.training.settings import weights_type
-from gdpo_tune.trials import (
-    DataSettings,
-    ModelSettings,
-    SandboxSettings,
-    TrainingSettings,
-    TrialConfig,
-)
+from gdpo_tune.trials import TrialConfig
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 _PROBLEM_SEED = 0

@@ -13,9 +13,9 @@ import pytest
 
 from gdpo_tune import sweep
 from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 pytestmark = pytest.mark.integration
 

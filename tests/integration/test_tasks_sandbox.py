@@ -2,8 +2,8 @@
 
 import pytest
 
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.trials import TrainingSettings
 
 pytestmark = pytest.mark.integration
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import parameters_of
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.rollout import Decoding, sample, supports
-from gdpo_tune.trials import TrainingSettings, TrialConfig
+from gdpo_tune.trials import TrialConfig
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +33,7 @@ def closed():
 
 
 def trial(directory, **params) -> TrialConfig:
-    defaults = {name: info.default for name, info in registry.parameters("code").items()}
+    defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
     return TrialConfig("code", "embedded", 0, complete, SETTINGS, directory)
 

@@ -9,12 +9,14 @@ import pytest
 
 from gdpo_tune import registry, sweep
 from gdpo_tune.errors import DataError
+from gdpo_tune.parameters import parameters_of
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
 from gdpo_tune.training import train, warm
-from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings, TrialConfig
+from gdpo_tune.trials import TrialConfig
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +73,7 @@ TEXT = {"mbpp": "text", "code_contests": "description"}
 
 
 def trial(directory, layout, **changes) -> TrialConfig:
-    defaults = {name: info.default for name, info in registry.parameters("code").items()}
+    defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
     given = enlarged(layout, TEXT[layout], directory)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import parameters_of
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.policies.recipe import RECIPES
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.rollout import supports
-from gdpo_tune.trials import TrainingSettings, TrialConfig
+from gdpo_tune.trials import TrialConfig
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +36,7 @@ def trial(task, directory, **params) -> TrialConfig:
         validation_prompts=8,
         test_prompts=32,
     )
-    defaults = {name: info.default for name, info in registry.parameters(task).items()}
+    defaults = {name: info.default for name, info in parameters_of(registry.TASKS[task]).items()}
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
     policy = registry.TASKS[task].embedded
     return TrialConfig(task, policy, 0, complete, settings, directory)

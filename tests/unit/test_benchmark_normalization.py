@@ -35,7 +35,7 @@ from normalization_trials import (
 )
 
 from gdpo_tune import registry
-from gdpo_tune.trials import SandboxSettings, TrainingSettings
+from gdpo_tune.settings import SandboxSettings, TrainingSettings
 
 
 def result_of(setting: Setting, test: tuple[float, float, float], plan: Plan) -> Result:

@@ -17,6 +17,7 @@ from gdpo_tune.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
 from gdpo_tune.errors import EngineError, ResourcesError
 from gdpo_tune.policies.load import embedded_folder, load_policy
 from gdpo_tune.policies.size import parameters
+from gdpo_tune.settings import ModelSettings, RolloutSettings
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
@@ -27,7 +28,6 @@ from gdpo_tune.spec import (
 )
 from gdpo_tune.spec import gpu as spec_gpu
 from gdpo_tune.spec.gpu import GIB, least_share
-from gdpo_tune.trials import ModelSettings, RolloutSettings
 
 GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
 

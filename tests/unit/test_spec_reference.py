@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import PARAMETERS
+from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.reference import function_doc, reference
-from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -24,7 +25,7 @@ def test_the_page_is_up_to_date():
         *SweepSpec.model_fields,
         *(f"training.{field.name}" for field in dataclasses.fields(TrainingSettings)),
         *(f"sandbox.{field.name}" for field in dataclasses.fields(SandboxSettings)),
-        *registry.PARAMETERS,
+        *PARAMETERS,
         *registry.NORMALIZATIONS,
         *registry.SAMPLERS,
         *registry.SCHEDULERS,

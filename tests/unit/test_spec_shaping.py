@@ -12,6 +12,7 @@ from spec_cases import GOOD
 from gdpo_tune import registry
 from gdpo_tune.errors import SpecError
 from gdpo_tune.ledger.format import STATES, to_record
+from gdpo_tune.parameters import parameters_of
 from gdpo_tune.registry import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import lint
@@ -129,7 +130,7 @@ def test_a_shaped_file_survives_being_written_out(load):
 def test_the_published_setting_still_resolves(load):
     published = registry.TASKS["code"].published
     complete = load(*SHAPED).space.baseline(published)
-    assert complete.keys() == registry.parameters("code").keys()
+    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
     assert {**LATER, **published}.items() <= complete.items()
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from spec_cases import GOOD
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import parameters_of
 from gdpo_tune.spec import Choice, Fixed, Space, Uniform, load_spec
 
 
@@ -148,7 +149,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "num_iterations": 1,
         **space.later_defaults,
     }
-    assert complete.keys() == registry.parameters("code").keys()
+    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
 
 
 def test_complete_refuses_an_open_dimension(load):

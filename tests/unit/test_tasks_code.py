@@ -10,9 +10,9 @@ import pytest
 from gdpo_tune import registry
 from gdpo_tune.errors import SandboxInfraError
 from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
+from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Task
 from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 
 class ScriptedSandbox:

@@ -11,15 +11,17 @@ import torch
 from training_support import write_policy
 from transformers import AutoConfig, LlamaForSequenceClassification
 
-from gdpo_tune import registry, task_files
+from gdpo_tune import task_files
 from gdpo_tune.errors import SpecError, TaskFileError, TrialFailure, UsageError
+from gdpo_tune.parameters import PARAMETERS
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 from gdpo_tune.steps import read_steps
 from gdpo_tune.tasks.base import Failures, Problem, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, reward_name, split_of
 from gdpo_tune.training import scoring, train, warm
 from gdpo_tune.training.evaluation import clustered_estimates
-from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings, TrialConfig
+from gdpo_tune.trials import TrialConfig
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "own_task.md"
 SETTINGS = TrainingSettings(
@@ -70,7 +72,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def trial(task: str, folder: Path, **params) -> TrialConfig:
-    defaults = {name: info.default for name, info in registry.PARAMETERS.items()}
+    defaults = {name: info.default for name, info in PARAMETERS.items()}
     rewards = task_files.task_info(task).rewards
     weights = {f"reward_weights.{name}": 1.0 for name in rewards}
     complete = {**defaults, **weights, "group_size": 4, **params}

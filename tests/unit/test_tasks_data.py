@@ -9,10 +9,10 @@ from data_support import FOLDER, data, rows
 
 from gdpo_tune import registry
 from gdpo_tune.errors import DataError
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.data import check_data, dataset, describe, problems_of
 from gdpo_tune.tasks.data import rows as reader
 from gdpo_tune.tasks.generation import split_of
-from gdpo_tune.trials import DataSettings, SandboxSettings, TrainingSettings
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import pytest
 
 from gdpo_tune import registry
 from gdpo_tune.errors import UsageError
+from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.tasks.generation import draw, split_of
 from gdpo_tune.tasks.tools_scoring import parse_calls
-from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 SPLITS = get_args(Split)
 TASKS = ("math", "gsm8k", "tools")

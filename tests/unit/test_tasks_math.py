@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.gsm8k import GSM8KTask
 from gdpo_tune.tasks.math import MathTask
@@ -15,7 +16,6 @@ from gdpo_tune.tasks.math_rewards import (
     plain_number,
     same_answer,
 )
-from gdpo_tune.trials import TrainingSettings
 
 RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
 

@@ -5,8 +5,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from gdpo_tune.sandbox import external
+from gdpo_tune.settings import SandboxSettings
 from gdpo_tune.tasks import sandboxes
-from gdpo_tune.trials import SandboxSettings
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.tasks.tools_scoring import (
@@ -16,7 +17,6 @@ from gdpo_tune.tasks.tools_scoring import (
     tools_correctness,
     tools_format,
 )
-from gdpo_tune.trials import TrainingSettings
 
 
 def call(name: str = "f", **parameters) -> dict:

@@ -5,6 +5,7 @@ import math
 import pytest
 from tracking_support import complete, measurement, running
 
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.tracking.projection import (
     Content,
@@ -14,7 +15,7 @@ from gdpo_tune.tracking.projection import (
     trial_tags,
     trial_values,
 )
-from gdpo_tune.trials import Cost, Estimate, Measurement, Objective, TrainingSettings
+from gdpo_tune.trials import Cost, Estimate, Measurement, Objective
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "maximize", 0.0))
 

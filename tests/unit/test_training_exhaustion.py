@@ -9,10 +9,10 @@ import torch
 from training_support import register, trial, write_policy
 
 from gdpo_tune.errors import TrialFailure
+from gdpo_tune.settings import ModelSettings, RolloutSettings
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.exhaustion import advice, memory_guard
 from gdpo_tune.training.trainer import GDPOTrainer
-from gdpo_tune.trials import ModelSettings, RolloutSettings
 
 CPU = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"
 

@@ -14,11 +14,11 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from gdpo_tune.errors import PolicyError
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.settings import ModelSettings
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.adapters import ADAPTER, adapter_config, linear_modules, with_adapter
 from gdpo_tune.training.settings import trainer_arguments
 from gdpo_tune.training.trainer import GDPOTrainer
-from gdpo_tune.trials import ModelSettings
 
 CHAT = (
     "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}={% endfor %}"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from training_support import SETTINGS, ToyTask, toy_info, trial
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import LENGTH_PARAMETERS, PARAMETERS, parameters_of
 from gdpo_tune.tasks.rewards import length_reward
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import (
@@ -39,7 +40,7 @@ def test_overlong_follows_equation_13_of_dapo():
     punishment = {0: 0, 16384: 0, 16385: -1 / 4096, 18432: -0.5, 20479: -4095 / 4096, 20480: -1}
     for tokens, value in {**punishment, 20481: -1}.items():
         assert soft_overlong(tokens, 20480, 4096) - 1 == pytest.approx(value, abs=1e-12)
-    share = registry.PARAMETERS["length_cache"].default
+    share = PARAMETERS["length_cache"].default
     assert share * 20480 == 4096
 
 
@@ -165,16 +166,16 @@ def test_parameters_reach_the_rewards(tmp_path):
 
 def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
     info = dataclasses.replace(toy_info(), length_reward=None)
-    assert not set(registry.LENGTH_PARAMETERS) & set(registry.parameters_of(info))
-    assert set(registry.LENGTH_PARAMETERS) < set(registry.parameters_of(toy_info()))
+    assert not set(LENGTH_PARAMETERS) & set(parameters_of(info))
+    assert set(LENGTH_PARAMETERS) < set(parameters_of(toy_info()))
     config = trial("", tmp_path, length_shape="ramp")
     assert shaping_of(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
 def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
     info = dataclasses.replace(toy_info(), rewards={"hits": (0, 8)})
-    assert "conditioning.hits" not in registry.parameters_of(info)
-    assert registry.parameters_of(toy_info())["conditioning.hits"].choices == (
+    assert "conditioning.hits" not in parameters_of(info)
+    assert parameters_of(toy_info())["conditioning.hits"].choices == (
         "none",
         "vowels",
         "length",

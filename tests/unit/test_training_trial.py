@@ -12,13 +12,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune import registry
 from gdpo_tune.errors import NonFiniteError, TrialFailure
+from gdpo_tune.parameters import PARAMETERS, parameters_of
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.steps import read_steps
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
 from gdpo_tune.training.settings import trainer_arguments
 from gdpo_tune.training.trial import training_order
-from gdpo_tune.trials import SandboxSettings, TrainingSettings
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +319,7 @@ def on(reward: str, other: str, threshold: float = 0.125) -> dict:
 TWO_PASSES = {"num_iterations": 2, "learning_rate": 0.05}
 NO_STD = {"normalization": "grpo_no_std"}
 OVERLONG = {"length_shape": "overlong", "length_cache": 0.5}
-PARAMETERS = {
+PARAMETER_CHANGES = {
     "normalization": ({}, {"normalization": "grpo_no_std"}),
     "group_size": ({}, {"group_size": 8}),
     "learning_rate": ({}, {"learning_rate": 3e-2}),
@@ -348,12 +349,12 @@ QUICK = dataclasses.replace(
 
 
 def test_the_list_of_parameters_is_complete():
-    assert set(PARAMETERS) == set(registry.parameters("toy"))
+    assert set(PARAMETER_CHANGES) == set(parameters_of(registry.TASKS["toy"]))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", PARAMETER_CHANGES)
 def test_each_parameter_changes_training(once, name):
-    base, changed = PARAMETERS[name]
+    base, changed = PARAMETER_CHANGES[name]
     reports, outcome = once(QUICK, **base)
     others, other = once(QUICK, **changed)
     assert not same_weights(outcome.checkpoint, other.checkpoint)
@@ -362,7 +363,7 @@ def test_each_parameter_changes_training(once, name):
     assert [m.step for m, _ in reports] == [m.step for m, _ in others] == [1, 2]
 
 
-@pytest.mark.parametrize("loss_type", registry.PARAMETERS["loss_type"].choices)
+@pytest.mark.parametrize("loss_type", PARAMETERS["loss_type"].choices)
 def test_each_loss_type_trains(policy, once, loss_type):
     outcome = once(QUICK, loss_type=loss_type)[1]
     assert not same_weights(Path(policy), outcome.checkpoint)

@@ -20,11 +20,11 @@ from trl.generation import vllm_generation as trl_vllm
 
 from gdpo_tune.errors import EngineError
 from gdpo_tune.policies.load import load_policy
+from gdpo_tune.settings import DataSettings, RolloutSettings
 from gdpo_tune.training import train, vllm_engine, warm
 from gdpo_tune.training import trial as trial_module
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.settings import trainer_arguments
-from gdpo_tune.trials import DataSettings, RolloutSettings
 
 GIB = 2**30
 

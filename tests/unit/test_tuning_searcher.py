@@ -16,13 +16,12 @@ from tuning_support import outcome, spec_in, trade_off
 
 from gdpo_tune.errors import SandboxUnavailable
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
     Cost,
     Event,
     Measurement,
-    RolloutSettings,
-    SandboxSettings,
     TrialConfig,
     TrialFinished,
     TrialProgress,

@@ -20,9 +20,10 @@ from gdpo_tune.errors import (
     SandboxUnavailable,
 )
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.spec import Resources
 from gdpo_tune.tracking.curves import curve_values
-from gdpo_tune.trials import Cost, Measurement, TrainingSettings, TrialConfig
+from gdpo_tune.trials import Cost, Measurement, TrialConfig
 from gdpo_tune.tuning import runner, trainable, workers
 from gdpo_tune.tuning.resources import slots
 from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, run_trial

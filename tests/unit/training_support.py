@@ -6,9 +6,11 @@ import string
 from pathlib import Path
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import parameters_of
 from gdpo_tune.registry import TaskInfo
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem, Scores
-from gdpo_tune.trials import TrainingSettings, TrialConfig
+from gdpo_tune.trials import TrialConfig
 
 SETTINGS = TrainingSettings(
     steps=3,
@@ -129,7 +131,7 @@ def write_policy(folder: Path, layers: int = 2, kv_heads: int = 2) -> str:
 
 def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
     """A complete config; parameters as `learning_rate=1e-3` or `**{"reward_weights.hits": 2}`."""
-    known = registry.parameters_of(toy_info())
+    known = parameters_of(toy_info())
     defaults = {name: info.default for name, info in known.items()}
     complete = {**defaults, "group_size": 4, "learning_rate": 1e-2, **params}
     return TrialConfig("toy", policy, seed, complete, settings, directory)

@@ -15,16 +15,12 @@ import pytest
 import torch
 
 from gdpo_tune import registry
+from gdpo_tune.parameters import PARAMETERS
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.registry import TaskInfo
+from gdpo_tune.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Scores
-from gdpo_tune.trials import (
-    DataSettings,
-    ModelSettings,
-    RolloutSettings,
-    TrainingSettings,
-    TrialConfig,
-)
+from gdpo_tune.trials import TrialConfig
 
 # vLLM and what it imports warn of much that is theirs.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
@@ -88,7 +84,7 @@ def config(monkeypatch, tmp_path):
     ranges = {"digits": (0.0, 2.4), "length": (0.0, 1.0)}
     info = TaskInfo(f"{__name__}:ShapeTask", ranges, {}, {}, "embedded", length_reward="length")
     monkeypatch.setitem(registry.TASKS, "shape", info)
-    params = {name: info.default for name, info in registry.PARAMETERS.items()}
+    params = {name: info.default for name, info in PARAMETERS.items()}
     params |= {"reward_weights.digits": 1.0, "reward_weights.length": 1.0}
     params |= {"learning_rate": 1e-3, "group_size": 4}
     return TrialConfig(

@@ -15,11 +15,11 @@ from hashlib import sha256
 
 from gdpo_tune import registry
 from gdpo_tune.errors import DataError
+from gdpo_tune.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.data.columns import Row, RowError
 from gdpo_tune.tasks.data.rows import read_rows
 from gdpo_tune.tasks.generation import split_of
-from gdpo_tune.trials import DataSettings, TrainingSettings
 
 LARGEST_SHARE_LEFT_OUT = 0.5
 """With more unusable rows than this share, the layout is probably not that of the data."""

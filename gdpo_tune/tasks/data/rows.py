@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gdpo_tune.errors import DataError
+from gdpo_tune.settings import DATA_FILES, DataSettings
 from gdpo_tune.tasks.data.columns import Row
-from gdpo_tune.trials import DATA_FILES, DataSettings
 
 
 class Placed(NamedTuple):
