@@ -36,7 +36,7 @@ def save_state(
         last: whether training is at its end.
     """
     trained: Any = trainer  # TRL declares as optional what exists once training has begun
-    model = trained.accelerator.unwrap_model(trained.model)
+    model = trainer.policy
     if last and has_adapter(model):
         save_merged(model, folder)
     else:

@@ -73,6 +73,11 @@ class GDPOTrainer(GRPOTrainer):
         guarded: Any = [self._guarded(func) for func in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
 
+    @property
+    def policy(self) -> Any:
+        """What is trained, without the wrapper of several processes."""
+        return self.accelerator.unwrap_model(self.model)
+
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._encode is None:
             return super()._tokenize_prompts(prompts)

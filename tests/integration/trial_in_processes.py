@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from training_support import SETTINGS, toy_info, trial
 
 from gdpo_tune import registry
-from gdpo_tune.training import processes, train
-from gdpo_tune.training import trial as trial_module
+from gdpo_tune.policies.load import load_policy
+from gdpo_tune.training import build, processes, train
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 
 LETTERS = list(range(2, 28))
@@ -66,12 +66,12 @@ def main(policy: str, folder: Path) -> None:
     resume = processes.from_first(newest_valid_checkpoint(cut.directory))
     rest, outcome = run(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
-    trial_module.rollout = fixed_rollout
+    build.rollout = fixed_rollout
     result["fixed"] = run(trial(policy, folder / "fixed", settings=settings))
     result["weights"] = float(
         sum(
             tensor.double().abs().sum()
-            for tensor in trial_module.load_policy(str(folder / "fixed" / "checkpoint-4"))[0]
+            for tensor in load_policy(str(folder / "fixed" / "checkpoint-4"))[0]
             .state_dict()
             .values()
         )

@@ -17,9 +17,9 @@ from gdpo_tune.policies.load import load_policy
 from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.steps import read_steps
 from gdpo_tune.training import train, warm
+from gdpo_tune.training.build import training_order
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
 from gdpo_tune.training.settings import trainer_arguments
-from gdpo_tune.training.trial import training_order
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from trl.generation import vllm_generation as trl_vllm
 from gdpo_tune.errors import EngineError
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.settings import DataSettings, RolloutSettings
-from gdpo_tune.training import train, vllm_engine, warm
-from gdpo_tune.training import trial as trial_module
+from gdpo_tune.training import build, progress, train, vllm_engine, warm
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.settings import trainer_arguments
 
@@ -264,7 +263,7 @@ def test_weights_are_given_once_a_step(trainer):
 
 
 def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
-    monkeypatch.setattr(trial_module, "installed_vllm", lambda: None)
+    monkeypatch.setattr(build, "installed_vllm", lambda: None)
     with pytest.raises(EngineError, match="pip install"):
         train(
             replace(config, rollout=RolloutSettings("vllm")),
@@ -277,11 +276,11 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
 def test_only_the_engine_that_was_asked_for_samples(config, engine, lean, monkeypatch):
     calls = []
 
-    def counted(prompts, trainer, sample=trial_module.rollout):
+    def counted(prompts, trainer, sample=build.rollout):
         calls.append(len(prompts))
         return sample(prompts, trainer)
 
-    monkeypatch.setattr(trial_module, "rollout", counted)
+    monkeypatch.setattr(build, "rollout", counted)
     train(replace(config, rollout=RolloutSettings(engine)), resume=None, report=lambda *_: None)
     assert bool(calls) is lean
 
@@ -294,7 +293,7 @@ def test_the_mismatch_has_names_of_ours():
         "sampling/sampling_logp_difference/mean": 0.01,
         "sampling/sampling_logp_difference/max": 0.2,
     }
-    assert trial_module._step_metrics(logs) == {
+    assert progress.step_metrics(logs) == {
         "train/loss": 1.0,
         "train/rollout/importance_ratio": 0.99,
         "train/rollout/logp_difference": 0.01,

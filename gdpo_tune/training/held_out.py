@@ -1,0 +1,29 @@
+"""What a trial samples its held-out completions with, and what comes of evaluating a split."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from gdpo_tune.training.evaluation import Generate, HeldOut, evaluate, evaluation_seed
+from gdpo_tune.training.rollout import generate, generate_in_bfloat16
+from gdpo_tune.training.settings import computes_in_bfloat16
+from gdpo_tune.training.warm import Warm
+from gdpo_tune.trials import Estimate, TrialConfig
+
+
+def held_out_sampler(config: TrialConfig) -> Generate:
+    """What samples where no engine runs, in the precision of the training."""
+    return generate_in_bfloat16 if computes_in_bfloat16(config.model) else generate
+
+
+def evaluate_split(
+    config: TrialConfig,
+    state: Warm,
+    model: PreTrainedModel,
+    held_out: HeldOut,
+    step: int,
+    sampler: Generate,
+) -> dict[str, Estimate]:
+    """Every metric of the task on one split, as the trial has it after `step` steps."""
+    seed = evaluation_seed(config.seed, held_out.split, step)
+    return evaluate(model, state.tokenizer, state.task, held_out, config.training, seed, sampler)
