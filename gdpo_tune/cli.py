@@ -38,12 +38,17 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
 def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide which sweep a command speaks of."""
     parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="what to search")
+    add_override_argument(parser)
+    parser.add_argument("--name", help="name of the sweep (default: the file's name:, or its stem)")
+
+
+def add_override_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--set`, which lays single values over the file."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
         dest="overrides",
-        help="override one key, such as training.steps=100; may be repeated",
+        help="override one key of the file, such as training.length_limit=20; may be repeated",
     )
-    parser.add_argument("--name", help="name of the sweep (default: the file's name:, or its stem)")

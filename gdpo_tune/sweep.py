@@ -122,7 +122,7 @@ def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
 
     with MlflowSink(spec) as sink, LiveDisplay(spec) as display:
         result = run_sweep(spec, fresh=fresh, listeners=[sink, display])
-        display.stop()
+        display.close()
         # The tracking thread may be in the middle of importing pandas, of which plotly would see
         # half; an import of our own waits until it is whole.
         import_module("pandas")

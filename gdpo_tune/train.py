@@ -46,14 +46,7 @@ def parser() -> argparse.ArgumentParser:
         dest="source",
         help="a trial of a sweep: FOLDER:knee, FOLDER:max_<objective> or FOLDER:<trial number>",
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="override one key of the file, such as training.length_limit=20; may be repeated",
-    )
+    cli.add_override_argument(parser)
     parser.add_argument("--steps", type=_count(1), help="training steps, instead of the file's")
     parser.add_argument("--seed", type=_count(0), help="seed (default: the trial's, or the file's)")
     parser.add_argument(

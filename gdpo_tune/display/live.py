@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +11,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from gdpo_tune.closing import Closing
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import front_table, role, running_table
 from gdpo_tune.figures import style
@@ -31,7 +31,7 @@ MEMBERS = 12
 """Rows of the front in the live table."""
 
 
-class LiveDisplay:
+class LiveDisplay(Closing):
     """A listener that shows a sweep while it runs. Use it as a context manager.
 
     In a terminal a thread of its own draws, so that an event costs next to nothing.
@@ -55,15 +55,7 @@ class LiveDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop drawing and free the terminal; may be called more than once."""
         if self._live is not None:
             self._live.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich import box
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from gdpo_tune.closing import Closing
 from gdpo_tune.figures import style
 from gdpo_tune.steps import is_kept
 from gdpo_tune.trials import Estimate, Measurement, Objective
@@ -22,7 +22,7 @@ REWARD = "train/reward/"
 VALIDATION = "validation/"
 
 
-class TrainingDisplay:
+class TrainingDisplay(Closing):
     """What `train()` reports, shown. Use it as a context manager."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
@@ -44,12 +44,8 @@ class TrainingDisplay:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop drawing and free the terminal."""
         self._bar.stop()
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:

@@ -5,6 +5,7 @@ N completions of one call; `problems` may name the same problem several times (a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Literal, Protocol, Self
 
 from gdpo_tune.closing import Closing
 from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.tasks.rewards import length_reward
 
 _OWN_PROBLEMS = DataSettings()
 
@@ -103,6 +105,8 @@ class Task(Protocol):
 class WithoutProcesses(Closing):
     """The part of a task that judges in this process alone: there is nothing to report or end."""
 
+    rewards: tuple[str, ...]
+    metrics: tuple[str, ...]
     format_request: str
     """The instructions, with `{limit}` where the tokens of the length reward belong."""
 
@@ -116,6 +120,29 @@ class WithoutProcesses(Closing):
         self.instructions = self.format_request.format(limit=settings.length_limit)
         self._settings = settings
         self._data = data
+
+    def score(
+        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+    ) -> Scores:
+        """Judge N completions, for training and for held-out evaluation alike; see `Task`."""
+        limit = self._settings.length_limit
+        verdicts = [
+            {
+                **self._judge(problem, completion),
+                "length": length_reward(length, limit),
+                "mean_length": float(length),
+            }
+            for problem, completion, length in zip(problems, completions, lengths, strict=True)
+        ]
+
+        def columns(names: Sequence[str]) -> dict[str, list[float | None]]:
+            return {name: [verdict[name] for verdict in verdicts] for name in names}
+
+        return Scores(rewards=columns(self.rewards), metrics=columns(self.metrics))
+
+    @abstractmethod
+    def _judge(self, problem: Problem, completion: str) -> dict[str, float]:
+        """Every reward and metric of a completion but those that its length decides."""
 
     def environment(self) -> dict[str, str]:
         """The data that problems come from, if any; what else there is, the trainer knows.

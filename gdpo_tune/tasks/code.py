@@ -60,12 +60,7 @@ class CodeTask(FromData, Closing):
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions, for training and for held-out evaluation alike.
-
-        Args:
-            problems: N problems, the one that each completion answers.
-            completions: N texts, decoded without the end token.
-            lengths: N token counts, the end token included.
+        """Judge N completions, for training and for held-out evaluation alike; see `Task`.
 
         Raises:
             SandboxUnavailable: this machine offers no isolation, so nothing was run.

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from gdpo_tune.closing import Closing
 from gdpo_tune.errors import UsageError
 from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
@@ -35,7 +36,7 @@ SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100
 MEAN_LENGTH = "mean_length"
 
 
-class RewardFunctionTask:
+class RewardFunctionTask(Closing):
     """A task whose rewards are functions; each of them is a held-out metric, too."""
 
     reward_funcs: ClassVar[Sequence[RewardFunction | str]] = ()
@@ -133,14 +134,6 @@ class RewardFunctionTask:
         self.problems("validation", self.settings.validation_prompts, 0)
         self.problems("test", self.settings.test_prompts, 0)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _loaded(self) -> list[RewardFunction]:
         if self._functions is None:

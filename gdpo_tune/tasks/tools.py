@@ -13,10 +13,10 @@ Definitions, and how they differ from the released code: `tools_scoring`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gdpo_tune.tasks.base import Problem, Scores, WithoutProcesses
 from gdpo_tune.tasks.data import FromData
-from gdpo_tune.tasks.rewards import length_reward
 from gdpo_tune.tasks.tools_problems import generate
 from gdpo_tune.tasks.tools_scoring import HIGHEST, tools_correctness, tools_format
 
@@ -44,30 +44,17 @@ class ToolsTask(FromData, WithoutProcesses):
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions, for training and for held-out evaluation alike.
-
-        Args:
-            problems: N problems, the one that each completion answers.
-            completions: N texts, decoded without the end token.
-            lengths: N token counts, the end token included.
-        """
-        pairs = list(zip(problems, completions, strict=True))
-        correct = [tools_correctness(text, problem.data["calls"]) for problem, text in pairs]
-        formats = [
-            tools_format(text, calls=bool(problem.data["calls"]), response=problem.data["response"])
-            for problem, text in pairs
-        ]
-        short = [length_reward(length, self._settings.length_limit) for length in lengths]
+        """Judge N completions; see `Task`. Where no call is right, correctness trains nothing."""
+        scores = super().score(problems, completions, lengths)
         signal = [
             value if problem.data["calls"] else None
-            for problem, value in zip(problems, correct, strict=True)
+            for problem, value in zip(problems, scores.rewards["correctness"], strict=True)
         ]
-        metrics = {
-            "correctness": correct,
-            "exact": [float(value == HIGHEST) for value in correct],
-            "format": formats,
-            "length": short,
-            "mean_length": [float(length) for length in lengths],
-        }
-        rewards = {"correctness": signal, "format": formats, "length": short}
-        return Scores(rewards=rewards, metrics=metrics)
+        return replace(scores, rewards={**scores.rewards, "correctness": signal})
+
+    def _judge(self, problem: Problem, completion: str) -> dict[str, float]:
+        calls = problem.data["calls"]
+        correctness = tools_correctness(completion, calls)
+        format_kept = tools_format(completion, calls=bool(calls), response=problem.data["response"])
+        exact = float(correctness == HIGHEST)
+        return {"correctness": correctness, "exact": exact, "format": format_kept}

@@ -169,8 +169,8 @@ def test_the_terminal_is_given_back_once_and_for_all(spec):
     console = paper(100, terminal=True)
     with LiveDisplay(spec, console) as display:
         display(SweepStarted((), 3))
-        display.stop()
-        display.stop()
+        display.close()
+        display.close()
     hidden, shown = "\x1b[?25l", "\x1b[?25h"
     output = console.file.getvalue()
     assert output.count(hidden) == output.count(shown) == 1
