@@ -115,6 +115,17 @@ def check_share(spec: SweepSpec) -> None:
 
 
 def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
+    """Run the sweep; return the exit status, and say how to go on where it ended too soon."""
+    from gdpo_tune.errors import ClusterLostError
+
+    try:
+        return searched(spec, fresh=fresh, command=command)
+    except ClusterLostError as error:
+        say_how_to_go_on(f"error: {error}.", command)
+        return error.exit_status
+
+
+def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
     """Compose the search with tracking and display; return the exit status."""
     from gdpo_tune.display import LiveDisplay, print_summary
     from gdpo_tune.tracking import MlflowSink
@@ -134,7 +145,7 @@ def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
         sink.log_pictures()
     print_summary(spec, result.records, note=display.note)
     if result.interrupted:
-        print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
+        say_how_to_go_on("Interrupted.", command)
         return cli.INTERRUPTED
     trained = [record for record in result.records if record.role != "untrained"]
     if trained and all(record.state == "failed" for record in trained):
@@ -144,6 +155,11 @@ def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
         )
         return 1
     return 0
+
+
+def say_how_to_go_on(why: str, command: str) -> None:
+    """Print why a sweep ended too soon, and the line that continues it."""
+    print(f"{why} Go on with:\n  {command}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # failures are in the ledger with their reason
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
+SERVERS = ("gcs_server", "raylet")
+"""Names of the processes without which a cluster of our own can do nothing."""
+LOOK_AGAIN = 0.5
+"""Seconds between two looks at the servers of a cluster of our own."""
+ASK_AGAIN = 5.0
+"""Seconds between two questions to a cluster that was joined whether our node is alive."""
 SAME_START = 2.0
 """Seconds within which two times of creation are one process's: they are read off the boot time,
 which moves when the clock is set."""
@@ -52,6 +59,8 @@ class Cluster:
     """Resources of every node that is alive."""
     remember: Callable[[], None]
     """Note the processes that there are by now, for the next start in case this one is killed."""
+    is_alive: Callable[[], bool]
+    """Whether trials can still be placed; cheap enough to be asked all the time."""
 
 
 @contextmanager
@@ -88,13 +97,62 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
         if not connected():
             remember(processes, children() - others)
 
+    is_up = our_node_is_alive if connected() else servers_watched()
+    is_alive = asked_every(ASK_AGAIN if connected() else LOOK_AGAIN, is_up)
     try:
         remember_all()
         nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
-        yield Cluster(nodes, remember_all)
+        yield Cluster(nodes, remember_all, is_alive)
     finally:
+        lost = not connected() and not is_up()
         ray.shutdown()
+        if lost:
+            end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
         processes.unlink(missing_ok=True)
+
+
+def servers_watched() -> Callable[[], bool]:
+    """Whether every server of Ray that runs below this process now still does when asked."""
+    servers = {(pid, created) for pid, created in children() if name_of(pid) in SERVERS}
+    return lambda: all(runs(pid, created) for pid, created in servers)
+
+
+def name_of(pid: int) -> str:
+    """The name of a process; empty if it is gone."""
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return ""
+
+
+def runs(pid: int, created: float) -> bool:
+    """Whether a process is there, and more of it than its exit status."""
+    process = process_of(pid, created)
+    try:
+        return process is not None and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def our_node_is_alive() -> bool:
+    """Whether the cluster that was joined knows of the node through which this process asks."""
+    import ray
+
+    ours = ray.get_runtime_context().get_node_id()
+    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == ours)
+
+
+def asked_every(seconds: float, question: Callable[[], bool]) -> Callable[[], bool]:
+    """`question`, with its last answer, true at first, until so many seconds have passed."""
+    answer, due = True, time.monotonic() + seconds
+
+    def ask() -> bool:
+        nonlocal answer, due
+        if time.monotonic() >= due:
+            answer, due = question(), time.monotonic() + seconds
+        return answer
+
+    return ask
 
 
 def children() -> set[tuple[int, float]]:
@@ -110,6 +168,15 @@ def creation(process: psutil.Process) -> float | None:
     """When a process was created, in Unix seconds; None if it is gone or not ours to look at."""
     try:
         return process.create_time()
+    except psutil.Error:
+        return None
+
+
+def process_of(pid: int, created: float) -> psutil.Process | None:
+    """The process of that pid and time; None if it is gone or not ours to look at."""
+    try:
+        process = psutil.Process(pid)
+        return process if abs(process.create_time() - created) < SAME_START else None
     except psutil.Error:
         return None
 
@@ -130,10 +197,8 @@ def remembered(file: Path) -> list[tuple[int, float]]:
 def end_orphans(file: Path) -> None:
     """End what is left of the processes that a killed run wrote down."""
     for pid, created in remembered(file):
-        try:
-            process = psutil.Process(pid)
-            if abs(process.create_time() - created) < SAME_START:
+        process = process_of(pid, created)
+        if process is not None:
+            with suppress(psutil.Error):
                 process.kill()
-        except psutil.Error:
-            continue
     file.unlink(missing_ok=True)

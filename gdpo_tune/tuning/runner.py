@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from gdpo_tune import registry
+from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
@@ -62,6 +63,7 @@ def run_sweep(
         IdentityError: another sweep lives under this name.
         PolicyError, SandboxUnavailable: what every trial needs is not there.
         DiskFullError: there is no room for checkpoints or the ledger; the same call goes on.
+        ClusterLostError: Ray's servers died; the same call goes on.
     """
     check_resources(spec)
     with Ledger.open(spec, fresh=fresh) as ledger:
@@ -92,7 +94,7 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
         with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
             width = side_by_side(ledger.spec, ray_up.nodes)
             session = ledger.begin_session(started, width, provenance())
-            return search(ledger, train, width, emit, ray_up.remember)
+            return search(ledger, train, width, emit, ray_up)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
@@ -119,11 +121,13 @@ def reuses_processes(spec: SweepSpec) -> bool:
     return spec.resources.gpus == 0 and spec.rollout.engine != "vllm"
 
 
-def search(
-    ledger: Ledger, train: str, width: int, emit: Listener, on_start: Callable[[], None]
-) -> bool:
-    """Run trials, `width` side by side, on the Ray that is up; return whether interrupted."""
-    from gdpo_tune.tuning.interruption import Interruption
+def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: cluster.Cluster) -> bool:
+    """Run trials, `width` side by side, on the Ray that is up; return whether interrupted.
+
+    Raises:
+        ClusterLostError: it is no longer up.
+    """
+    from gdpo_tune.tuning.interruption import ClusterLost, Interruption
     from gdpo_tune.tuning.searcher import LedgerSearcher
     from gdpo_tune.tuning.trainable import Group, Setup
 
@@ -135,7 +139,7 @@ def search(
     if asked.workers > 1:
         group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
     searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory, group), width, emit)
-    interruption = Interruption(stop_file)
+    interruption = Interruption(stop_file, ray_up.is_alive)
 
     def stop() -> None:
         searcher.stop()
@@ -143,9 +147,14 @@ def search(
 
     try:
         with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
-            tune(ledger, searcher, interruption, on_start)
+            tune(ledger, searcher, interruption, ray_up.remember)
     except KeyboardInterrupt:
         interruption.requested = True
+    except ClusterLost:
+        raise ClusterLostError(
+            "a server of Ray is gone (killed, out of memory, or crashed), and no trial can run "
+            "without it; what trials have recorded is kept"
+        ) from None
     finally:
         stop_file.unlink(missing_ok=True)
         shutil.rmtree(ray_folder(ledger), ignore_errors=True)

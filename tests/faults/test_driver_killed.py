@@ -1,4 +1,4 @@
-"""The real command, stopped in the middle: by `kill -9` again and again, and by Ctrl-C."""
+"""The real command, stopped midway: by `kill -9`, by Ctrl-C, by the loss of Ray's servers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import mlflow
+import psutil
 import pytest
 
 from gdpo_tune.ledger import Ledger
@@ -148,3 +149,28 @@ def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(t
         os.killpg(process.pid, signal.SIGINT)
         process.communicate()
     assert step_lines(trial) == list(range(1, len(step_lines(trial)) + 1))
+
+
+@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+def test_a_killed_server_of_ray_ends_the_command_which_then_goes_on(tmp_path: Path, server: str):
+    trial = spec_in(tmp_path).directory / "trials" / "1"
+    with sweep_in(tmp_path) as process:
+        wait_until(process, lambda: newest_valid_checkpoint(trial) is not None)
+        below = psutil.Process(process.pid).children(recursive=True)
+        (victim,) = [child for child in below if child.name() == server]
+        victim.kill()
+        _, told = process.communicate(timeout=WAIT)
+        assert process.returncode == 1, told
+    assert "error: a server of Ray is gone" in told
+    assert f"Go on with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+    _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial goes on writing
+    assert alive == []
+    written, checkpoint = step_lines(trial), newest_valid_checkpoint(trial)
+    assert checkpoint is not None
+
+    with sweep_in(tmp_path) as process:
+        wait_until(process, lambda: len(step_lines(trial)) > len(written))
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate()
+    assert step_lines(trial)[: len(written)] == written
+    assert step_lines(trial)[len(written)] == read_checkpoint(checkpoint).step + 1

@@ -1,12 +1,14 @@
 """How the sweep command ends: exit status and the line that continues."""
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gdpo_tune import cli, sweep, tuning
-from gdpo_tune.errors import UsageError
+from gdpo_tune.errors import ClusterLostError, UsageError
+from gdpo_tune.spec import load_spec
 from gdpo_tune.trials import TrialRecord
 
 SPACE = str(Path(__file__).parents[2] / "search_spaces" / "code.yaml")
@@ -49,6 +51,17 @@ def test_an_interrupted_sweep_prints_the_line_that_continues(end_with, capsys):
     assert line == f"python -m gdpo_tune.sweep {SPACE} --set 'search.trials= 8'"
 
 
+def test_a_sweep_that_lost_its_cluster_prints_the_line_that_continues(
+    end_with, monkeypatch, capsys
+):
+    def lose(*_, **__):
+        raise ClusterLostError("a server is gone")
+
+    monkeypatch.setattr(tuning, "run_sweep", lose)
+    assert sweep.run(load_spec(SPACE), fresh=False, command="the same") == 1
+    assert capsys.readouterr().err == "error: a server is gone. Go on with:\n  the same\n"
+
+
 def test_options_are_not_abbreviated(capsys):
     with pytest.raises(SystemExit) as caught:
         sweep.main([SPACE, "--fres"])
@@ -56,17 +69,34 @@ def test_options_are_not_abbreviated(capsys):
     assert "--fres" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("ending", "status"),
-    [(lambda _: 0, 0), (UsageError("no"), 2), (KeyboardInterrupt(), 130)],
-)
-def test_how_a_command_ends(ending, status, capsys):
+def ends_with(ending):
     def main(arguments):
         if isinstance(ending, BaseException):
             raise ending
-        return ending(arguments)
+        return ending
 
+    return main
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "told"),
+    [
+        (0, 0, ""),
+        (UsageError("no"), 2, "error: no\n"),
+        (KeyboardInterrupt(), 130, "The same command goes on"),
+        (OSError(errno.ENOSPC, "No space left on device", "/a"), 1, "no space left on a disk: "),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "Disk quota exceeded: '/a'; make"),
+    ],
+)
+def test_how_a_command_ends(ending, status, told, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.run(main)
+        cli.run(ends_with(ending))
     assert caught.value.code == status
-    assert (status == 0) == (capsys.readouterr().err == "")
+    error = capsys.readouterr().err
+    assert told in error
+    assert bool(told) == bool(error)
+
+
+def test_a_command_that_broke_shows_where():
+    with pytest.raises(PermissionError):
+        cli.run(ends_with(PermissionError(errno.EACCES, "Permission denied", "/a")))

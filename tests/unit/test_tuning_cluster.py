@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ import ray
 from ray._private.accelerators import accelerator
 
 from gdpo_tune.tuning import cluster
+from gdpo_tune.tuning.interruption import ClusterLost, Interruption
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -88,6 +90,68 @@ def test_a_process_of_another_user_is_left_alone(
     cluster.end_orphans(file)
     assert not file.exists()
     assert process.poll() is None
+
+
+def test_a_cluster_of_our_own_lives_as_long_as_every_server_of_it(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    servers = {spawn().pid: "raylet", spawn().pid: "gcs_server"}
+    other = spawn()
+    monkeypatch.setattr(cluster, "name_of", lambda pid: servers.get(pid, "monitor"))
+    is_up = cluster.servers_watched()
+    assert is_up()
+    other.kill()
+    other.wait()
+    assert is_up()
+    psutil.Process(next(iter(servers))).kill()  # nobody has asked for its exit status yet
+    while is_up():
+        pass
+
+
+def test_a_server_whose_exit_status_was_asked_for_is_gone_too(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    process = spawn()
+    monkeypatch.setattr(cluster, "name_of", lambda pid: "raylet")
+    is_up = cluster.servers_watched()
+    process.kill()
+    process.wait()
+    assert not is_up()
+
+
+@pytest.mark.parametrize(("alive", "answer"), [(True, True), (False, False)])
+def test_a_cluster_that_was_joined_is_asked_for_our_node(
+    alive: bool, answer: bool, monkeypatch: pytest.MonkeyPatch
+):
+    nodes = [{"NodeID": "ours", "Alive": alive}, {"NodeID": "other", "Alive": not alive}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    context = SimpleNamespace(get_node_id=lambda: "ours")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    assert cluster.our_node_is_alive() is answer
+
+
+def test_a_cluster_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now))
+    answers = [True, False]
+    ask = cluster.asked_every(5.0, lambda: answers.pop(0))
+    assert ask()
+    assert len(answers) == 2
+    now = 105.0
+    assert ask()
+    assert ask()
+    now = 110.0
+    assert not ask()
+    assert not ask()
+
+
+def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: Path):
+    alive = [True, False]
+    interruption = Interruption(tmp_path / "stop", lambda: alive.pop(0))
+    assert not interruption.stop_all()
+    with pytest.raises(ClusterLost):
+        interruption.stop_all()
+    assert not interruption.requested
 
 
 def test_a_trial_without_a_gpu_sees_none():
