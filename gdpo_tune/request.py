@@ -99,7 +99,8 @@ def trial_config(
     if spec.resources.workers > 1:
         raise UsageError(
             f"resources.workers = {spec.resources.workers}: a training without a search is one "
-            "process\n    fix: --set resources.workers=1"
+            "process; several are started by gdpo_tune.sweep alone\n"
+            "    fix: --set resources.workers=1"
         )
     chosen_seed = request.seed if seed is None else seed
     name = f"{spec.name}-{request.label}-{spec.training.steps}"

@@ -119,7 +119,7 @@ def test_another_training_in_the_same_folder_is_refused(fake):
 
 
 def test_a_file_of_several_workers_is_refused(fake):
-    with pytest.raises(UsageError, match=r"--set resources\.workers=1"):
+    with pytest.raises(UsageError, match=r"gdpo_tune\.sweep alone\n.* --set resources\.workers=1"):
         train.main([*FILE, "--set", "resources.workers=2"])
     assert fake.asked == []
 

@@ -1,0 +1,44 @@
+"""What fits on the machine at hand, and what is refused because it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.errors import ResourcesError
+from gdpo_tune.spec import Resources, check_resources, load_spec, machine
+
+SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "gpus", "expected"),
+    [
+        ({}, 4, 0, 4),
+        ({"cpus": 2.0}, 7, 0, 3),
+        ({"cpus": 0.1}, 1, 0, 10),  # 1 / 0.1 is not quite 10 in floats, and tenfold is
+        ({"cpus": 8.0}, 4, 8, 0),
+        ({"gpus": 1.0}, 8, 2, 2),
+        ({"gpus": 1.0, "cpus": 4.0}, 6, 8, 1),
+        ({"gpus": 0.5}, 1, 1, 1),
+        ({"gpus": 1.0}, 8, 0, 0),
+    ],
+)
+def test_workers_that_fit_beside_each_other(asked, cpus, gpus, expected):
+    assert machine.fitting_workers(Resources(**asked), cpus, gpus) == expected
+
+
+@pytest.fixture
+def spec():
+    def load(*overrides):
+        return load_spec(SPACE, overrides)
+
+    return load
+
+
+def test_more_workers_than_fit_are_refused_with_how_many_do(spec, monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "local_cpus", lambda: 5)
+    asked = spec("resources={workers: 4, cpus: 2}", "training.completions_per_step=64")
+    with pytest.raises(ResourcesError, match=r"(?s)workers = 4: each .* --set resources.workers=2"):
+        check_resources(asked, {}, tmp_path)
+    check_resources(asked, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    check_resources(spec("resources={workers: 2, cpus: 2}"), {}, tmp_path)
