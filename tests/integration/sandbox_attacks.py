@@ -30,6 +30,8 @@ from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
 from gdpo_tune.sandbox.inside.syscalls import MACHINES
 
 LIMITS = Limits(cpu_seconds=0.2, wall_seconds=0.6, memory_bytes=128 << 20)
+# Memory is to run out before these clocks do, however slowly a loaded machine hands it out.
+PATIENT = Limits(cpu_seconds=4.0, wall_seconds=20.0, memory_bytes=LIMITS.memory_bytes)
 # The expected values are unlike anything that an attack returns or finds lying about.
 CALLS = (Call("f", (1,), 17.25), Call("f", (2,), 34.5))
 TESTS = ("assert f(1) == 17.25 and f(2) > f(1)", "assert not f(2) != 34.5")
@@ -42,6 +44,11 @@ class Attack(NamedTuple):
     code: str
     by_calls: frozenset[str]
     by_tests: frozenset[str]
+
+    @property
+    def limits(self) -> Limits:
+        """Under which it runs."""
+        return PATIENT if self.by_calls | self.by_tests == {"memory"} else LIMITS
 
 
 def attacks() -> dict[str, Attack]:
@@ -82,7 +89,7 @@ def run_all() -> dict[str, object]:
         }
         for name, attack in attacks().items():
             code = re.sub("@[A-Z]+@", lambda match: places[match[0]], attack.code)
-            outcomes[name] = _run(sandbox, code)
+            outcomes[name] = _run(sandbox, code, attack.limits)
             if os.listdir(folder) != ["victim"] or victim.read_text() != "untouched":
                 harmed.append(name)
         loopback.setblocking(False)
@@ -97,13 +104,13 @@ def run_all() -> dict[str, object]:
         }
 
 
-def _run(sandbox: CodeSandbox, code: str) -> list[object]:
+def _run(sandbox: CodeSandbox, code: str, limits: Limits) -> list[object]:
     honest = Job(HONEST, CALLS, asserts=TESTS)
     # NOTE: a worker takes two jobs at once, so each attack has one of its own.
     jobs = [
-        Job(code, CALLS, limits=LIMITS),
+        Job(code, CALLS, limits=limits),
         honest,
-        Job(code, asserts=TESTS, limits=LIMITS),
+        Job(code, asserts=TESTS, limits=limits),
         honest,
     ]
     try:
