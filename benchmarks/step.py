@@ -16,14 +16,14 @@ import os
 import statistics
 import tempfile
 import time
-import zlib
-from dataclasses import dataclass, field
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from alternation import Block, Stopwatch, alternate
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from step_parts import REWARDS, Timed
+from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,67 +33,19 @@ from gdpo_tune.training.rollout import rollout
 from gdpo_tune.training.trainer import GDPOTrainer
 
 PROMPTS, GROUP, TOKENS = 8, 8, 64
-WARM_UP = 1
-"""Steps of a block that are not counted."""
-LENGTH_TOLERANCE = 0.02
 
 
-@dataclass
-class Side:
-    """What was measured of one of the two trainers."""
-
-    seconds: list[float] = field(default_factory=list)
-    """CPU seconds a step, one entry a block."""
-    lengths: list[float] = field(default_factory=list)
-    """Mean tokens of a completion, one entry a counted step."""
-
-    def length(self) -> float:
-        """Mean tokens over all counted steps."""
-        return statistics.fmean(self.lengths)
-
-
-class Stopwatch(TrainerCallback):
-    """CPU time and completion lengths of the steps after the first."""
-
-    def __init__(self, side: Side) -> None:
-        self.side = side
-
-    def on_log(self, args, state, control, logs=None, **_):
-        """Called once a step, and once more at the end without a loss."""
-        if logs is None or "loss" not in logs:
-            return
-        now = time.process_time()
-        if state.global_step == WARM_UP:
-            self.started = now
-            return
-        self.side.lengths.append(logs["completions/mean_length"])
-        if state.global_step == state.max_steps:
-            self.side.seconds.append((now - self.started) / (state.max_steps - WARM_UP))
-
-
-def lookup(name: str):
-    """A reward that costs nothing: 0 or 1 from the prompt's and completion's bytes."""
-
-    def reward(prompts, completions, **_):
-        return [
-            float(zlib.crc32(f"{name}{prompt}{text}".encode()) & 1)
-            for prompt, text in zip(prompts, completions, strict=True)
-        ]
-
-    reward.__name__ = name
-    return reward
-
-
-def block(ours: bool, steps: int, seed: int, side: Side) -> None:
+def block(ours: bool, steps: int, seed: int) -> Block:
     """Train a fresh trainer for a few steps and measure all but the first."""
+    watch = Stopwatch(steps, time.process_time)
     model, tokenizer = load_policy("embedded")
-    problems = generate("train", PROMPTS * (steps + WARM_UP), seed)
+    problems = generate("train", PROMPTS * watch.last, seed)
     data = Dataset.from_dict({"prompt": [problem.prompt for problem in problems]})
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=folder,
             seed=seed,
-            max_steps=steps + WARM_UP,
+            max_steps=watch.last,
             per_device_train_batch_size=PROMPTS * GROUP,
             num_generations=GROUP,
             max_completion_length=TOKENS,
@@ -111,11 +63,11 @@ def block(ours: bool, steps: int, seed: int, side: Side) -> None:
         )
         common = {
             "model": model,
-            "reward_funcs": [lookup("correctness"), lookup("format"), lookup("length")],
+            "reward_funcs": REWARDS,
             "args": arguments,
             "train_dataset": data,
             "processing_class": tokenizer,
-            "callbacks": [Stopwatch(side)],
+            "callbacks": [Timed(watch)],
         }
         if ours:
             trainer = GDPOTrainer(normalization="gdpo", rollout_func=rollout, **common)
@@ -123,6 +75,7 @@ def block(ours: bool, steps: int, seed: int, side: Side) -> None:
             trainer = GRPOTrainer(**common)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
+    return watch.block()
 
 
 def floor(steps: int, length: float) -> float:
@@ -146,27 +99,11 @@ def floor(steps: int, length: float) -> float:
 
 
 def measure(blocks: int, steps: int) -> dict[str, object]:
-    """Alternate until both sides wrote completions of the same length."""
-    ours, plain = Side(), Side()
-    for seed in range(3 * blocks):
-        order = [(True, ours), (False, plain)]
-        for is_ours, side in order if seed % 2 else reversed(order):
-            block(is_ours, steps, seed, side)
-        apart = abs(ours.length() / plain.length() - 1)
-        if seed + 1 >= blocks and apart <= LENGTH_TOLERANCE:
-            break
-    ratios = [a / b for a, b in zip(ours.seconds, plain.seconds, strict=True)]
+    """Both trainers in turns, and the floor."""
+    pair = alternate(lambda ours, seed: block(ours, steps, seed), blocks, 3 * blocks)
     return {
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_low": round(min(ratios), 3),
-        "ratio_high": round(max(ratios), 3),
-        "ours_cpu_seconds": round(statistics.median(ours.seconds), 4),
-        "trl_cpu_seconds": round(statistics.median(plain.seconds), 4),
-        "floor_cpu_seconds": round(floor(steps, plain.length()), 4),
-        "ours_mean_length": round(ours.length(), 2),
-        "trl_mean_length": round(plain.length(), 2),
-        "lengths_apart": round(apart, 4),
-        "blocks": len(ratios),
+        **pair.figures("cpu_seconds"),
+        "floor_cpu_seconds": round(floor(steps, pair.plain.length()), 4),
         "steps_per_block": steps,
     }
 

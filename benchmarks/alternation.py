@@ -1,0 +1,128 @@
+"""Two trainers in turns, timed step by step: what the step benchmarks share.
+
+Light: whoever starts the blocks in other processes imports no torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+LENGTH_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Block:
+    """A few steps of one trainer, measured."""
+
+    seconds: float
+    """A step."""
+    lengths: list[float]
+    """Mean tokens of a completion, one entry a counted step."""
+    peak_mib: float | None = None
+    """The most that was allocated on the GPU; None where it was not asked for."""
+    device: str = "cpu"
+
+
+class Stopwatch:
+    """Time and completion lengths of the steps of one block after the warm-up."""
+
+    def __init__(self, steps: int, clock: Callable[[], float], warm_up: int = 1) -> None:
+        """
+        Args:
+            steps: that are counted.
+            clock: seconds, whatever kind is wanted.
+            warm_up: steps before them, at least 1.
+        """
+        self.last = warm_up + steps
+        """Number of the last step, the first one being 1."""
+        self._warm_up = warm_up
+        self._clock = clock
+        self._lengths: list[float] = []
+
+    def end_step(self, step: int, mean_length: float) -> None:
+        """Note that a step is over."""
+        now = self._clock()
+        if step == self._warm_up:
+            self._started = now
+        elif step > self._warm_up:
+            self._lengths.append(mean_length)
+            self._ended = now
+
+    def block(self, peak_mib: float | None = None, device: str = "cpu") -> Block:
+        """What was measured.
+
+        Raises:
+            ValueError: a step that counts is missing.
+        """
+        counted, wanted = len(self._lengths), self.last - self._warm_up
+        if counted != wanted:
+            raise ValueError(f"{counted} of {wanted} steps were timed")
+        seconds = (self._ended - self._started) / wanted
+        return Block(seconds, self._lengths, peak_mib, device)
+
+
+@dataclass
+class Side:
+    """All blocks of one of the two trainers."""
+
+    blocks: list[Block] = field(default_factory=list)
+
+    def seconds(self) -> float:
+        """Median over the blocks of seconds a step."""
+        return statistics.median(block.seconds for block in self.blocks)
+
+    def length(self) -> float:
+        """Mean tokens over all counted steps."""
+        return statistics.fmean(length for block in self.blocks for length in block.lengths)
+
+
+@dataclass
+class Pair:
+    """Ours and plain TRL, block by block."""
+
+    ours: Side = field(default_factory=Side)
+    plain: Side = field(default_factory=Side)
+
+    def apart(self) -> float:
+        """How much longer or shorter our completions are than TRL's."""
+        return abs(self.ours.length() / self.plain.length() - 1)
+
+    def figures(self, unit: str) -> dict[str, object]:
+        """For a line of JSON; the spread of the ratio is that over the pairs of blocks.
+
+        Args:
+            unit: of the seconds, as part of a key: `cpu_seconds`.
+        """
+        sides = zip(self.ours.blocks, self.plain.blocks, strict=True)
+        ratios = [ours.seconds / plain.seconds for ours, plain in sides]
+        return {
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_low": round(min(ratios), 3),
+            "ratio_high": round(max(ratios), 3),
+            f"ours_{unit}": round(self.ours.seconds(), 4),
+            f"trl_{unit}": round(self.plain.seconds(), 4),
+            "ours_mean_length": round(self.ours.length(), 2),
+            "trl_mean_length": round(self.plain.length(), 2),
+            "lengths_apart": round(self.apart(), 4),
+            "blocks": len(ratios),
+        }
+
+
+def alternate(run: Callable[[bool, int], Block], blocks: int, most: int) -> Pair:
+    """Train in turns, so that a noisy machine hits both, until both wrote equally long completions.
+
+    Args:
+        run: one block; takes whether it is ours, and a seed that both sides get.
+        blocks: of each side, at least.
+        most: of each side, even if their completions differ.
+    """
+    pair = Pair()
+    for seed in range(most):
+        order = [(True, pair.ours), (False, pair.plain)]
+        for is_ours, side in order if seed % 2 else reversed(order):
+            side.blocks.append(run(is_ours, seed))
+        if seed + 1 >= blocks and pair.apart() <= LENGTH_TOLERANCE:
+            break
+    return pair
