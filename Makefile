@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check slow fault vllm bench bench-small
+.PHONY: check slow fault vllm bench bench-gpu bench-small
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -21,6 +21,9 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/normalization.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
+bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
+	python benchmarks/gpu_step.py
+	python benchmarks/gpu_packing.py
 bench-small:      ## the same scripts, seconds each
 	python benchmarks/step.py --small
 	python benchmarks/driver.py --small
@@ -28,3 +31,5 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/normalization.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
+	python benchmarks/gpu_step.py --small
+	python benchmarks/gpu_packing.py --small

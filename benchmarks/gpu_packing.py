@@ -1,0 +1,211 @@
+"""Trials an hour when several share one GPU, through a sweep as it is.
+
+    python benchmarks/gpu_packing.py [--policy FOLDER_OR_HUB_ID] [--set KEY=VALUE] ...
+    python benchmarks/gpu_packing.py --small      on a CPU, with shares of its cores
+
+The same trials run once for every share: with `resources.gpus` 1 one at a time, with 1/2 two and
+with 1/4 four side by side, the CPU cores divided likewise.
+
+trials an hour = trials that trained / hours from the first trial's start to the last one's end
+
+Starts of trials' processes, imports and engines, held-out evaluation and the tail, when fewer
+trials are left than fit, are in it; the start of Ray is not. The defaults train adapters of a
+policy of half a billion parameters; that a quarter of an 80 GB GPU holds them is computed, not
+measured. `--set` changes what a trial is: its policy, lengths, engine.
+
+One line of JSON a share, then one of all: trials an hour, their ratio to one at a time, and the
+most MiB in use at one time: of the GPU, or on a CPU of all processes of the sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_options import at_least, refusals, require_gpu
+from peaks import Peak, ask_gpu, used_below, used_on_gpu
+from utilisation import measure as measure_sweep
+
+from gdpo_tune import cli
+from gdpo_tune.engines import choose, installed_vllm
+from gdpo_tune.spec import SweepSpec, check_resources, load_spec, local_cpus
+from gdpo_tune.sweep import probe_environment
+from gdpo_tune.trials import TrialRecord
+
+SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "math.yaml"
+SHARES = (1.0, 0.5, 0.25)
+HOUR = 3600
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, whatever the share."""
+
+    trials: int
+    steps: int
+    on_gpu: bool
+    shares: Sequence[float] = SHARES
+    overrides: Sequence[str] = field(default_factory=list)
+
+    def sweep(self, share: float, folder: str) -> SweepSpec:
+        """The sweep in which every trial has this share of the GPU, or of the cores."""
+        return load_spec(
+            SPACE,
+            [
+                *self.overrides,
+                # The published setting is trained beside the sampler's; it is one of the trials.
+                f"search.trials={self.trials - 1}",
+                # Its proposals do not hang on which trial ends first.
+                "search.sampler=random",
+                "search.replicates.max_runs=0",
+                f"training.steps={self.steps}",
+                f"training.evaluate_every={self.steps}",
+                f"training.checkpoint_every={self.steps}",
+                f"storage={folder}",
+                f"resources.cpus={local_cpus() * share:g}",
+                f"resources.gpus={share if self.on_gpu else 0:g}",
+            ],
+            f"packing_{share:g}",
+        )
+
+
+SMALL = Plan(
+    trials=2,
+    steps=1,
+    on_gpu=False,
+    shares=(1.0, 0.5),
+    overrides=[
+        "training.completions_per_step=16",
+        "training.train_prompts=16",
+        "training.validation_prompts=4",
+        "training.test_prompts=4",
+    ],
+)
+
+
+def measure(plan: Plan) -> dict[str, object]:
+    """Every share, one after the other, once all of them are known to fit.
+
+    Raises:
+        SystemExit: a trial failed, or two shares did not train the same trials.
+    """
+    shares: dict[str, dict[str, object]] = {}
+    trained = []
+    with tempfile.TemporaryDirectory() as folder:
+        specs = [plan.sweep(share, folder) for share in plan.shares]
+        for spec in specs:
+            check_resources(spec)
+            probe_environment(spec, tracked=False)
+        for share, spec in zip(plan.shares, specs, strict=True):
+            figures, records = run(spec, used_on_gpu if plan.on_gpu else used_below)
+            shares[f"{share:g}"] = figures
+            trained.append([(record.params, record.seed) for record in records])
+            print(json.dumps({"share": share, **figures}), flush=True)
+    if any(trials != trained[0] for trials in trained):
+        raise SystemExit("the shares trained different trials: the figures mean nothing")
+    first = shares[f"{plan.shares[0]:g}"]["trials_per_hour"]
+    for figures in shares.values():
+        figures["ratio"] = round(figures["trials_per_hour"] / first, 3)
+    return {
+        "benchmark": "gpu_packing",
+        "device": ask_gpu("name") if plan.on_gpu else "cpu",
+        "engine": engine(spec, on_gpu=plan.on_gpu),
+        "policy": spec.policy,
+        "trials": plan.trials,
+        "steps": spec.training.steps,
+        "shares": shares,
+    }
+
+
+def run(
+    spec: SweepSpec, read: Callable[[], float]
+) -> tuple[dict[str, object], Sequence[TrialRecord]]:
+    """One sweep: its figures, and its trials that trained.
+
+    Raises:
+        SystemExit: it was interrupted, or a trial failed.
+    """
+    from gdpo_tune.tuning import run_sweep
+
+    with Peak(read) as memory:
+        result = run_sweep(spec)
+    if result.interrupted:
+        raise SystemExit(cli.INTERRUPTED)
+    if failed := [record for record in result.records if record.state != "complete"]:
+        raise SystemExit(
+            f"trial {failed[0].number} failed, so there are no figures: {failed[0].reason}"
+        )
+    trained = [record for record in result.records if record.role != "untrained"]
+    whole = measure_sweep(spec)
+    figures = {
+        "side_by_side": whole["slots"][0],
+        "trials_per_hour": round(trials_per_hour(result.records), 1),
+        "utilisation": whole["utilisation"],
+        "peak_mib": round(memory.highest),
+    }
+    return figures, trained
+
+
+def trials_per_hour(records: Sequence[TrialRecord]) -> float:
+    """Trials that trained over the hours in which any trial ran, the untrained one included."""
+    trained = sum(record.role != "untrained" for record in records)
+    started = min(record.started for record in records)
+    finished = max(record.finished for record in records)
+    return trained / (finished - started) * HOUR
+
+
+def engine(spec: SweepSpec, *, on_gpu: bool) -> str:
+    """What samples completions; the policy that ships is one for our own sampler on a CPU."""
+    return choose(spec.rollout, gpu=on_gpu, lean=not on_gpu, vllm=installed_vllm())
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="on a CPU; other options have no say")
+    parser.add_argument("--policy", default="Qwen/Qwen2.5-0.5B-Instruct")
+    shares = {"nargs": "+", "type": float, "choices": SHARES, "default": SHARES}
+    parser.add_argument("--shares", **shares, help="ratios are to the first one")
+    parser.add_argument("--trials", type=at_least(2), default=8, help="that train, for each share")
+    parser.add_argument("--steps", type=at_least(1), default=20)
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides")
+    return parser
+
+
+def full_plan(options: argparse.Namespace) -> Plan:
+    """What the options ask for.
+
+    Raises:
+        ResourcesError: there is no GPU.
+    """
+    require_gpu()
+    defaults = [
+        f"policy={options.policy}",
+        "model.lora_rank=16",
+        "training.completions_per_step=32",
+        "training.max_completion_length=128",
+        "training.length_limit=64",
+        "training.validation_prompts=32",
+        "training.test_prompts=32",
+    ]
+    overrides = [*defaults, *options.overrides]
+    return Plan(options.trials, options.steps, True, options.shares, overrides)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parser().parse_args()
+    with refusals():
+        figures = measure(SMALL if options.small else full_plan(options))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One training step of ours against plain `trl.GRPOTrainer` on a GPU, in seconds.
+
+    python benchmarks/gpu_step.py [--policy FOLDER_OR_HUB_ID] [--engine transformers] ...
+    python benchmarks/gpu_step.py --small      seconds, on a CPU: shows that it runs
+
+Ours is a trial as a sweep runs it, without held-out evaluation and checkpoints. Both sides train
+every weight of the same policy on the same prompts, in bfloat16 with recomputed activations, with
+the same engine (vLLM in the trainer's process where it is installed, else Transformers), and look
+rewards up. Blocks of steps alternate; each has a process of its own, as trials on a GPU have,
+because engines stack in one process. The defaults are meant for one GPU of 80 GB.
+
+The last line is JSON: the median of the ratios of all pairs of blocks with the lowest and highest
+one, seconds a step, and the most MiB that PyTorch allocated, a colocated engine included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+
+from alternation import Block, Side, alternate
+from gpu_options import at_least, refusals, require_gpu
+from gpu_step_plan import Plan
+
+from gdpo_tune.engines import choose, installed_vllm
+from gdpo_tune.policies.load import check_available
+from gdpo_tune.settings import ModelSettings, RolloutSettings
+from gdpo_tune.spec import local_cpus
+
+LIKE_A_GPU = ModelSettings(dtype="bfloat16", gradient_checkpointing="on")
+"""What `auto` means on a GPU, so that the small form computes the same way."""
+SMALL = Plan(
+    policy="embedded",
+    engine="transformers",
+    prompts=4,
+    group_size=4,
+    tokens=16,
+    steps=2,
+    warm_up=1,
+    threads=1,
+    model=LIKE_A_GPU,
+)
+IMPORTED_ONCE = ["transformers.trainer"]
+"""Most of what a block imports, which takes longer than a small block itself."""
+
+
+def measure(plan: Plan, blocks: int, most: int, preload: Sequence[str] = ()) -> dict[str, object]:
+    """Both trainers in turns, each block in a process of its own.
+
+    Args:
+        plan: what they do.
+        blocks: of each side, at least.
+        most: of each side.
+        preload: modules that all processes inherit from one; where there is a GPU this must be
+            nothing that touches it, because CUDA does not survive a fork.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
+        pair = alternate(
+            lambda ours, seed: processes.submit(block, plan, ours, seed).result(), blocks, most
+        )
+    return {
+        "benchmark": "gpu_step",
+        "device": pair.ours.blocks[0].device,
+        "engine": plan.engine,
+        "policy": plan.policy,
+        **pair.figures("seconds"),
+        "ours_peak_mib": peak(pair.ours),
+        "trl_peak_mib": peak(pair.plain),
+        "completions_per_step": plan.prompts * plan.group_size,
+        "max_completion_length": plan.tokens,
+        "steps_per_block": plan.steps,
+    }
+
+
+def block(plan: Plan, ours: bool, seed: int) -> Block:
+    """One block, in this process; what it imports, only this process does."""
+    from gpu_step_block import run
+
+    return run(plan, ours, seed)
+
+
+def peak(side: Side) -> int | None:
+    """The most MiB of a GPU that a block allocated; None on a CPU."""
+    known = [one.peak_mib for one in side.blocks if one.peak_mib is not None]
+    return round(max(known)) if known else None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="on a CPU; other options have no say")
+    parser.add_argument("--policy", default="Qwen/Qwen2.5-1.5B-Instruct")
+    parser.add_argument("--engine", choices=["auto", "transformers", "vllm"], default="auto")
+    parser.add_argument("--prompts", type=at_least(1), default=16, help="a step")
+    parser.add_argument("--group-size", type=at_least(2), default=8)
+    parser.add_argument("--tokens", type=at_least(1), default=256, help="longest completion")
+    parser.add_argument("--blocks", type=at_least(1), default=3, help="of each side, at least")
+    parser.add_argument("--steps", type=at_least(1), default=8, help="of a block that count")
+    return parser
+
+
+def full_plan(options: argparse.Namespace) -> Plan:
+    """What the options ask for.
+
+    Raises:
+        ResourcesError: there is no GPU.
+        EngineError: vLLM is asked for and not installed.
+        PolicyError: the policy is not to be had.
+    """
+    require_gpu()
+    vllm = installed_vllm()
+    engine = choose(RolloutSettings(engine=options.engine), gpu=True, lean=False, vllm=vllm)
+    check_available(options.policy)
+    return replace(
+        SMALL,
+        policy=options.policy,
+        engine=engine,
+        prompts=options.prompts,
+        group_size=options.group_size,
+        tokens=options.tokens,
+        steps=options.steps,
+        warm_up=2,
+        threads=local_cpus(),
+    )
+
+
+def main() -> None:
+    """Measure, print a line of text and a line of JSON."""
+    options = parser().parse_args()
+    with refusals():
+        if options.small:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            figures = measure(SMALL, blocks=2, most=2, preload=IMPORTED_ONCE)
+        else:
+            figures = measure(full_plan(options), options.blocks, 2 * options.blocks)
+    print(
+        f"ours {figures['ours_seconds']} s, TRL {figures['trl_seconds']} s a step on "
+        f"{figures['device']} with {figures['engine']}: ratio {figures['ratio']}"
+    )
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""One block of `gpu_step.py`: a few steps of one trainer on what a trial of the product trains on.
+
+Ours is `gdpo_tune.training.train` itself, ended after the last step that counts. TRL's is a plain
+`GRPOTrainer` with the same policy, prompts, arguments and engine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import torch
+from alternation import Block, Stopwatch
+from datasets import Dataset
+from gpu_step_plan import Plan
+from step_parts import REWARDS, Timed
+from transformers import PrinterCallback
+from transformers.utils import logging as transformers_logging
+from trl import GRPOTrainer
+
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.custom import RewardFunctionTask
+from gdpo_tune.training import train, vllm_engine
+from gdpo_tune.training.build import training_order
+from gdpo_tune.training.settings import prompts_per_step, trainer_arguments
+from gdpo_tune.training.warm import warm
+from gdpo_tune.trials import TrialConfig
+
+ROWS = 2000
+"""Prompts; about 70 of 100 are for training."""
+
+
+class LookedUp(RewardFunctionTask):
+    """Prompts and instructions of the code task; rewards that cost nothing."""
+
+    reward_funcs = REWARDS
+    ranges = {reward.__name__: (0.0, 1.0) for reward in REWARDS}
+
+    def __init__(self, settings, sandbox=None, data=None) -> None:
+        super().__init__(settings, sandbox, data)
+        self.instructions = CodeTask(settings).instructions
+
+    def rows(self):
+        """Every prompt; nothing else is looked at."""
+        return [{"prompt": problem.prompt} for problem in generate("train", ROWS, 0)]
+
+
+class MeasuredError(Exception):
+    """All steps that count are done."""
+
+
+def run(plan: Plan, ours: bool, seed: int) -> Block:
+    """Train a fresh trainer for a few steps and measure all but the first ones."""
+    transformers_logging.disable_progress_bar()
+    watch = Stopwatch(plan.steps, finished, plan.warm_up)
+    with tempfile.TemporaryDirectory() as folder:
+        config = plan.config(seed, Path(folder))
+        (train_ours if ours else train_plain)(config, watch)
+    if not torch.cuda.is_available():
+        return watch.block()
+    peak = torch.cuda.max_memory_allocated() / 2**20
+    return watch.block(peak, torch.cuda.get_device_name())
+
+
+def finished() -> float:
+    """The time at which all that was asked of the GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
+    """The trial as a sweep runs it, without its end: no evaluation, no checkpoint."""
+
+    def report(measurement, checkpoint) -> None:
+        watch.end_step(measurement.step, measurement.metrics["train/mean_length"])
+        if measurement.step == watch.last:
+            raise MeasuredError
+
+    with suppress(MeasuredError):
+        train(config, resume=None, report=report)
+
+
+def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
+    """TRL's trainer with its own GDPO, on the same policy, prompts, arguments and engine."""
+    torch.set_num_threads(config.threads)
+    with warm(config) as state:
+        problems = state.train_problems()
+        order = training_order(len(problems), watch.last * prompts_per_step(config), config.seed)
+        model = state.fresh_policy()
+        uses_vllm = config.rollout.engine == "vllm"
+        engine = vllm_engine.arguments(config, model) if uses_vllm else {}
+        arguments = trainer_arguments(config, state.task.rewards, engine)
+        arguments.multi_objective_aggregation = "normalize_then_sum"
+        arguments.max_steps = watch.last
+        with vllm_engine.starting(config, model, arguments) if uses_vllm else nullcontext():
+            trainer = GRPOTrainer(
+                model=model,
+                reward_funcs=REWARDS,
+                args=arguments,
+                train_dataset=Dataset.from_dict(
+                    {"prompt": [state.prompts.text(problems[row].prompt) for row in order]}
+                ),
+                processing_class=state.tokenizer,
+                callbacks=[Timed(watch)],
+            )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
