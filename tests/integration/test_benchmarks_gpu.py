@@ -37,6 +37,7 @@ def test_a_step_of_both_trainers():
     assert result["ours_peak_mib"] is result["trl_peak_mib"] is None
 
 
+@pytest.mark.slow  # half a minute; `make bench-small` runs the same command
 def test_trials_on_shares_of_the_cores():
     result = figures("gpu_packing.py")
     assert (result["device"], result["engine"], result["trials"]) == ("cpu", "lean", 2)
