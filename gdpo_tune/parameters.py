@@ -31,6 +31,8 @@ class ParameterInfo:
 NO_CONDITION = "none"
 LENGTH_PARAMETERS = ("length_shape", "length_cache")
 """Those that a task has only if one of its rewards is a length reward."""
+PARTIAL_CREDIT = "partial_credit"
+"""One that a task has only if one of its rewards can give partial credit."""
 
 PARAMETERS: dict[str, ParameterInfo] = {
     "normalization": ParameterInfo(
@@ -63,6 +65,15 @@ PARAMETERS: dict[str, ParameterInfo] = {
         "group_mean",
         "what a reward is compared with: the mean of its group, or of the others in it",
         choices=("group_mean", "leave_one_out"),
+        added_later=True,
+    ),
+    PARTIAL_CREDIT: ParameterInfo(
+        "choice",
+        False,
+        "correctness in training: `false` is 1 if every test passes, else 0; `true` is the share "
+        "of tests that pass, as published, and conditions look at that share. Held-out "
+        "correctness asks for every test either way",
+        choices=(False, True),
         added_later=True,
     ),
     "length_shape": ParameterInfo(
@@ -113,7 +124,10 @@ FAMILIES: dict[str, ParameterInfo] = {
 
 def parameters_of(task: TaskInfo) -> dict[str, ParameterInfo]:
     """Every parameter that a task understands, those of its rewards included."""
-    absent = () if task.length_reward else LENGTH_PARAMETERS
+    absent = {
+        *(() if task.length_reward else LENGTH_PARAMETERS),
+        *(() if task.partial_reward else (PARTIAL_CREDIT,)),
+    }
     general = {name: info for name, info in PARAMETERS.items() if name not in absent}
     return {**general, **parameters_of_rewards(tuple(task.rewards))}
 

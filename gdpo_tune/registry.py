@@ -42,6 +42,8 @@ class TaskInfo:
     """The policy of `POLICIES` that ships for it: the default of `policy:`."""
     length_reward: str | None = None
     """The reward that is 1 within `length_limit` tokens, else 0; it may have other shapes."""
+    partial_reward: str | None = None
+    """The reward that is all or nothing and can also give partial credit."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,21 @@ class LayoutInfo:
     """Columns that are read where they are."""
 
 
+LENGTH_METRICS = {
+    "length": MetricInfo("maximize", 0, 1, "share of completions within the length limit"),
+    "mean_length": MetricInfo("minimize", 0, float("inf"), "mean tokens of a completion"),
+}
+
 CODE_METRICS = {
     "correctness": MetricInfo("maximize", 0, 1, "share of completions whose code passes all tests"),
     "format": MetricInfo("maximize", 0, 1, "share with exactly one think and one answer block"),
-    "length": MetricInfo("maximize", 0, 1, "share of completions within the length limit"),
-    "mean_length": MetricInfo("minimize", 0, float("inf"), "mean tokens of a completion"),
+    **LENGTH_METRICS,
     "bug_rate": MetricInfo(
         "minimize",
         0,
         1,
         "share with no program, or one that does not compile, raises or breaks a sandbox limit",
     ),
-}
-
-LENGTH_METRICS = {
-    "length": MetricInfo("maximize", 0, 1, "share of completions within the length limit"),
-    "mean_length": MetricInfo("minimize", 0, float("inf"), "mean tokens of a completion"),
 }
 
 MATH_METRICS = {
@@ -138,6 +139,19 @@ TASKS: dict[str, TaskInfo] = {
         published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded",
         length_reward="length",
+        partial_reward="correctness",
+    ),
+    "code_bug_free": TaskInfo(
+        target="gdpo_tune.tasks.code:BugFreeCodeTask",
+        rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
+        metrics=CODE_METRICS,
+        published={
+            **_equally_weighted("correctness", "format", "length", "bug_free"),
+            "partial_credit": True,
+        },
+        embedded="embedded",
+        length_reward="length",
+        partial_reward="correctness",
     ),
     "math": TaskInfo(
         target="gdpo_tune.tasks.math:MathTask",
@@ -210,6 +224,7 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.fifo:build", "every trial to its end"),
 }
 
+_CODE = ("code", "code_bug_free")
 LAYOUTS: dict[str, LayoutInfo] = {
     "gsm8k": LayoutInfo(
         "gdpo_tune.tasks.layouts.gsm8k:problem",
@@ -233,33 +248,33 @@ LAYOUTS: dict[str, LayoutInfo] = {
     ),
     "mbpp": LayoutInfo(
         "gdpo_tune.tasks.layouts.mbpp:problem",
-        tasks=("code",),
+        tasks=_CODE,
         columns=("text", "code", "test_list"),
         optional=("test_setup_code",),
         doc="MBPP, full edition: a text and asserts, of which the first is shown",
     ),
     "mbpp_sanitized": LayoutInfo(
         "gdpo_tune.tasks.layouts.mbpp:sanitized",
-        tasks=("code",),
+        tasks=_CODE,
         columns=("prompt", "code", "test_list", "test_imports"),
         doc="MBPP, sanitized edition",
     ),
     "humaneval": LayoutInfo(
         "gdpo_tune.tasks.layouts.humaneval:problem",
-        tasks=("code",),
+        tasks=_CODE,
         columns=("prompt", "entry_point", "test"),
         doc="HumanEval: the head of a function, and `check(candidate)`",
     ),
     "apps": LayoutInfo(
         "gdpo_tune.tasks.layouts.apps:problem",
-        tasks=("code",),
+        tasks=_CODE,
         columns=("question", "input_output"),
         optional=("difficulty", "starter_code"),
         doc="APPS: functions with arguments and results, or programs that read and print",
     ),
     "code_contests": LayoutInfo(
         "gdpo_tune.tasks.layouts.code_contests:problem",
-        tasks=("code",),
+        tasks=_CODE,
         columns=("description", "public_tests"),
         optional=("private_tests", "generated_tests", "input_file"),
         doc="CodeContests: programs that read and print",

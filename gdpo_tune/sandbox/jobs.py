@@ -172,6 +172,23 @@ class Result:
         """Whether every test passed."""
         return self.status == "passed"
 
+    @property
+    def share(self) -> float:
+        """Share of the tests that passed, 1.0 only where `passed`.
+
+        A candidate that reached for what is forbidden has earned nothing; one that came to a bad
+        end after its last answer lacks that test.
+        """
+        if self.passed or self.status == "violation":
+            return float(self.passed)
+        count = len(self.verdicts)
+        return min(self.verdicts.count("passed"), count - 1) / count
+
+    @property
+    def bug(self) -> bool:
+        """Whether it does not load, some test raised, or a limit or a rule of the sandbox broke."""
+        return self.status not in ("passed", "failed") or "error" in self.verdicts
+
 
 @dataclass(frozen=True)
 class SandboxInfo:

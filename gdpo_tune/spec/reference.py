@@ -231,9 +231,10 @@ def tasks() -> list[str]:
             f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in task.rewards.items()
         )
         length = f" Length reward: `{task.length_reward}`." if task.length_reward else ""
+        partial = f" With partial credit: `{task.partial_reward}`." if task.partial_reward else ""
         published = ", ".join(f"`{key}: {show(v)}`" for key, v in task.published.items())
         parts.append(
-            f"## Task `{name}`\n\nRewards: {rewards}.{length} Policy that ships for it: "
+            f"## Task `{name}`\n\nRewards: {rewards}.{length}{partial} Policy that ships for it: "
             f"`{task.embedded}`. Published setting, drawn as a baseline: {published}.\n\n"
             "Objectives and constraints name these held-out metrics; MLflow has "
             "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"

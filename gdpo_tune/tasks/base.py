@@ -53,6 +53,11 @@ class Scores:
     """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
     failures: Mapping[str, Failures] = field(default_factory=dict[str, Failures])
     """Reward name -> what its function raised; for those alone whose function may raise."""
+    partial: Mapping[str, Sequence[float | None]] = field(
+        default_factory=dict[str, Sequence[float | None]]
+    )
+    """Reward name -> N values in its range that give partial credit, where the reward itself is all
+    or nothing: what a trial with `partial_credit` is trained on."""
 
 
 class Task(Protocol):

@@ -2,11 +2,14 @@
 
 Problems are synthetic (`code_problems`), or come from a data set (`data`, `layouts`).
 
-rewards, all 0 or 1:  correctness   every test passes, hidden ones included
+rewards, all 0 or 1:  correctness   every test passes, hidden ones included; a trial with
+                                    `partial_credit` is trained on the share of tests that pass
                       format        exactly one think block and one answer block
                       length        at most `training.length_limit` tokens
-metrics, held out:    the same three, `mean_length` in tokens, and `bug_rate`: the program is
-                      missing, does not compile, raises, or exceeds a limit of the sandbox
+                      bug_free      under `BugFreeCodeTask` alone: the program is there, compiles,
+                                    raises in no test and stays within the limits of the sandbox
+metrics, held out:    the first three, all tests in correctness whatever is trained on,
+                      `mean_length` in tokens, and `bug_rate`, the share that is not bug-free
 
 Candidate code never runs in this process. Correctness does not ask for the format: the program is
 found wherever it is (`rewards.extract_code`), so that the objectives stay independent.
@@ -18,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from gdpo_tune.closing import Closing
-from gdpo_tune.sandbox import Call, Job, Limits, Sandbox
+from gdpo_tune.sandbox import Call, Job, Limits, Result, Sandbox
 from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.code_problems import generate
@@ -27,6 +30,7 @@ from gdpo_tune.tasks.data import FromData, describe
 from gdpo_tune.tasks.rewards import extract_code, format_reward, length_reward
 from gdpo_tune.tasks.sandboxes import open_sandbox
 
+_NO_PROGRAM = Result("error", ("error",), 0.0, "")
 _DEFAULT = SandboxSettings()
 _OWN_PROBLEMS = DataSettings()
 _INSTRUCTIONS = (
@@ -70,14 +74,20 @@ class CodeTask(FromData, Closing):
             extract_code(completion, problem.data["function"])
             for problem, completion in zip(problems, completions, strict=True)
         ]
-        verdicts = self._run(problems, programs)
-        correct = [float(verdict == "passed") for verdict in verdicts]
-        bugs = [float(verdict not in ("passed", "failed")) for verdict in verdicts]
-        formats = [format_reward(completion) for completion in completions]
-        short = [length_reward(length, self._length_limit) for length in lengths]
-        rewards = {"correctness": correct, "format": formats, "length": short}
-        counts = [float(length) for length in lengths]
-        return Scores(rewards=rewards, metrics={**rewards, "mean_length": counts, "bug_rate": bugs})
+        results = self._run(problems, programs)
+        columns = {
+            "correctness": [float(result.passed) for result in results],
+            "format": [format_reward(completion) for completion in completions],
+            "length": [length_reward(length, self._length_limit) for length in lengths],
+            "bug_free": [float(not result.bug) for result in results],
+            "mean_length": [float(length) for length in lengths],
+            "bug_rate": [float(result.bug) for result in results],
+        }
+        return Scores(
+            rewards={name: columns[name] for name in self.rewards},
+            metrics={name: columns[name] for name in self.metrics},
+            partial={"correctness": [result.share for result in results]},
+        )
 
     def environment(self) -> dict[str, str]:
         """The tier of isolation that candidate code runs under, which starts the sandbox; the data.
@@ -102,8 +112,8 @@ class CodeTask(FromData, Closing):
             self._sandbox = self._opener(self._sandbox_settings)
         return self._sandbox
 
-    def _run(self, problems: Sequence[Problem], programs: Sequence[str]) -> list[str]:
-        """Status of each program; one that answers the same problem twice is run once."""
+    def _run(self, problems: Sequence[Problem], programs: Sequence[str]) -> list[Result]:
+        """What became of each program; one that answers the same problem twice is run once."""
         keys = [
             (problem.prompt, program) for problem, program in zip(problems, programs, strict=True)
         ]
@@ -111,8 +121,14 @@ class CodeTask(FromData, Closing):
         distinct = [key for key in dict.fromkeys(keys) if key[1]]
         jobs = [_job(by_prompt[prompt], program, self._limits) for prompt, program in distinct]
         results = self._running().run_batch(jobs) if jobs else []
-        statuses = {key: result.status for key, result in zip(distinct, results, strict=True)}
-        return [statuses.get(key, "error") for key in keys]
+        found = dict(zip(distinct, results, strict=True))
+        return [found.get(key, _NO_PROGRAM) for key in keys]
+
+
+class BugFreeCodeTask(CodeTask):
+    """The code task with a fourth reward, for programs that do not break, right or wrong."""
+
+    rewards = (*CodeTask.rewards, "bug_free")
 
 
 def _job(problem: Problem, program: str, limits: Limits) -> Job:

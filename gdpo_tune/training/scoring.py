@@ -96,7 +96,7 @@ class _JointVerdict:
         lengths = [len(ids) for ids in completion_ids]
         scores = self._task.score(problems, completions, lengths)
         require_judged(scores.failures, len(completions))
-        self._rewards = self._shaping.apply(scores.rewards, lengths)
+        self._rewards = self._shaping.apply(scores.rewards, lengths, scores.partial)
         self._failures = scores.failures
         self._batch = completions
 

@@ -1,4 +1,4 @@
-"""What a trial makes of its task's rewards in training: the length reward's shape, and conditions.
+"""What a trial makes of its task's rewards in training: credit, the length's shape, conditions.
 
 Held-out objectives never pass through here: they are the task's own metrics, whatever a trial
 trained on. Nor does the task, which trials share. N completions; None is a reward not scored.
@@ -35,23 +35,31 @@ class Condition:
 class Shaping:
     """The shapes of one trial; without arguments, rewards stay as the task gave them."""
 
+    partial_credit: bool = False
+    """Take the partial credit that the task gives in place of all or nothing."""
     length_reward: str | None = None
     length: Callable[[int], float] | None = None
     """Tokens of a completion -> its length reward; None keeps the task's own."""
     conditions: Mapping[str, Condition] = field(default_factory=dict[str, Condition])
     """Reward name -> its condition."""
 
-    def apply(self, rewards: Rewards, lengths: Sequence[int]) -> Rewards:
+    def apply(
+        self, rewards: Rewards, lengths: Sequence[int], partial: Rewards | None = None
+    ) -> Rewards:
         """The rewards to train on.
 
-        Every condition looks at the rewards as the task gave them, not at what a shape or another
-        condition makes of them. So the order of conditions does not matter, a circle of them is
-        sound, and in a chain, where a is conditioned on b and b on c, c has no say in a.
+        Every condition looks at the rewards as the task gave them, with partial credit or without,
+        not at what a shape or another condition makes of them. So the order of conditions does not
+        matter, a circle of them is sound, and in a chain, where a is conditioned on b and b on c, c
+        has no say in a.
 
         Args:
             rewards: the task's own, N values each.
             lengths: N token counts, the end token included.
+            partial: those that the task gives with partial credit too, N values each.
         """
+        if self.partial_credit:
+            rewards = {**rewards, **(partial or {})}
         shaped = dict(rewards)
         if self.length_reward is not None and self.length is not None:
             own = rewards[self.length_reward]
@@ -77,9 +85,10 @@ def shaping_of(config: TrialConfig, info: TaskInfo) -> Shaping:
         if on != NO_CONDITION:
             share = float(params[f"conditioning_threshold.{reward}"])
             conditions[reward] = Condition(on, threshold(info.rewards[on], share))
+    partial = bool(params.get("partial_credit", False))
     if info.length_reward is None:
-        return Shaping(conditions=conditions)
-    return Shaping(info.length_reward, _length_shape(config), conditions)
+        return Shaping(partial, conditions=conditions)
+    return Shaping(partial, info.length_reward, _length_shape(config), conditions)
 
 
 def threshold(values: tuple[float, float], share: float) -> float:

@@ -37,6 +37,18 @@ def test_hidden_tests_catch_a_solution_that_only_meets_the_visible_ones(task):
     assert set(scores.metrics["bug_rate"]) == {0.0}
 
 
+def test_a_table_of_the_visible_tests_earns_their_share(task):
+    problem = next(p for p in task.problems("test", 40, 0) if p.family != "list")
+    visible, hidden = problem.data["visible"], problem.data["hidden"]
+    table = f"def f(x): return {dict(visible)}.get(x, 12345)"
+    raising = f"def f(x): return {dict(visible)}[x]"
+    scores = score(task, [problem] * 2, [table, raising])
+    share = len(visible) / len(visible + hidden)
+    assert scores.partial["correctness"] == pytest.approx([share, share])
+    assert scores.metrics["correctness"] == [0.0, 0.0]
+    assert scores.metrics["bug_rate"] == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,10 +34,10 @@ def closed():
     warm.release()
 
 
-def trial(directory, **params) -> TrialConfig:
-    defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
+def trial(directory, task="code", settings=SETTINGS, **params) -> TrialConfig:
+    defaults = {name: info.default for name, info in parameters_of(registry.TASKS[task]).items()}
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
-    return TrialConfig("code", "embedded", 0, complete, SETTINGS, directory)
+    return TrialConfig(task, "embedded", 0, complete, settings, directory)
 
 
 def test_the_embedded_policy_is_sampled_exactly():
@@ -70,3 +72,19 @@ def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tm
     trained = load_policy(str(outcome.checkpoint))[0].state_dict()
     before = load_policy("embedded")[0].state_dict()
     assert not all(torch.equal(trained[name], before[name]) for name in before)
+
+
+def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
+    one_step = replace(SETTINGS, steps=1)
+    steps = []
+    for partial_credit in (False, True):
+        config = trial(
+            tmp_path / str(partial_credit), "code_bug_free", one_step, partial_credit=partial_credit
+        )
+        outcome = train(config, resume=None, report=lambda m, _: steps.append(m.metrics))
+    whole, share = ({k: m[k] for k in m if k.startswith("train/reward/")} for m in steps)
+    mean = "train/reward/{}/mean".format
+    # The first step samples the same completions, whatever is made of them.
+    assert whole[mean("correctness")] < share[mean("correctness")] < 1
+    assert whole[mean("bug_free")] == share[mean("bug_free")] > 0
+    assert set(outcome.test) == set(registry.TASKS["code"].metrics)

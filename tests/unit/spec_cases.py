@@ -380,6 +380,14 @@ CASES = {
         "unknown value",
         "did you mean 'ramp'?",
     ),
+    "partial credit as a number": (
+        "search:",
+        "space.partial_credit: [false, 1]\nsearch:",
+        14,
+        "space.partial_credit[1]",
+        "unknown value",
+        "use one of false, true",
+    ),
     "length cache 0": (
         "search:",
         "space.length_cache: 0\nsearch:",

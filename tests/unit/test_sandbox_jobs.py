@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gdpo_tune.sandbox import Call, Job, Limits, Stream
+from gdpo_tune.sandbox import Call, Job, Limits, Result, Stream
 from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.sandbox.inside.report import Report
 from gdpo_tune.sandbox.inside.supervision import Allowance, Ending
@@ -219,3 +219,23 @@ def test_importing_the_room_loads_nothing_heavy():
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+PASSED, FAILED, ERROR = "passed", "failed", "error"
+
+
+@pytest.mark.parametrize(
+    ("status", "verdicts", "share", "bug"),
+    [
+        ("passed", (PASSED, PASSED), 1, False),
+        ("failed", (PASSED, FAILED, PASSED, PASSED), 0.75, False),
+        ("failed", (FAILED, ERROR, PASSED, FAILED), 0.25, True),
+        ("error", (ERROR, PASSED), 0.5, True),
+        ("timeout", (PASSED, ERROR, "not_run", "not_run"), 0.25, True),
+        ("crash", (PASSED, PASSED, PASSED, PASSED), 0.75, True),
+        ("violation", (PASSED, PASSED, PASSED, ERROR), 0, True),
+    ],
+)
+def test_the_share_of_the_tests_and_what_is_a_bug(status, verdicts, share, bug):
+    result = Result(status, verdicts, 0.0, "")
+    assert (result.share, result.bug) == (share, bug)

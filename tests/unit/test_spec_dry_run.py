@@ -216,6 +216,18 @@ def test_lint_of_rewards_on_different_scales(load, monkeypatch):
     assert lint(load(fixed, "space.normalization=gdpo", "search.trials=2")) == []
 
 
+@pytest.mark.parametrize(
+    ("known", "span"), [((0, 3), "span different widths"), ((0, 1), "may span different widths")]
+)
+def test_lint_of_a_reward_whose_range_nobody_stated(load, monkeypatch, known, span):
+    task = registry.TASKS["code"]
+    rewards = {**task.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
+    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    (warning,) = lint(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
+    assert f"fixed, while rewards {span}" in warning
+    assert f"(correctness {known[1]}, format 1, length unknown)" in warning
+
+
 def devices(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
 SHAPED = (
     "space.conditioning={length: [none, correctness], format: [none, correctness, length]}",
     "space.conditioning_threshold.length={range: [0.5, 1]}",
+    "space.partial_credit=[false, true]",
     "space.length_shape=[step, ramp, overlong]",
     "space.length_cache={range: [0.1, 1]}",
     "space.normalization=[gdpo, gdpo_no_batch_norm, grpo, dvao, saw]",
@@ -30,6 +31,7 @@ SHAPED = (
 LATER = {
     "gamma": 0.0,
     "baseline": "group_mean",
+    "partial_credit": False,
     "length_shape": "step",
     "length_cache": 0.2,
     **{f"conditioning.{k}": "none" for k in ("correctness", "format", "length")},
@@ -53,7 +55,7 @@ def test_sweeps_from_before_keep_their_identity():
 
 
 def test_what_is_written_out_at_its_default_keeps_the_identity(load):
-    written = [f"space.{name}={value}" for name, value in LATER.items()]
+    written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
     spec = load(*written)
     assert spec.identity() == load().identity()
     assert spec.space.says_nothing == set(LATER)
@@ -62,7 +64,13 @@ def test_what_is_written_out_at_its_default_keeps_the_identity(load):
 
 @pytest.mark.parametrize(
     "override",
-    ["gamma=0.5", "baseline=leave_one_out", "length_shape=ramp", "conditioning.length=format"],
+    [
+        "partial_credit=true",
+        "gamma=0.5",
+        "baseline=leave_one_out",
+        "length_shape=ramp",
+        "conditioning.length=format",
+    ],
 )
 def test_what_shapes_changes_the_identity(load, override):
     assert load(f"space.{override}").identity() != load().identity()
@@ -184,6 +192,14 @@ DOUBTS = {
     "no weight of length": (
         ["space.reward_weights.length=0", "space.length_shape=ramp"],
         "space.length_shape: reward_weights.length is 0 in every trial",
+    ),
+    "no weight of what is passed in part": (
+        [
+            "space.reward_weights.correctness=0",
+            "space.reward_weights.length=1",
+            "space.partial_credit=[false, true]",
+        ],
+        "space.partial_credit: reward_weights.correctness is 0 in every trial",
     ),
     "threshold of nothing": (
         ["space.conditioning_threshold.length=0.5"],

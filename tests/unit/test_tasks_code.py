@@ -12,11 +12,13 @@ from gdpo_tune.errors import SandboxInfraError
 from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
 from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Task
-from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.code import BugFreeCodeTask, CodeTask
+
+VERDICTS = {"passed": ("passed",) * 4, "failed": ("passed", "failed", "failed", "passed")}
 
 
 class ScriptedSandbox:
-    """Gives each program the status that the script names, else `failed`."""
+    """Gives each program the status that the script names, else `failed`, and verdicts to match."""
 
     info = SandboxInfo(tier="scripted", layers=())
 
@@ -29,27 +31,35 @@ class ScriptedSandbox:
     def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
         self.batches += 1
         self.jobs += jobs
-        return [Result(self.script.get(job.code, "failed"), (), 0.0, "why") for job in jobs]
+        return [self.result(self.script.get(job.code, "failed")) for job in jobs]
+
+    def result(self, status: str) -> Result:
+        verdicts = VERDICTS.get(status, ("passed", "error", "not_run", "not_run"))
+        return Result(status, verdicts, 0.0, "why")
 
     def close(self) -> None:
         self.closed += 1
 
 
-def task_with(sandbox, **settings) -> CodeTask:
-    return CodeTask(TrainingSettings(**settings), opener=lambda settings: sandbox)
+def task_with(sandbox, kind: type[CodeTask] = CodeTask, **settings) -> CodeTask:
+    return kind(TrainingSettings(**settings), opener=lambda settings: sandbox)
 
 
 def answer(program: str) -> str:
     return f"<think></think><answer>{program}</answer>"
 
 
-def test_registry_names_this_task_and_its_rewards_and_metrics():
-    info = registry.TASKS["code"]
-    assert registry.load(info.target) is CodeTask
-    assert tuple(info.rewards) == CodeTask.rewards
-    assert tuple(info.metrics) == CodeTask.metrics
-    task: Task = CodeTask(TrainingSettings())
+@pytest.mark.parametrize(("name", "kind"), [("code", CodeTask), ("code_bug_free", BugFreeCodeTask)])
+def test_registry_names_these_tasks_and_their_rewards_and_metrics(name, kind):
+    info = registry.TASKS[name]
+    assert registry.load(info.target) is kind
+    assert tuple(info.rewards) == kind.rewards
+    assert tuple(info.metrics) == kind.metrics
+    task: Task = kind(TrainingSettings())
     assert task.problems("train", 1, 0)
+    scores = task_with(ScriptedSandbox(), kind).score(task.problems("train", 1, 0), ["a"], [1])
+    assert tuple(scores.rewards) == kind.rewards
+    assert set(scores.partial) == {info.partial_reward}
 
 
 def test_scores_have_one_entry_a_completion_and_the_registered_names():
@@ -64,23 +74,23 @@ def test_scores_have_one_entry_a_completion_and_the_registered_names():
 
 def test_verdicts_become_rewards_and_metrics():
     statuses = [
-        ("passed", 1, 0),
-        ("failed", 0, 0),
-        ("error", 0, 1),
-        ("timeout", 0, 1),
-        ("memory", 0, 1),
-        ("output", 0, 1),
-        ("crash", 0, 1),
-        ("violation", 0, 1),
+        ("passed", 1, 1, 0),
+        ("failed", 0, 0.5, 0),
+        ("error", 0, 0.25, 1),
+        ("timeout", 0, 0.25, 1),
+        ("memory", 0, 0.25, 1),
+        ("output", 0, 0.25, 1),
+        ("crash", 0, 0.25, 1),
+        ("violation", 0, 0, 1),
     ]
-    sandbox = ScriptedSandbox({status: status for status, _, _ in statuses})
-    task = task_with(sandbox)
-    problems = task.problems("train", 1, 0) * len(statuses)
-    completions = [answer(status) for status, _, _ in statuses]
-    scores = task.score(problems, completions, [10] * len(statuses))
-    assert list(scores.rewards["correctness"]) == [correct for _, correct, _ in statuses]
-    assert list(scores.metrics["correctness"]) == [correct for _, correct, _ in statuses]
-    assert list(scores.metrics["bug_rate"]) == [bug for _, _, bug in statuses]
+    names, correct, shares, bugs = (list(column) for column in zip(*statuses, strict=True))
+    task = task_with(ScriptedSandbox({name: name for name in names}), BugFreeCodeTask)
+    problems = task.problems("train", 1, 0) * len(names)
+    scores = task.score(problems, [answer(name) for name in names], [10] * len(names))
+    assert scores.rewards["correctness"] == scores.metrics["correctness"] == correct
+    assert scores.partial == {"correctness": shares}
+    assert scores.rewards["bug_free"] == [1 - bug for bug in bugs]
+    assert scores.metrics["bug_rate"] == bugs
 
 
 def test_length_follows_the_settings():
@@ -102,6 +112,7 @@ def test_a_completion_without_a_program_is_a_bug_and_is_not_run():
     scores = task.score(task.problems("train", 1, 0), ["forty-two"], [3])
     assert list(scores.metrics["bug_rate"]) == [1]
     assert list(scores.rewards["correctness"]) == [0]
+    assert scores.partial == {"correctness": [0]}
     assert sandbox.batches == 0
 
 

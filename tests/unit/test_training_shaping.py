@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from training_support import SETTINGS, ToyTask, toy_info, trial
 
 from gdpo_tune import registry
-from gdpo_tune.parameters import LENGTH_PARAMETERS, PARAMETERS, parameters_of
+from gdpo_tune.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, parameters_of
 from gdpo_tune.tasks.rewards import length_reward
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import (
@@ -130,11 +130,46 @@ def test_chains_and_circles_look_at_the_rewards_as_they_were():
 
 
 def test_a_condition_on_length_asks_for_the_limit_whatever_the_shape():
-    shaping = Shaping("length", lambda tokens: 1 / tokens, {"a": Condition("length", 1.0)})
+    shape = {"length_reward": "length", "length": lambda tokens: 1 / tokens}
+    shaping = Shaping(**shape, conditions={"a": Condition("length", 1.0)})
     assert shaping.apply({"a": [1.0, 1.0], "length": [1.0, 0.0]}, [4, 8]) == {
         "a": [1.0, 0.0],
         "length": [0.25, 0.125],
     }
+
+
+# Partial credit
+
+WHOLE = {"a": [1.0, 0.0, 0.0, None], "b": [1.0, 1.0, 1.0, 1.0]}
+SHARES = {"a": [1.0, 0.5, 0.0, None]}
+
+
+def test_partial_credit_takes_the_place_of_all_or_nothing():
+    assert Shaping(partial_credit=True).apply(WHOLE, [1] * 4, SHARES) == {**WHOLE, **SHARES}
+    assert Shaping().apply(WHOLE, [1] * 4, SHARES) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("partial_credit", "share", "met"),
+    [
+        (False, 0.5, [1.0, 0.0, 0.0, None]),
+        (False, 1.0, [1.0, 0.0, 0.0, None]),
+        (True, 0.5, [1.0, 1.0, 0.0, None]),
+        (True, 1.0, [1.0, 0.0, 0.0, None]),
+    ],
+)
+def test_a_condition_looks_at_the_share_and_its_top_asks_for_every_test(partial_credit, share, met):
+    condition = Condition("a", threshold((0, 1), share))
+    shaping = Shaping(partial_credit, conditions={"b": condition})
+    assert shaping.apply(WHOLE, [1] * 4, SHARES)["b"] == met
+
+
+def test_only_a_task_that_can_give_it_has_partial_credit(tmp_path):
+    assert PARTIAL_CREDIT in parameters_of(toy_info())
+    info = dataclasses.replace(toy_info(), partial_reward=None)
+    assert PARTIAL_CREDIT not in parameters_of(info)
+    assert not shaping_of(trial("", tmp_path), toy_info()).partial_credit
+    assert shaping_of(trial("", tmp_path, partial_credit=True), toy_info()).partial_credit
 
 
 # Out of a trial's parameters

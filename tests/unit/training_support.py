@@ -58,6 +58,7 @@ class ToyTask:
         return Scores(
             rewards={"hits": hits, "vowels": vowels, "length": short},
             metrics={"hits": hits, "length": short},
+            partial={"hits": [hit**0.5 for hit in hits]},
         )
 
     def environment(self):
@@ -79,7 +80,9 @@ RANGES = {"hits": (0.0, 8.0), "vowels": (0.0, 8.0), "length": (0.0, 1.0)}
 def toy_info(task: type = ToyTask) -> TaskInfo:
     """The toy task as the registry has it."""
     target = f"{task.__module__}:{task.__name__}"
-    return TaskInfo(target, RANGES, {}, {}, "embedded", length_reward="length")
+    return TaskInfo(
+        target, RANGES, {}, {}, "embedded", length_reward="length", partial_reward="hits"
+    )
 
 
 def register(monkeypatch, task: type = ToyTask) -> None:
