@@ -89,7 +89,7 @@ class DataSettings:
     split: str = "train"
     """Split of a dataset on the Hub that prompts are taken from; ours are cut out of it by hash."""
     max_prompt_length: Annotated[int, Ge(1)] = 1024
-    """Tokens above which a prompt is left out, whoever wrote it; how many were is logged."""
+    """Tokens above which a prompt is left out, whoever wrote it; the report says how many were."""
 
     @property
     def is_local(self) -> bool:

@@ -123,6 +123,9 @@ class Outcome:
     """Provenance seen from inside the trial, such as the sandbox's tier."""
 
 
+LEFT_OUT = "prompts_left_out."
+"""In `Outcome.environment`, this and a split: how many of its prompts were too long, `2 of 128`."""
+
 Report = Callable[[Measurement, Path | None], None]
 """How `train()` speaks: a measurement, and the checkpoint folder if one was just written."""
 

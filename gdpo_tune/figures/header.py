@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures import style
-from gdpo_tune.trials import TrialRecord
+from gdpo_tune.trials import LEFT_OUT, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -38,6 +38,9 @@ def header(spec: SweepSpec, front: Front) -> str:
     if spec.constraints:
         bounds = ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items())
         asked.insert(2, ("constraints", bounds))
+    too_long = left_out(front.records)
+    if too_long:
+        asked.append(("prompts too long, left out", too_long))
     return (
         f"<header><h1>{escape(spec.name)}</h1><dl>"
         + "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in asked)
@@ -63,6 +66,17 @@ def other_states(states: Counter[str]) -> str:
     words = {"running": "unfinished", "waiting": "waiting", "pruned": "pruned", "failed": "failed"}
     named = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
     return ", ".join(named)
+
+
+def left_out(records: Sequence[TrialRecord]) -> str:
+    """Each split that lacks prompts, such as `train 12 of 2048`; or nothing."""
+    found = {
+        key.removeprefix(LEFT_OUT): count
+        for record in records
+        for key, count in record.environment.items()
+        if key.startswith(LEFT_OUT)
+    }
+    return ", ".join(f"{split} {count}" for split, count in found.items())
 
 
 def _references(front: Front) -> str:

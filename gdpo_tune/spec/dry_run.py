@@ -28,6 +28,7 @@ def dry_run(spec: SweepSpec) -> str:
         "# Completions, at most",
         *table(completions(spec)),
         "",
+        f"# A trial: {workers(spec)}",
         f"# Sandbox: {sandbox(spec)}",
         f"# Rollouts: {rollouts(spec)}",
         "",
@@ -58,6 +59,16 @@ def kind(domain: Domain) -> str:
     if isinstance(domain, Fixed | Choice):
         return "choice"
     return ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
+
+
+def workers(spec: SweepSpec) -> str:
+    """Which processes train it, and on what."""
+    asked, total = spec.resources, spec.training.completions_per_step
+    each = f"{asked.cpus:g} CPUs and {asked.gpus:g} GPUs"
+    if asked.workers == 1:
+        return f"1 worker with {each}"
+    share = total // asked.workers
+    return f"{asked.workers} workers, each with {each} and {share} completions of a step"
 
 
 def sandbox(spec: SweepSpec) -> str:

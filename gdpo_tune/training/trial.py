@@ -89,7 +89,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             test=test,
             cost=clock.read(config.training.steps),
             checkpoint=checkpoint,
-            environment={**state.task.environment(), **task_files.provenance(config.task)},
+            environment={**state.environment(), **task_files.provenance(config.task)},
         )
 
 
@@ -102,7 +102,7 @@ def _untrained(config: TrialConfig, state: Warm) -> Outcome:
         test=evaluate_split(config, state, model, state.test(), 0, sampler),
         cost=clock.read(0),
         checkpoint=None,
-        environment={**state.task.environment(), **task_files.provenance(config.task)},
+        environment={**state.environment(), **task_files.provenance(config.task)},
     )
 
 

@@ -24,7 +24,7 @@ from gdpo_tune.settings import DataSettings, ModelSettings, SandboxSettings, Tra
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.evaluation import HeldOut
 from gdpo_tune.training.settings import weights_type
-from gdpo_tune.trials import TrialConfig
+from gdpo_tune.trials import LEFT_OUT, TrialConfig
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 _PROBLEM_SEED = 0
@@ -50,6 +50,7 @@ class Warm:
     pristine: PreTrainedModel | None
     _train_problems: list[Problem] = field(default_factory=list[Problem])
     _splits: dict[str, HeldOut] = field(default_factory=dict[str, HeldOut])
+    _left_out: dict[str, str] = field(default_factory=dict[str, str])
 
     def fresh_policy(self) -> PreTrainedModel:
         """The untrained policy, the caller's to change."""
@@ -73,6 +74,10 @@ class Warm:
     def test(self) -> HeldOut:
         """What the front is claimed on."""
         return self._split("test", self.settings.test_prompts)
+
+    def environment(self) -> dict[str, str]:
+        """What the task says of itself, and which splits lack prompts, as far as they were used."""
+        return {**self.task.environment(), **self._left_out}
 
     def _split(self, split: Split, count: int) -> HeldOut:
         if split not in self._splits:
@@ -98,6 +103,7 @@ class Warm:
                 "data.max_prompt_length, or use data with shorter prompts"
             )
         if left_out:
+            self._left_out[f"{LEFT_OUT}{split}"] = f"{left_out} of {count}"
             _LOGGER.warning(
                 "%d of %d %s prompts are left out: they have more than data.max_prompt_length = %d "
                 "tokens",

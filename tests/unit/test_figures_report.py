@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -100,6 +101,19 @@ def test_the_header_counts(tmp_path):
     assert "2 failed" in page.text
     assert style.number(front.hypervolume) in page.text
     assert str(spec.directory.absolute()) in page.text
+
+
+def test_the_header_tells_of_prompts_that_were_too_long(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 2)
+    assert "too long" not in page_of(spec, records).text
+    environments = [{"prompts_left_out.test": "1 of 9"}, {"prompts_left_out.train": "3 of 12"}] * 2
+    records = [
+        replace(record, environment={"sandbox": "full", **environment})
+        for record, environment in zip(records, environments, strict=True)
+    ]
+    text = page_of(spec, records).text
+    assert "prompts too long, left outtest 1 of 9, train 3 of 12" in text
 
 
 def test_equal_records_give_equal_files(tmp_path):

@@ -83,6 +83,13 @@ def test_dry_run_tells_the_sandbox(load):
     assert "secret" not in text
 
 
+def test_dry_run_tells_the_workers_of_a_trial(load):
+    assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in dry_run(load())
+    text = dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
+    shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPUs and 16 completions of a step"
+    assert shown in text.splitlines()
+
+
 def test_dry_run_without_doubts(load):
     assert dry_run(load()).endswith("# Doubtful combinations: none")
 

@@ -14,7 +14,7 @@ from gdpo_tune import registry
 from gdpo_tune.errors import NonFiniteError, TrialFailure
 from gdpo_tune.parameters import PARAMETERS, parameters_of
 from gdpo_tune.policies.load import load_policy
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.steps import read_steps
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.build import training_order
@@ -314,6 +314,19 @@ def test_group_size_has_to_divide_the_completions_of_a_step(policy, tmp_path):
 def on(reward: str, other: str, threshold: float = 0.125) -> dict:
     """`reward` conditioned on an eighth of what `other` can be."""
     return {f"conditioning.{reward}": other, f"conditioning_threshold.{reward}": threshold}
+
+
+def test_prompts_that_are_too_long_are_counted_with_every_trial(policy, tmp_path):
+    settings = dataclasses.replace(QUICK, steps=1, test_prompts=12)
+    data = DataSettings(max_prompt_length=5)
+    for name in ("first", "again, in the same process"):
+        config = trial(policy, tmp_path / name, settings=settings)
+        outcome = run(dataclasses.replace(config, data=data))[1]
+        assert outcome.environment == {
+            "judge": "toy",
+            "prompts_left_out.train": "3 of 12",
+            "prompts_left_out.test": "3 of 12",
+        }
 
 
 TWO_PASSES = {"num_iterations": 2, "learning_rate": 0.05}
