@@ -12,6 +12,9 @@ from gdpo_tune.trials import ParamValue
 
 KeyPath = tuple[str | int, ...]
 
+LONGEST = 300
+"""Characters of a value that a message shows; a long list hides what is wrong with it."""
+
 
 class Mark(NamedTuple):
     """Where a value was written."""
@@ -61,6 +64,10 @@ class Node:
         return self
 
 
+class Unreadable(Exception):
+    """A file cannot be used at all; why is already among the problems."""
+
+
 def scalars(node: Node) -> Iterator[ParamValue]:
     """Every value below a node."""
     for child in (*(node.entries or {}).values(), *(node.elements or [])):
@@ -84,6 +91,8 @@ class Problems:
         if key in self.empty:
             return
         shown = "" if value is None else show(value)
+        if len(shown) > LONGEST:
+            shown = shown[: LONGEST - 3] + "..."
         self.found.append((mark, Problem(str(mark), key, shown, reason, fix)))
 
     def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> None:

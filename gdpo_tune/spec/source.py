@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.scalarbool import ScalarBoolean
 
-from gdpo_tune.spec.merge import at_mark, first_clash, join, merge, nest
-from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean
+from gdpo_tune.spec.merge import at_mark, merge, nest
+from gdpo_tune.spec.nodes import DEEPEST, Expansion
+from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, did_you_mean
 
 EXTENDS = "extends"
 
@@ -40,10 +39,6 @@ def read(path: Path, overrides: Sequence[str], name: str | None, problems: Probl
         mark = Mark(f"--name {name}")
         node = merge(node, Node(mark, entries={"name": Node(mark, name)}))
     return node
-
-
-class Unreadable(Exception):
-    """A file cannot be used at all; why is already among the problems."""
 
 
 def read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> Node:
@@ -118,7 +113,7 @@ def parse(text: str, source: str, problems: Problems) -> Node:
     """YAML 1.2 text as nodes (`3e-5` is a number, `on` and `yes` are words).
 
     Raises:
-        Unreadable: it is not YAML.
+        Unreadable: it is not YAML, or means more than any sweep does.
     """
     try:
         data = parser().load(text)
@@ -138,7 +133,7 @@ def parse(text: str, source: str, problems: Problems) -> Node:
         reason = f"not a sweep: {str(error) or type(error).__name__}"
         problems.add(Mark(source), "", None, reason, "keep to words, numbers, lists and mappings")
     else:
-        return to_node(data, Mark(source, 1), problems, ())
+        return Expansion(problems).node(data, Mark(source, 1))
     raise Unreadable
 
 
@@ -164,58 +159,11 @@ def syntax_reason(error: MarkedYAMLError, text: str, line: int) -> tuple[str, st
     return f"not YAML: {what}", "look for a missing colon, bracket or quote here or just above"
 
 
-def to_node(data: Any, mark: Mark, problems: Problems, above: tuple[int, ...]) -> Node:
-    """Plain values with marks; a dotted key becomes nested mappings."""
-    if id(data) in above:
-        problems.add(mark, "", None, "an alias that contains itself", "write the value out")
-        raise Unreadable
-    inside = (*above, id(data))
-    if isinstance(data, CommentedMap):
-        return mapping_node(data, mark, problems, inside)
-    if isinstance(data, CommentedSeq):
-        elements: list[Node] = []
-        for index, value in enumerate(data):
-            where = Mark(mark.source, line_of(data, index, mark.line))
-            elements.append(to_node(value, where, problems, inside))
-        return Node(mark, elements=elements)
-    return Node(mark, plain_scalar(data))
-
-
-def mapping_node(data: Any, mark: Mark, problems: Problems, above: tuple[int, ...]) -> Node:
-    """A mapping with the line of each of its keys."""
-    node = Node(mark, entries={})
-    for key, value in data.items():
-        where = Mark(mark.source, line_of(data, key, mark.line))
-        addition = nest(str(key), to_node(value, where, problems, above))
-        clash = first_clash(node, addition)
-        if clash is not None:
-            fix = "keep one of the two (a dotted key is the same as nested mappings)"
-            problems.add(where, clash, None, "the key is given twice", fix)
-        node = join(node, addition)
-    return node
-
-
-def line_of(data: Any, key: object, default: int) -> int:
-    """Line of an entry, from 1; merged-in entries (`<<`) have none of their own."""
-    position = data.lc.data.get(key) if data.lc.data else None
-    return int(position[0]) + 1 if position else default
-
-
-def plain_scalar(data: Any) -> object:
-    """Built-in types instead of the parser's own, which remember their notation."""
-    if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
-        return bool(data)
-    for kind in (bool, int, float, str):
-        if isinstance(data, kind):
-            return kind(data)
-    return data if data is None else str(data)
-
-
 def read_override(override: str, problems: Problems) -> Node | None:
     """`training.steps=100` as a document of its own."""
     mark = Mark(f"--set {override}")
     key, equals, text = override.partition("=")
-    if not equals or not all(key.strip().split(".")):
+    if not equals or not all(key.strip().split(".")) or key.count(".") > DEEPEST:
         fix = "write --set KEY=VALUE, such as --set training.steps=100"
         problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
         return None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import pickle
 import re
 import sys
@@ -152,6 +153,72 @@ def test_file_that_is_no_sweep(text, line, reason, tmp_path):
     assert reason in problem.reason
 
 
+def bomb(first, again):
+    """Eight lines, each of which means ten of the line before."""
+    names = "abcdefgh"
+    lines = [f"a: &a {first}"]
+    for below, name in itertools.pairwise(names):
+        lines.append(f"{name}: &{name} " + again(below, name))
+    return "# a bomb\n" + "\n".join(lines) + "\n"
+
+
+def ten_elements(below, name):
+    return "[" + ", ".join([f"*{below}"] * 10) + "]"
+
+
+def ten_keys(below, name):
+    return "{" + ", ".join(f"{name}{index}: *{below}" for index in range(10)) + "}"
+
+
+@pytest.mark.parametrize(
+    ("first", "again"), [("[1, 2, 3, 4, 5]", ten_elements), ("{x: 1, y: 2}", ten_keys)]
+)
+def test_aliases_that_mean_millions_of_values(first, again, tmp_path):
+    (problem,) = problems_of(tmp_path, bomb(first, again))
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:7"  # the first line that means too many
+    assert problem.reason.startswith("more than 100,000 values up to here")
+    assert problem.fix
+
+
+def test_aliases_that_mean_millions_of_values_in_an_override(tmp_path):
+    text = "[&a [0, 0, 0, 0, 0, 0, 0, 0]"
+    for below, name in zip("abcdefgh", "bcdefghi", strict=True):
+        text += f", &{name} [{', '.join([f'*{below}'] * 8)}]"
+    (problem,) = problems_of(tmp_path, GOOD, f"enqueue={text}]")
+    assert problem.where.startswith("--set enqueue=[&a")
+    assert problem.key == "enqueue"
+    assert problem.reason.startswith("more than 100,000 values")
+
+
+def test_many_values_are_no_fault_as_long_as_they_are_meant(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    points = "".join("  - {group_size: 8}\n" for _ in range(1000))
+    path.write_text(f"{GOOD}enqueue:\n{points}")
+    assert len(load_spec(path).enqueue) == 1000
+
+
+def test_a_message_shows_the_beginning_of_a_long_value(tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD + f"points: [{', '.join(['1'] * 1000)}]\n")
+    assert len(problem.value) == 300
+    assert problem.value.startswith("[1, 1, 1")
+    assert problem.value.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("task: " + "[" * 60 + "]" * 60, 1),
+        ("task: code\n" + ".".join(["a"] * 60) + ": 1", 2),
+        ("a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 400)), 1),
+    ],
+    ids=["brackets", "dots", "aliases of aliases"],
+)
+def test_values_that_lie_too_deep(text, line, tmp_path):
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:{line}"
+    assert problem.reason == "more than 50 levels deep"
+
+
 def test_file_that_is_not_text(tmp_path):
     (tmp_path / "sweep.yaml").write_bytes(b"task: \xff\xfe")
     with pytest.raises(SpecError, match="not UTF-8 at byte 6"):
@@ -187,6 +254,7 @@ def test_folder_instead_of_a_file(tmp_path):
         ("training.steps", "", "not of the form KEY=VALUE"),
         ("=3", "", "not of the form KEY=VALUE"),
         ("training..steps=3", "", "not of the form KEY=VALUE"),
+        (".".join(["a"] * 2000) + "=3", "", "not of the form KEY=VALUE"),
         ("extends=other.yaml", "extends", "files alone"),
         ("name=a/b", "name", "folder"),
     ],
