@@ -53,9 +53,12 @@ def merge(base: Node, change: Node, path: tuple[str, ...] = ()) -> Node:
     """`change` over `base`: mappings merge, anything else is replaced.
 
     A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
-    means the former alone. A key without a value removes what was inherited.
+    means the former alone. So is what `{}` is written over: to merge nothing would say nothing.
+    A key without a value removes what was inherited.
     """
     if base.entries is None or change.entries is None or is_domain(path, base, change):
+        return change
+    if path and not change.entries:
         return change
     merged = dict(base.entries)
     for key, child in change.entries.items():

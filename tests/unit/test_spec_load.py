@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from spec_cases import GOOD
 
 from gdpo_tune import registry
+from gdpo_tune.errors import SpecError
 from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import Choice, Constraint, Fixed, Uniform, load_spec
 from gdpo_tune.trials import Objective
@@ -196,6 +197,30 @@ def test_overrides_in_order_with_yaml_values(load):
     assert (spec.search.replicates.max_runs, spec.search.replicates.per_point) == (0, 2)
     assert spec.constraints == {}
     assert spec.keep == "all"
+
+
+def test_an_empty_mapping_replaces_what_it_is_written_over(load):
+    spec = load("space={}", "training={}", "constraints={}", text=GOOD.replace("60", "61"))
+    assert spec.space.dimensions == ()
+    assert spec.training == TrainingSettings()
+    assert spec.constraints == {}
+    spec = load("space.reward_weights={}")
+    assert spec.space.domains["reward_weights.format"] == Fixed(value=1.0)
+    assert "learning_rate" in spec.space.dimensions
+
+
+def test_an_empty_mapping_over_what_is_needed_is_refused(load):
+    with pytest.raises(SpecError, match="not a mapping of metrics to objectives"):
+        load("objectives={}")
+
+
+def test_a_file_that_only_extends_changes_nothing(tmp_path):
+    (tmp_path / "base.yaml").write_text(GOOD)
+    (tmp_path / "same.yaml").write_text("extends: base.yaml\n")
+    (tmp_path / "empty.yaml").write_text("extends: base.yaml\nspace: {}\n")
+    base, same = (load_spec(tmp_path / f"{name}.yaml") for name in ("base", "same"))
+    assert same.identity() == base.identity()
+    assert load_spec(tmp_path / "empty.yaml").space.dimensions == ()
 
 
 def test_a_domain_is_replaced_as_a_whole(load):
