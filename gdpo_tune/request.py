@@ -116,15 +116,6 @@ def meaning(config: TrialConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dict(_flat(parts))))
 
 
-def differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Each key that two meanings disagree on, with both values."""
-    return [
-        f"{key} = {show(known.get(key))}, not {show(asked.get(key))}"
-        for key in dict.fromkeys([*asked, *known])
-        if known.get(key) != asked.get(key)
-    ]
-
-
 def _flat(parts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in parts.items():

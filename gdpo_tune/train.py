@@ -111,7 +111,8 @@ def remember(config: TrialConfig) -> None:
 
     from gdpo_tune.errors import UsageError
     from gdpo_tune.files import write_whole
-    from gdpo_tune.request import differences, meaning
+    from gdpo_tune.request import meaning
+    from gdpo_tune.spec.identity import differences
 
     file, wanted = config.directory / REQUEST, meaning(config)
     if not file.exists():

@@ -176,6 +176,8 @@ class SweepStarted:
     records: tuple[TrialRecord, ...]
     planned: int
     """Trials that will exist at the end, replicates and baselines included, as far as known."""
+    moved_aside: Path | None = None
+    """Where an earlier sweep of this name was moved to, if one was."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,9 @@ class LiveDisplay(Closing):
     def __call__(self, event: Event) -> None:
         """Take in one event."""
         self._progress.update(event)
+        if isinstance(event, SweepStarted) and event.moved_aside is not None:
+            note = f"the earlier sweep of this name is now in {event.moved_aside}"
+            self._console.print(Text(note), soft_wrap=True)
         if self._console.is_terminal:
             return
         line = self._line(event)

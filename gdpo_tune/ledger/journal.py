@@ -79,10 +79,11 @@ def _is_at(file: int, path: Path) -> bool:
         return False
 
 
-def move_aside(lease: Lease) -> Lease:
-    """Rename the folder that a lease is on and begin an empty one; return the lease of the new one.
+def move_aside(lease: Lease) -> tuple[Lease, Path]:
+    """Rename the folder that a lease is on, which deletes nothing, and begin an empty one.
 
-    Nothing is deleted.
+    Returns:
+        The lease of the new folder, and where the old one is now.
     """
     directory = lease.path.parent
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -93,7 +94,7 @@ def move_aside(lease: Lease) -> Lease:
         aside = directory.with_name(f"{directory.name}.{stamp}-{again}")
     directory.rename(aside)
     lease.release()
-    return Lease(lease.path)
+    return Lease(lease.path), aside
 
 
 def repair(path: Path) -> int:

@@ -25,7 +25,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from gdpo_tune.closing import Closing
 from gdpo_tune.errors import UsageError
-from gdpo_tune.files import write_whole
 from gdpo_tune.ledger.format import (
     distributions,
     encode,
@@ -34,7 +33,7 @@ from gdpo_tune.ledger.format import (
     trial_directory,
 )
 from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair
-from gdpo_tune.ledger.study import STUDY, open_study
+from gdpo_tune.ledger.study import STUDY, open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
     Cost,
@@ -66,6 +65,8 @@ class Ledger(Closing):
         self._storage = JournalStorage(journal)
         self.study: Study = open_study(self._storage, spec, writable=lease is not None)
         """The Optuna study, for `optuna.visualization` and the like; never write through it."""
+        self.moved_aside: Path | None = None
+        """Where an earlier sweep of this name is now, if opening this one moved it."""
         self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._records: dict[int, TrialRecord] = {}
         self._stale: set[int] = set(range(len(self._trials())))
@@ -106,17 +107,16 @@ class Ledger(Closing):
 
     @classmethod
     def _open_for_writing(cls, spec: SweepSpec, directory: Path, fresh: bool) -> Ledger:
-        lease = Lease(directory / LOCK)
+        lease, aside, journal = Lease(directory / LOCK), None, None
         if fresh and (directory / JOURNAL).exists():
-            lease = move_aside(lease)
-        journal = None
+            lease, aside = move_aside(lease)
         try:
             if (directory / JOURNAL).exists():
                 repair(directory / JOURNAL)
             journal = JournalFile(directory / JOURNAL, read_only=False)
             ledger = cls(spec, journal, lease)
-            # the address of a tracking server may hold a password
-            write_whole(directory / "spec.yaml", spec.dump_yaml(), mode=0o600)
+            ledger.moved_aside = aside
+            write_spec(spec)
         except BaseException:
             if journal is not None:
                 journal.close()

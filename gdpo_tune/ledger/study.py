@@ -9,10 +9,16 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 
-from gdpo_tune.errors import IdentityError, UsageError
-from gdpo_tune.spec import SweepSpec
+from gdpo_tune.errors import IdentityError, SpecError, UsageError
+from gdpo_tune.files import write_whole
+from gdpo_tune.spec import SweepSpec, load_spec, shown_yaml
+from gdpo_tune.spec.identity import differences, meaning
 
 STUDY = "sweep"
+SPEC = "spec.yaml"
+"""Beside the journal: the resolved file of the sweep."""
+SHOWN = 4
+"""At most so many differences between two sweeps are told."""
 
 
 def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
@@ -35,10 +41,25 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         study.set_user_attr("identity", spec.identity())
     elif identity != spec.identity():
         raise IdentityError(
-            f"{spec.directory} holds a sweep with another task, policy, objectives, space or "
-            "training; choose another --name, or --fresh to move that one aside"
+            f"{spec.directory} holds another sweep: {what_differs(spec)}\n"
+            "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
+
+
+def what_differs(spec: SweepSpec) -> str:
+    """The first keys in which the sweep in the folder of `spec` is another one."""
+    found: list[str] = []
+    try:
+        there = load_spec(spec.directory / SPEC, name=spec.name)
+    except SpecError:
+        pass  # it was moved, or written by another version; that the sweeps differ is known
+    else:
+        found = differences(meaning(there), meaning(spec))
+    if not found:
+        return "another task, policy, space or training, or other objectives"
+    more = f"; {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more
 
 
 def create_study(
@@ -52,6 +73,13 @@ def create_study(
             directions=[objective.direction for objective in spec.objective_list()],
             sampler=sampler,
         )
+
+
+def write_spec(spec: SweepSpec) -> None:
+    """Keep the resolved file, for everyone whom the umask allows, unless it holds a password."""
+    content = spec.dump_yaml()
+    mode = 0o644 if content == shown_yaml(spec) else 0o600
+    write_whole(spec.directory / SPEC, content, mode=mode)
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,10 +21,6 @@ from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConf
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Keep = Literal["front", "all", "none"]
-
-IDENTITY_LENGTH = 12
-DECISIVE_SANDBOX_KEYS = ("modules", "cpu_seconds", "wall_seconds", "memory_mb")
-"""Settings of the sandbox on which a verdict can hang."""
 
 
 class Section(BaseModel):
@@ -198,34 +191,10 @@ class SweepSpec(BaseModel):
         )
 
     def identity(self) -> str:
-        """Short hash of what decides a trial's meaning.
+        """Short hash of what decides a trial's meaning: see `identity.identity`."""
+        from gdpo_tune.spec.identity import identity
 
-        That is task, policy, objectives, space, training, and `data`, `model` and
-        `DECISIVE_SANDBOX_KEYS` where they are not the defaults; where the sandbox is does not
-        count. Equal for files that say the same in another order or notation. Budgets, resources,
-        constraints, rollout, tracking and the name may change under the same identity. A parameter
-        that was added to the program later is left out while it has its default alone, so that
-        sweeps from before go on.
-        """
-        decisive = self.model_dump(
-            mode="json", include={"task", "policy", "objectives", "space", "training"}
-        )
-        for name in self.space.says_nothing:
-            del decisive["space"]["domains"][name]
-        allowed = {**asdict(self.sandbox), "modules": tuple(sorted(set(self.sandbox.modules)))}
-        default = asdict(SandboxSettings())
-        changed = {
-            name: allowed[name] for name in DECISIVE_SANDBOX_KEYS if allowed[name] != default[name]
-        }
-        if changed:
-            decisive["sandbox"] = changed
-        for name in ("data", "model"):
-            section = asdict(getattr(self, name))
-            usual = asdict(type(getattr(self, name))())
-            if section != usual:
-                decisive[name] = {k: v for k, v in section.items() if v != usual[k]}
-        text = json.dumps(decisive, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:IDENTITY_LENGTH]
+        return identity(self)
 
     def dump_yaml(self) -> str:
         """The resolved file, every default written out; loading it gives an equal spec."""

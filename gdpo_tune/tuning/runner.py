@@ -73,7 +73,7 @@ def run_sweep(
                 listener(event)
 
         records = tuple(ledger.records())
-        emit(SweepStarted(records, planned(spec, records)))
+        emit(SweepStarted(records, planned(spec, records), ledger.moved_aside))
         interrupted = False
         if not is_finished(spec, records):
             interrupted = run_trials(ledger, train, emit)

@@ -106,6 +106,7 @@ def test_another_sweep_under_the_same_name(refuse, tmp_path):
     with Ledger.open(load_spec(SPACE)):
         pass
     message = refuse("training.steps=7", error=IdentityError)
+    assert "training.steps = 60, not 7" in message
     assert "--name" in message
 
 

@@ -84,6 +84,18 @@ def test_a_reason_is_not_taken_for_markup(spec):
     assert f"trial 3 failed: {NASTY}" in console.file.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_an_earlier_sweep_was_moved_is_said(terminal, spec, tmp_path):
+    console = paper(100, terminal=terminal)
+    with LiveDisplay(spec, console) as display:
+        display(SweepStarted((), 3, tmp_path / "code.20260102-030405"))
+    assert f"is now in {tmp_path}/code.20260102-030405" in console.file.getvalue()
+    silent = paper(100, terminal=terminal)
+    with LiveDisplay(spec, silent) as display:
+        display(SweepStarted((), 3))
+    assert "is now in" not in silent.file.getvalue()
+
+
 def test_an_interruption_is_said(spec):
     console = paper()
     LiveDisplay(spec, console)(SweepFinished((), interrupted=True))

@@ -180,9 +180,38 @@ def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(t
 
 def test_another_identity_under_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):
     Ledger.open(spec).close()
-    with pytest.raises(IdentityError, match="--name"):
-        Ledger.open(spec_in(tmp_path, ["training.steps=61"]))
+    with pytest.raises(IdentityError) as caught:
+        Ledger.open(spec_in(tmp_path, ["training.steps=61", "space.group_size=8"]))
+    assert str(caught.value).splitlines() == [
+        f"{spec.directory} holds another sweep: space.group_size = [4, 8], not 8; "
+        "training.steps = 60, not 61",
+        "    fix: choose another --name, or --fresh to move that one aside",
+    ]
     assert reopened(spec) == []  # the refusal gave the lease back
+
+
+def test_of_many_differences_the_first_are_named(spec: SweepSpec, tmp_path: Path):
+    Ledger.open(spec).close()
+    changed = ["steps=61", "length_limit=20", "test_prompts=9", "validation_prompts=9"]
+    overrides = ["sandbox.cpu_seconds=2", *(f"training.{setting}" for setting in changed)]
+    with pytest.raises(IdentityError, match=r"steps = 60, not 61; .*; 1 more\n"):
+        Ledger.open(spec_in(tmp_path, overrides))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("task: [")])
+def test_another_identity_is_refused_without_its_file_too(damage, spec: SweepSpec, tmp_path: Path):
+    Ledger.open(spec).close()
+    damage(spec.directory / "spec.yaml")
+    with pytest.raises(IdentityError, match=r"another task, policy.*\n.*--name"):
+        Ledger.open(spec_in(tmp_path, ["training.steps=61"]))
+
+
+def test_a_password_in_an_address_is_no_difference(tmp_path: Path):
+    spec = spec_in(tmp_path, ["tracking.uri=http://me:secret@host", "training.steps=61"])
+    Ledger.open(spec).close()
+    with pytest.raises(IdentityError) as caught:
+        Ledger.open(spec_in(tmp_path))
+    assert "secret" not in str(caught.value)
 
 
 def test_budget_and_constraints_may_change(spec: SweepSpec, tmp_path: Path):
@@ -201,8 +230,12 @@ def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):
     for generation in (1, 2):  # twice within a second: names must not collide
         with Ledger.open(spec, fresh=True) as ledger:
             assert ledger.records() == []
+            assert ledger.moved_aside is not None
+            assert (ledger.moved_aside / "ledger.journal").exists()
         aside = [path for path in spec.storage.iterdir() if path != spec.directory]
         assert len(aside) == generation
+    with Ledger.open(spec) as ledger:
+        assert ledger.moved_aside is None
     assert before in [(path / "ledger.journal").read_bytes() for path in aside]
 
 
@@ -239,9 +272,24 @@ def test_a_folder_that_cannot_hold_a_sweep_is_refused_with_a_way_out(tmp_path: P
     assert reopened(spec) == []  # the refusals gave the lease back
 
 
-def test_the_resolved_spec_is_for_its_owner_alone(spec: SweepSpec):
-    Ledger.open(spec).close()
-    assert (spec.directory / "spec.yaml").stat().st_mode & 0o777 == 0o600
+@pytest.mark.parametrize(
+    ("override", "umask", "mode"),
+    [
+        ("search.seed=1", 0o022, 0o644),
+        ("search.seed=1", 0o077, 0o600),
+        ("tracking.uri=http://host:5000", 0o022, 0o644),
+        ("tracking.uri=http://me:secret@host:5000", 0o022, 0o600),
+        ("sandbox={type: external, url: 'http://host/?token=secret'}", 0o022, 0o600),
+    ],
+)
+def test_who_may_read_the_resolved_spec(override: str, umask: int, mode: int, tmp_path: Path):
+    spec = spec_in(tmp_path, [override])
+    before = os.umask(umask)
+    try:
+        Ledger.open(spec).close()
+    finally:
+        os.umask(before)
+    assert (spec.directory / "spec.yaml").stat().st_mode & 0o777 == mode
 
 
 def test_a_reader_works_beside_the_writer(spec: SweepSpec):
