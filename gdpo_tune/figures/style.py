@@ -98,6 +98,8 @@ def parameter(value: ParamValue | None) -> str:
     """A parameter's value for reading, in three significant digits; a dash for nothing."""
     if value is None:
         return NOTHING
+    if isinstance(value, bool):
+        return str(value).lower()  # as it is written in the file
     if not isinstance(value, float):
         return str(value)
     if 0 < abs(value) < 1e-3:

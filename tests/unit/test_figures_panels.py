@@ -178,7 +178,15 @@ def test_an_error_has_as_many_decimals_as_its_mean():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1.0, "1"), (0.0001513, "1.51e-4"), (0.00001, "1e-5"), (8, "8"), ("gdpo", "gdpo"), (0.0, "0")],
+    [
+        (1.0, "1"),
+        (0.0001513, "1.51e-4"),
+        (0.00001, "1e-5"),
+        (8, "8"),
+        ("gdpo", "gdpo"),
+        (0.0, "0"),
+        (True, "true"),
+    ],
 )
 def test_parameters(value, text):
     assert style.parameter(value) == text
