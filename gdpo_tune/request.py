@@ -12,6 +12,7 @@ from typing import Any
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.errors import Problem, SpecError, UsageError
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.settings import INDIFFERENT_TRAINING
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import describe
 from gdpo_tune.spec.problems import did_you_mean, one_of, show
@@ -23,7 +24,8 @@ BEST = "max_"
 SPEC = "spec.yaml"
 """In a sweep's folder: its resolved file."""
 INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox")
-"""Parts of a config that may change while a training is interrupted: where and how, not what."""
+"""Parts of a config that may change while a training is interrupted: where and how, not what. So
+may `INDIFFERENT_TRAINING`."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def trial_config(
 def meaning(config: TrialConfig) -> dict[str, Any]:
     """What decides the result of a training, as JSON with dotted keys."""
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
+    for name in INDIFFERENT_TRAINING:
+        del parts["training"][name]
     return json.loads(json.dumps(dict(_flat(parts))))
 
 

@@ -13,6 +13,9 @@ DATA_FILES = (".jsonl", ".parquet")
 """What local data may be."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
+INDIFFERENT_TRAINING = ("micro_batch_size",)
+"""Of `training:`, what decides how a step is computed and not what comes of it: it may change while
+a sweep or a training is interrupted, such as after memory ran out."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -29,6 +32,10 @@ class TrainingSettings:
     """Steps of a trial: one batch of samples and `num_iterations` optimizer passes over it."""
     completions_per_step: Annotated[int, Ge(2)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
+    micro_batch_size: Annotated[int, Ge(0)] = 0
+    """Completions of a worker whose forward and backward pass are computed at once: less takes less
+    memory and trains the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
+    ppo_micro_batch_size_per_gpu."""
     max_completion_length: Annotated[int, Ge(1)] = 64
     """Tokens after which a completion is cut."""
     length_limit: Annotated[int, Ge(1)] = 26

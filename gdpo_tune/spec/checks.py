@@ -174,6 +174,25 @@ def check_workers(
         problems.at(root.find(path), path, reason, fix)
 
 
+def check_micro_batch(
+    settings: TrainingSettings | None, resources: Resources | None, root: Node, problems: Problems
+) -> None:
+    """What a worker computes of a step divides into micro-batches."""
+    path = ("training", "micro_batch_size")
+    keys = (".".join(path), "training.completions_per_step", "resources.workers")
+    if settings is None or resources is None or any(map(problems.about, keys)):
+        return
+    own, size = settings.completions_per_step // resources.workers, settings.micro_batch_size
+    if not size or own % size == 0:
+        return
+    reason = f"does not divide the {own} completions of a step"
+    if resources.workers > 1:
+        reason += f" that each of {resources.workers} workers computes"
+    smaller = [count for count in range(1, own) if own % count == 0]
+    fix = f"write one of {show(smaller)}, or 0 to compute all at once"
+    problems.at(root.find(path), path, reason, fix)
+
+
 def several(sizes: list[int]) -> str:
     """A few values, then an ellipsis."""
     return one_of(sizes[:SHOWN]) + (", ..." if len(sizes) > SHOWN else "")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.settings import SandboxSettings
+from gdpo_tune.settings import INDIFFERENT_TRAINING, SandboxSettings, TrainingSettings
 from gdpo_tune.spec.dump import notation
 from gdpo_tune.spec.problems import show
 
@@ -26,13 +26,12 @@ def identity(spec: SweepSpec) -> str:
     That is task, policy, objectives, space, training, and `data`, `model` and
     `DECISIVE_SANDBOX_KEYS` where they are not the defaults; where the sandbox is does not count.
     Equal for files that say the same in another order or notation. Budgets, resources, constraints,
-    rollout, tracking and the name may change under the same identity. A parameter that was added
-    to the program later is left out while it has its default alone, so that sweeps from before go
-    on.
+    rollout, tracking, the name and `INDIFFERENT_TRAINING` may change under the same identity. A
+    parameter that was added to the program later is left out while it has its default alone, so
+    that sweeps from before go on.
     """
-    decisive = spec.model_dump(
-        mode="json", include={"task", "policy", "objectives", "space", "training"}
-    )
+    decisive = spec.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
+    decisive["training"] = decisive_training(spec.training)
     for name in spec.space.says_nothing:
         del decisive["space"]["domains"][name]
     sections = {"sandbox": decisive_sandbox(spec.sandbox)}
@@ -48,6 +47,11 @@ def identity(spec: SweepSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
+def decisive_training(settings: TrainingSettings) -> dict[str, Any]:
+    """What counts of `training:`."""
+    return {k: v for k, v in asdict(settings).items() if k not in INDIFFERENT_TRAINING}
+
+
 def decisive_sandbox(settings: SandboxSettings) -> dict[str, Any]:
     """What counts of `sandbox:`; the order of modules does not."""
     known = {**asdict(settings), "modules": tuple(sorted(set(settings.modules)))}
@@ -59,7 +63,7 @@ def meaning(spec: SweepSpec) -> dict[str, Any]:
     sections = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: notation(domain) for name, domain in spec.space.domains.items()},
-        "training": asdict(spec.training),
+        "training": decisive_training(spec.training),
         "sandbox": decisive_sandbox(spec.sandbox),
         "data": asdict(spec.data),
         "model": asdict(spec.model),

@@ -104,6 +104,7 @@ class Document:
         checks.check_search(self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_workers(resources, space, training, rollout, self.root, self.problems)
+        checks.check_micro_batch(training, resources, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
         check_sandbox(sandbox, self.root, self.problems)
         check_data(data, task, self.root, self.problems)

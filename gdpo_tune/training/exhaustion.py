@@ -9,6 +9,7 @@ import torch
 
 from gdpo_tune.engines import choose, installed_vllm
 from gdpo_tune.errors import TrialFailure
+from gdpo_tune.training import processes
 from gdpo_tune.training.settings import recomputes
 from gdpo_tune.trials import TrialConfig
 
@@ -44,14 +45,17 @@ def ran_out(error: BaseException) -> bool:
 
 
 def advice(config: TrialConfig) -> str:
-    """The three settings that change most, with their present values."""
+    """The settings that change most, with their present values."""
     training, model = config.training, config.model
-    settings = [
-        f"lower training.completions_per_step ({training.completions_per_step})",
-        f"lower training.max_completion_length ({training.max_completion_length})",
-    ]
     gpu = torch.cuda.is_available()
-    if choose(config.rollout, gpu=gpu, lean=False, vllm=installed_vllm()) == "vllm":
+    engine = choose(config.rollout, gpu=gpu, lean=False, vllm=installed_vllm())
+    at_once = training.micro_batch_size or training.completions_per_step // processes.count()
+    fewer = f"lower training.completions_per_step ({training.completions_per_step})"
+    settings = [f"set training.micro_batch_size below {at_once}"] if at_once > 1 else [fewer]
+    if at_once > 1 and engine != "vllm":
+        settings.append(f"{fewer}, all of which are sampled at once")
+    settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
+    if engine == "vllm":
         settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")
     elif not recomputes(model.gradient_checkpointing, on_gpu=gpu):
         settings.append("set model.gradient_checkpointing: on")

@@ -1,7 +1,8 @@
 """TRL's arguments for one trial: every parameter and every training setting finds its place here.
 
 A step is one batch of samples and `num_iterations` optimizer passes over it, so that the budget,
-counted in completions, is the same whatever the number of passes.
+counted in completions, is the same whatever the number of passes. A pass is one optimizer step,
+whose gradient is accumulated over micro-batches.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def trainer_arguments(
     """TRL's arguments; `rewards` gives the order of the weights, `engine` what its engine needs.
 
     Raises:
-        TrialFailure: the completions of a step do not divide into groups, or among the processes.
+        TrialFailure: the completions of a step do not divide into groups, among the processes or
+            into micro-batches.
     """
     params: dict[str, Any] = dict(config.params)
     settings = config.training
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
     weights = config.reward_weights()
+    at_once, parts = _micro_batches(config)
     return GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
@@ -48,7 +51,9 @@ def trainer_arguments(
         reward_weights=[weights[name] for name in rewards],
         # The settings that all trials share.
         max_steps=settings.steps * passes,
-        per_device_train_batch_size=_part_of_step(config),
+        per_device_train_batch_size=at_once,
+        # TRL samples once for so many micro-batches, too.
+        gradient_accumulation_steps=parts,
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
         warmup_steps=round(settings.warmup_share * settings.steps) * passes,
@@ -116,6 +121,19 @@ def _part_of_step(config: TrialConfig) -> int:
             f"{processes.count()} workers"
         )
     return own * group_size
+
+
+def _micro_batches(config: TrialConfig) -> tuple[int, int]:
+    """Completions of a micro-batch, and micro-batches of this process in a step."""
+    own = _part_of_step(config)
+    size = config.training.micro_batch_size or own
+    parts, rest = divmod(own, size)
+    if rest:
+        raise TrialFailure(
+            f"micro_batch_size {size} does not divide the {own} completions of a step that each "
+            f"of {processes.count()} workers computes"
+        )
+    return size, parts
 
 
 def _upper_clip(params: dict[str, Any]) -> float:

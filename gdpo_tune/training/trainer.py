@@ -1,8 +1,7 @@
 """GDPOTrainer: TRL's GRPOTrainer with our advantages, our per-reward figures and a guard on NaN.
 
 It carries tensors to `compute_advantages` and back. TRL computes advantages inline, so two private
-hooks are overridden, a third one for the packed forward pass of small policies and a fourth for
-prompts in a format of their own, which is why TRL is pinned to one minor version.
+hooks are overridden, and a third one for prompts in a format of their own.
 
 Shapes: N completions over all processes, n of this process, G of one prompt, K rewards.
 """
@@ -11,24 +10,19 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gdpo_tune.errors import NonFiniteError
-from gdpo_tune.training import packing
+from gdpo_tune.training.accumulation import MicroBatchTrainer
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.scoring import RewardFunction, require_finite
 
-# TRL calls `rollout_func` experimental and would say so for every trainer.
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-
-class GDPOTrainer(GRPOTrainer):
+class GDPOTrainer(MicroBatchTrainer):
     """GRPOTrainer whose advantages follow `normalization`, any key of `registry.NORMALIZATIONS`.
 
     `gamma`, `baseline` and `ranges`, a pair for each reward, are those of `compute_advantages`.
@@ -116,35 +110,6 @@ class GDPOTrainer(GRPOTrainer):
         ).items():
             self._metrics[mode][name].append(value)
         return output
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        *arguments: Any,
-        **keywords: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if not self._packs(model):
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *arguments, **keywords
-            )
-        log_probs, entropies = packing.token_log_probs(
-            model, input_ids, attention_mask, logits_to_keep, self.temperature
-        )
-        return log_probs, entropies, None
-
-    def _packs(self, model: Any) -> bool:
-        # Several processes train through a wrapper whose own forward pass has to run, and the
-        # entropy bonus needs a gradient that packing does not carry. The wrapper is also what
-        # changes the precision.
-        return (
-            self.accelerator.num_processes == 1
-            and not self._entropy_bonus_enabled
-            and not self.args.bf16
-            and packing.supports(model)
-        )
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
         """TRL's loss, refused when it is not a number."""

@@ -131,7 +131,7 @@ def test_a_trial_that_runs_out_of_memory_is_not_tried_again_and_the_sweep_goes_o
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 2 + ["failed", "complete"]
     reason = result.records[2].reason
-    for key in ("completions_per_step", "max_completion_length", "gradient_checkpointing"):
+    for key in ("micro_batch_size", "max_completion_length", "gradient_checkpointing"):
         assert key in reason
     assert len(executions(spec.directory, "2")) == 1
 

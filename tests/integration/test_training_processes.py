@@ -40,6 +40,16 @@ def test_two_processes_give_the_advantages_of_one(tmp_path):
         assert max(map(abs, values)) > 0.1
 
 
+def same_training(seen, name, others, other) -> None:
+    """Figures of every step and the policy at the end, to rounding."""
+    for (step, ours), (_, theirs) in zip(seen[name][0], others[other][0], strict=True):
+        assert set(ours) == set(theirs)
+        for key in ours:
+            if key.startswith("train/"):
+                assert ours[key] == pytest.approx(theirs[key], rel=2e-4, abs=2e-6), (step, key)
+    assert seen[f"{name}_weights"] == pytest.approx(others[f"{other}_weights"], rel=1e-5)
+
+
 def test_two_processes_train_the_policy_of_one(tmp_path):
     sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
     from training_support import ToyTask, write_policy
@@ -61,12 +71,10 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
     assert len((folder / FILE).read_text().splitlines()) == 4, "one process writes"
 
-    for (step, ours), (other, theirs) in zip(first["fixed"][0], alone["fixed"][0], strict=True):
-        assert step == other
-        for name in ours:
-            if name.startswith("train/"):
-                assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-6), (step, name)
-    assert first["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    same_training(first, "fixed", alone, "fixed")
+    same_training(first, "parts", alone, "fixed")
+    same_training(alone, "parts", alone, "fixed")
+    same_training(first, "each_parts", first, "each")
     means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
     assert len(set(means)) > 1
     assert set(first["fixed"][1]) == set(ToyTask.metrics)

@@ -56,6 +56,11 @@ def run(config, resume=None, stop=None):
     return reports, {name: [e.mean, e.se] for name, e in outcome.test.items()}
 
 
+def weights(checkpoint: Path) -> float:
+    tensors = load_policy(str(checkpoint))[0].state_dict().values()
+    return float(sum(tensor.double().abs().sum() for tensor in tensors))
+
+
 def main(policy: str, folder: Path) -> None:
     registry.TASKS["toy"] = toy_info()
     settings = dataclasses.replace(SETTINGS, steps=4)
@@ -67,15 +72,17 @@ def main(policy: str, folder: Path) -> None:
     rest, outcome = run(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
     build.rollout = fixed_rollout
-    result["fixed"] = run(trial(policy, folder / "fixed", settings=settings))
-    result["weights"] = float(
-        sum(
-            tensor.double().abs().sum()
-            for tensor in load_policy(str(folder / "fixed" / "checkpoint-4"))[0]
-            .state_dict()
-            .values()
-        )
-    )
+    # Means over tokens, of all workers and of each: what micro-batches have to weigh.
+    for name, loss_type, size in (
+        ("fixed", "dapo", 0),
+        ("parts", "dapo", 2),
+        ("each", "bnpo", 0),
+        ("each_parts", "bnpo", 2),
+    ):
+        asked = dataclasses.replace(settings, micro_batch_size=size)
+        config = trial(policy, folder / name, settings=asked, loss_type=loss_type, beta=0.01)
+        result[name] = run(config)
+        result[f"{name}_weights"] = weights(folder / name / "checkpoint-4")
     (folder / f"seen-{processes.rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

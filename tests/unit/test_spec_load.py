@@ -318,6 +318,7 @@ def test_what_changes_the_identity(load, override):
         "space.temperature={value: 1}",
         "space.learning_rate={log: [0.00003, 0.0003]}",
         "training.steps=60",
+        "training.micro_batch_size=8",
         "sandbox={type: external, url: 'http://host:8080', workers: 8}",
         "sandbox.type=unsafe_no_isolation",
         "sandbox={modules: [], cpu_seconds: 1, wall_seconds: 4, memory_mb: 512}",

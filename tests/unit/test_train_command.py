@@ -155,6 +155,19 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
     assert train.main([*FILE, "--steps", "3"]) == 0
 
 
+def test_a_training_that_ran_out_of_memory_goes_on_with_smaller_micro_batches(fake):
+    def fail():
+        raise TrialFailure("out of memory: set training.micro_batch_size below 64")
+
+    fake.at[2] = fail
+    arguments = [*FILE, "--steps", "3"]
+    with pytest.raises(TrialFailure, match="out of memory"):
+        train.main(arguments)
+    assert train.main([*arguments, "--set", "training.micro_batch_size=8"]) == 0
+    assert fake.resumed == [None, "checkpoint-1"]
+    assert fake.asked[-1].training.micro_batch_size == 8
+
+
 @pytest.mark.parametrize(
     ("gpus", "before", "after"),
     [("0", "0,1", ""), ("1", "2,3", "2"), ("0.5", None, "0")],

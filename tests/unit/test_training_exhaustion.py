@@ -31,11 +31,12 @@ def config(tmp_path):
         ValueError("No available memory for the cache blocks. Try increasing"),
     ],
 )
-def test_what_ran_out_is_a_failure_with_three_settings(config, error):
+def test_what_ran_out_is_a_failure_with_what_to_set(config, error):
     with pytest.raises(TrialFailure) as caught, memory_guard(config):
         raise error
     message = str(caught.value)
-    assert message.startswith("out of memory: lower training.completions_per_step (16), or ")
+    assert message.startswith("out of memory: set training.micro_batch_size below 16, or ")
+    assert "training.completions_per_step (16), all of which are sampled at once" in message
     assert "training.max_completion_length (8)" in message
     assert "model.gradient_checkpointing: on" in message
     assert "\n" not in message
@@ -56,14 +57,31 @@ def test_another_error_passes(config, error):
         (ModelSettings(gradient_checkpointing="on", lora_rank=32), "lower model.lora_rank (32)"),
     ],
 )
-def test_the_third_setting_is_one_that_is_left(config, model, third):
+def test_the_last_setting_is_one_that_is_left(config, model, third):
     assert third in advice(dataclasses.replace(config, model=model))
 
 
-def test_with_an_engine_the_third_setting_is_its_share(config, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        (0, "set training.micro_batch_size below 16, or "),
+        (4, "set training.micro_batch_size below 4, or "),
+        (1, "lower training.completions_per_step (16), or "),
+    ],
+)
+def test_the_first_setting_is_the_micro_batch_until_it_is_one(config, size, first):
+    training = dataclasses.replace(config.training, micro_batch_size=size)
+    told = advice(dataclasses.replace(config, training=training))
+    assert told.startswith(first)
+    assert told.count("completions_per_step") == 1
+
+
+def test_with_an_engine_its_share_is_named_and_not_what_is_sampled(config, monkeypatch):
     monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
-    assert "vllm_memory_share (0.3)" in advice(dataclasses.replace(config, rollout=settings))
+    told = advice(dataclasses.replace(config, rollout=settings))
+    assert "vllm_memory_share (0.3)" in told
+    assert "completions_per_step" not in told
 
 
 def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeypatch):
@@ -74,6 +92,6 @@ def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeyp
         raise RuntimeError(CPU)
 
     monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
-    with pytest.raises(TrialFailure, match=r"out of memory: lower training\.completions_per_step"):
+    with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
         train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
     assert warm._kept is None

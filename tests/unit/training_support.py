@@ -151,6 +151,9 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
     model, tokenizer = load_policy(policy)
     extra = {key: changes.pop(key) for key in ("normalization", "rollout_func") if key in changes}
     rewards = changes.pop("reward_funcs", [constant])
+    letters = string.ascii_lowercase
+    usual = [letter * (1 + i % 5) + "=" for i, letter in enumerate(letters)]
+    prompts = changes.pop("prompts", usual)
     arguments = {
         "output_dir": str(directory),
         "per_device_train_batch_size": 16,
@@ -170,7 +173,6 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
         "logging_steps": 1,
         **changes,
     }
-    prompts = [letter * (1 + i % 5) + "=" for i, letter in enumerate(string.ascii_lowercase)]
     trainer = (cls or GRPOTrainer)(
         model=model,
         reward_funcs=rewards,
