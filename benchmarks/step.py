@@ -3,7 +3,9 @@
 Both train the embedded policy on the same prompts, 8 a step with 8 completions of at most 64
 tokens, in float32 without checkpointing; TRL samples with Transformers. Rewards are looked up on
 both sides. Blocks of steps alternate, so that a noisy machine hits both. The floor is the forward
-and backward pass of TRL's padded batch alone. The last line is one JSON object.
+and backward pass of TRL's padded batch alone. Then the same in micro-batches of 8, with our sampler
+on both sides and without our packed forward pass: what is compared is padding, in micro-batches of
+like lengths and in those that TRL shuffles. The last line is one JSON object.
 
     python benchmarks/step.py [--small]
 """
@@ -16,6 +18,8 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -29,14 +33,35 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.training.accumulation import MicroBatchTrainer
 from gdpo_tune.training.rollout import rollout
 from gdpo_tune.training.trainer import GDPOTrainer
 
 PROMPTS, GROUP, TOKENS = 8, 8, 64
+MICRO_BATCH = 8
 
 
-def block(ours: bool, steps: int, seed: int) -> Block:
-    """Train a fresh trainer for a few steps and measure all but the first."""
+class Padded(MicroBatchTrainer):
+    """Computes every completion with a copy of its prompt, as larger policies are computed."""
+
+    def _packs(self, model):
+        return False
+
+
+OURS = partial(GDPOTrainer, normalization="gdpo", rollout_func=rollout)
+BY_LENGTH = partial(Padded, rollout_func=rollout)
+SHUFFLED = partial(GRPOTrainer, rollout_func=rollout)
+
+
+def block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
+    """Train a fresh trainer for a few steps and measure all but the first.
+
+    Args:
+        build: the trainer from TRL's arguments.
+        steps: that are measured.
+        seed: of the prompts and the samples.
+        at_once: completions of a micro-batch.
+    """
     watch = Stopwatch(steps, time.process_time)
     model, tokenizer = load_policy("embedded")
     problems = generate("train", PROMPTS * watch.last, seed)
@@ -46,7 +71,8 @@ def block(ours: bool, steps: int, seed: int) -> Block:
             output_dir=folder,
             seed=seed,
             max_steps=watch.last,
-            per_device_train_batch_size=PROMPTS * GROUP,
+            per_device_train_batch_size=at_once,
+            gradient_accumulation_steps=PROMPTS * GROUP // at_once,
             num_generations=GROUP,
             max_completion_length=TOKENS,
             learning_rate=1e-7,  # so that both sides keep the same policy, hence the same lengths
@@ -61,18 +87,14 @@ def block(ours: bool, steps: int, seed: int) -> Block:
             disable_tqdm=True,
             logging_steps=1,
         )
-        common = {
-            "model": model,
-            "reward_funcs": REWARDS,
-            "args": arguments,
-            "train_dataset": data,
-            "processing_class": tokenizer,
-            "callbacks": [Timed(watch)],
-        }
-        if ours:
-            trainer = GDPOTrainer(normalization="gdpo", rollout_func=rollout, **common)
-        else:
-            trainer = GRPOTrainer(**common)
+        trainer = build(
+            model=model,
+            reward_funcs=REWARDS,
+            args=arguments,
+            train_dataset=data,
+            processing_class=tokenizer,
+            callbacks=[Timed(watch)],
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return watch.block()
@@ -99,12 +121,20 @@ def floor(steps: int, length: float) -> float:
 
 
 def measure(blocks: int, steps: int) -> dict[str, object]:
-    """Both trainers in turns, and the floor."""
-    pair = alternate(lambda ours, seed: block(ours, steps, seed), blocks, 3 * blocks)
+    """Both trainers in turns, and the floor; both again in micro-batches."""
+
+    def turns(ours, plain, at_once):
+        def run(is_ours, seed):
+            return block(ours if is_ours else plain, steps, seed, at_once)
+
+        return alternate(run, blocks, 3 * blocks)
+
+    pair = turns(OURS, GRPOTrainer, PROMPTS * GROUP)
     return {
         **pair.figures("cpu_seconds"),
         "floor_cpu_seconds": round(floor(steps, pair.plain.length()), 4),
         "steps_per_block": steps,
+        "micro_batches": turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).figures("cpu_seconds"),
     }
 
 
@@ -119,6 +149,11 @@ def main() -> None:
     print(
         f"ours {result['ours_cpu_seconds']} s, TRL {result['trl_cpu_seconds']} s, "
         f"floor {result['floor_cpu_seconds']} s a step: ratio {result['ratio']}"
+    )
+    parts = result["micro_batches"]
+    print(
+        f"in micro-batches of {MICRO_BATCH}: by length {parts['ours_cpu_seconds']} s, "
+        f"shuffled {parts['trl_cpu_seconds']} s: ratio {parts['ratio']}"
     )
     print(json.dumps(result))
 
