@@ -7,7 +7,7 @@ ray, trl or optuna; `target` is `module:attribute`, resolved by `load` when the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -42,6 +42,8 @@ class TaskInfo:
     """The policy of `POLICIES` that ships for it: the default of `policy:`."""
     length_reward: str | None = None
     """The reward that is 1 within `length_limit` tokens, else 0; it may have other shapes."""
+    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Split -> distinct prompts that the task can write itself; empty where that is not known."""
     partial_reward: str | None = None
     """The reward that is all or nothing and can also give partial credit."""
 
@@ -131,11 +133,16 @@ def _equally_weighted(*rewards: str) -> dict[str, ParamValue]:
     return {"normalization": "gdpo", **{f"reward_weights.{reward}": 1.0 for reward in rewards}}
 
 
+CODE_PROMPTS = {"train": 6000, "validation": 2500, "test": 2500}
+MATH_PROMPTS = {"train": 40_000, "validation": 20_000, "test": 20_000}
+TOOLS_PROMPTS = {"train": 30_000, "validation": 14_000, "test": 14_000}
+
 TASKS: dict[str, TaskInfo] = {
     "code": TaskInfo(
         target="gdpo_tune.tasks.code:CodeTask",
         rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1)},
         metrics=CODE_METRICS,
+        prompts=CODE_PROMPTS,
         published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded",
         length_reward="length",
@@ -145,6 +152,7 @@ TASKS: dict[str, TaskInfo] = {
         target="gdpo_tune.tasks.code:BugFreeCodeTask",
         rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
         metrics=CODE_METRICS,
+        prompts=CODE_PROMPTS,
         published={
             **_equally_weighted("correctness", "format", "length", "bug_free"),
             "partial_credit": True,
@@ -157,6 +165,7 @@ TASKS: dict[str, TaskInfo] = {
         target="gdpo_tune.tasks.math:MathTask",
         rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1)},
         metrics=MATH_METRICS,
+        prompts=MATH_PROMPTS,
         published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded_math",
         length_reward="length",
@@ -165,6 +174,7 @@ TASKS: dict[str, TaskInfo] = {
         target="gdpo_tune.tasks.gsm8k:GSM8KTask",
         rewards={"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
         metrics=GSM8K_METRICS,
+        prompts=MATH_PROMPTS,
         published=_equally_weighted("correctness", "integer", "format"),
         embedded="embedded_math",
     ),
@@ -172,6 +182,7 @@ TASKS: dict[str, TaskInfo] = {
         target="gdpo_tune.tasks.tools:ToolsTask",
         rewards={"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)},
         metrics=TOOLS_METRICS,
+        prompts=TOOLS_PROMPTS,
         published=_equally_weighted("correctness", "format", "length"),
         embedded="embedded_tools",
         length_reward="length",

@@ -28,15 +28,15 @@ class TrainingSettings:
 
     __pydantic_config__ = {"extra": "forbid"}  # an unknown key is an error, as everywhere else
 
-    steps: Annotated[int, Ge(1)] = 60
+    steps: Annotated[int, Ge(1), Le(10**9)] = 60
     """Steps of a trial: one batch of samples and `num_iterations` optimizer passes over it."""
-    completions_per_step: Annotated[int, Ge(2)] = 64
+    completions_per_step: Annotated[int, Ge(2), Le(1 << 20)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
     micro_batch_size: Annotated[int, Ge(0)] = 0
     """Completions of a worker whose forward and backward pass are computed at once: less takes less
     memory and trains the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
-    max_completion_length: Annotated[int, Ge(1)] = 64
+    max_completion_length: Annotated[int, Ge(1), Le(1 << 24)] = 64
     """Tokens after which a completion is cut."""
     length_limit: Annotated[int, Ge(1)] = 26
     """Tokens within which a completion earns the length reward."""
@@ -44,7 +44,7 @@ class TrainingSettings:
     """Shape of the learning rate over the steps."""
     warmup_share: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the steps over which the learning rate rises from 0."""
-    max_grad_norm: Annotated[float, Gt(0)] = 1.0
+    max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
     train_prompts: Annotated[int, Ge(1)] = 2048
     """Distinct training prompts that a trial draws from."""
@@ -52,7 +52,7 @@ class TrainingSettings:
     """Prompts that the search sees."""
     test_prompts: Annotated[int, Ge(1)] = 256
     """Prompts that the front is claimed on; evaluated once, at the end of a trial."""
-    samples_per_prompt: Annotated[int, Ge(1)] = 2
+    samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
     evaluate_every: Annotated[int, Ge(1)] = 30
     """Steps between two evaluations on validation prompts (the last step always has one)."""
@@ -95,7 +95,7 @@ class DataSettings:
     """Configuration of a dataset on the Hub, such as `main`."""
     split: str = "train"
     """Split of a dataset on the Hub that prompts are taken from; ours are cut out of it by hash."""
-    max_prompt_length: Annotated[int, Ge(1)] = 1024
+    max_prompt_length: Annotated[int, Ge(1), Le(1 << 24)] = 1024
     """Tokens above which a prompt is left out, whoever wrote it; the report says how many were."""
 
     @property
@@ -116,7 +116,7 @@ class ModelSettings:
     others are kept in it too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
-    lora_rank: Annotated[int, Ge(0)] = 0
+    lora_rank: Annotated[int, Ge(0), Le(1 << 16)] = 0
     """Rank of the LoRA adapters that are trained; 0 trains every weight."""
     lora_alpha: Annotated[float, Ge(0)] = 0.0
     """Scale of the adapters; 0 stands for twice the rank."""

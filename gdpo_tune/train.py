@@ -48,7 +48,8 @@ def parser() -> argparse.ArgumentParser:
     )
     cli.add_override_argument(parser)
     parser.add_argument("--steps", type=_count(1), help="training steps, instead of the file's")
-    parser.add_argument("--seed", type=_count(0), help="seed (default: the trial's, or the file's)")
+    seed = _count(0, 2**32 - 1)
+    parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     parser.add_argument(
         "--out", type=Path, help="folder (default: <storage>/<name>-<which>-<steps>)"
     )
@@ -201,11 +202,11 @@ class _Stop:
             raise SystemExit
 
 
-def _count(least: int) -> Callable[[str], int]:
+def _count(least: int, most: int = 10**9) -> Callable[[str], int]:
     def count(text: str) -> int:
         value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
         return value
 
     return count

@@ -9,7 +9,7 @@ from pathlib import Path
 from gdpo_tune import registry, task_files
 from gdpo_tune.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
-from gdpo_tune.spec.model import ObjectiveSpec, Resources
+from gdpo_tune.spec.model import LEAST_RESOURCE, ObjectiveSpec, Resources
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
@@ -206,20 +206,6 @@ def divisors_fix(domain: Domain, total: int) -> str:
     return f"use group sizes among {show(divisors)}, or change training.completions_per_step"
 
 
-def check_lengths(settings: TrainingSettings | None, root: Node, problems: Problems) -> None:
-    """The length limit can be exceeded."""
-    if settings is None or settings.length_limit < settings.max_completion_length:
-        return
-    if any(problems.about(f"training.{k}") for k in ("length_limit", "max_completion_length")):
-        return
-    path = ("training", "length_limit")
-    longest = settings.max_completion_length
-    reason = f"not below max_completion_length = {longest}: every completion is within it"
-    node = root.find(path)
-    fix = f"write a limit below {longest}, or raise training.max_completion_length"
-    problems.add(node.mark, "training.length_limit", settings.length_limit, reason, fix)
-
-
 def check_resources_shape(resources: Resources | None, root: Node, problems: Problems) -> None:
     """Shares that could be granted on some machine."""
     if resources is None:
@@ -228,6 +214,11 @@ def check_resources_shape(resources: Resources | None, root: Node, problems: Pro
         path = ("resources", "gpus")
         reason = f"each of the {resources.workers} workers of a trial trains on one GPU of its own"
         problems.at(root.find(path), path, reason, "write gpus: 1, which is for each of them, or 0")
+    elif 0 < resources.gpus < LEAST_RESOURCE:
+        path = ("resources", "gpus")
+        reason = "Ray counts in ten-thousandths, in which this is nothing"
+        fix = f"write 0 for none, or at least {LEAST_RESOURCE}"
+        problems.at(root.find(path), path, reason, fix)
     elif resources.gpus > 1 and resources.gpus % 1:
         path = ("resources", "gpus")
         fix = f"write {math.floor(resources.gpus)} or {math.ceil(resources.gpus)}"

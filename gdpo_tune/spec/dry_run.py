@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gdpo_tune.spec.budget import shares, total
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
 from gdpo_tune.spec.dump import shown_service, shown_yaml
 from gdpo_tune.spec.lint import lint
@@ -102,24 +103,7 @@ def prompts(spec: SweepSpec) -> list[tuple[str, ...]]:
 
 
 def completions(spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Where the budget goes: training and held-out evaluation, in completions.
-
-    The two baselines are the untrained policy, which is evaluated only, and the published
-    setting, which is trained like any trial. Replicates are counted as if all were needed.
-    """
-    settings, search = spec.training, spec.search
-    validations = -(-settings.steps // settings.evaluate_every)
-    validation = settings.validation_prompts * settings.samples_per_prompt
-    test = settings.test_prompts * settings.samples_per_prompt
-    training = settings.steps * settings.completions_per_step
-    replicates = search.replicates.most
-    trained = search.trials + replicates + 1
-    evaluation = trained * (validations * validation + test) + validation + test
-    rows = [
-        ("search", search.trials * training, f"{search.trials} trials x {training}"),
-        ("replicates", replicates * training, f"{replicates} x {training}"),
-        ("published baseline", training, f"1 x {training}"),
-        ("held-out evaluation", evaluation, f"{validations} x {validation} + {test} a trained run"),
-        ("total", trained * training + evaluation, ""),
-    ]
+    """Where the budget goes, in completions."""
+    rows = [(share.what, share.completions, share.how) for share in shares(spec)]
+    rows.append(("total", total(spec), ""))
     return [(what, f"{count:,}".rjust(12), how) for what, count, how in rows]

@@ -18,6 +18,7 @@ from gdpo_tune.spec.lint_rewards import (
     single_reward,
     unmet_is_not_worst,
 )
+from gdpo_tune.spec.lint_sizes import crowded_cores, endless, far_values
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
@@ -50,6 +51,9 @@ def lint(spec: SweepSpec) -> list[str]:
         single_objective,
         against_the_metric,
         idle_constraint,
+        far_values,
+        crowded_cores,
+        endless,
         sandbox_doubts,
         lacking_memory,
     )

@@ -19,7 +19,7 @@ from gdpo_tune.settings import (
     SandboxSettings,
     TrainingSettings,
 )
-from gdpo_tune.spec import checks
+from gdpo_tune.spec import checks, limits
 from gdpo_tune.spec.adapters import check_model
 from gdpo_tune.spec.data import check_data
 from gdpo_tune.spec.model import (
@@ -100,7 +100,9 @@ class Document:
         checks.check_weights(space, self.root, self.problems)
         checks.check_ranges(space, task, self.root, self.problems)
         checks.check_group_size(space, training, self.root, self.problems)
-        checks.check_lengths(training, self.root, self.problems)
+        limits.check_lengths(training, self.root, self.problems)
+        limits.check_positions(training, policy, self.root, self.problems)
+        limits.check_prompts(training, data, task, self.root, self.problems)
         checks.check_search(self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_workers(resources, space, training, rollout, self.root, self.problems)

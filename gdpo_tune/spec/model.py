@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
 
 from gdpo_tune.settings import (
@@ -64,9 +64,9 @@ class Scheduler(Section):
 class Replicates(Section):
     """How front configurations are trained again with fresh seeds before the front is claimed."""
 
-    per_point: Annotated[int, Ge(0)] = 2
+    per_point: Annotated[int, Ge(0), Le(10**6)] = 2
     """Fresh seeds for each front configuration, besides the first run."""
-    max_runs: Annotated[int, Ge(0)] = 8
+    max_runs: Annotated[int, Ge(0), Le(10**6)] = 8
     """Most replicate trainings in all; 0 leaves every front point provisional."""
 
     @property
@@ -78,7 +78,7 @@ class Replicates(Section):
 class Search(Section):
     """How the space is searched, and for how long. May change and extend a finished sweep."""
 
-    trials: Annotated[int, Ge(1)] = 16
+    trials: Annotated[int, Ge(1), Le(10**6)] = 16
     """Configurations to train, baselines and replicates aside."""
     sampler: str = "auto"
     """One of the samplers below."""
@@ -86,16 +86,20 @@ class Search(Section):
     """What stops a trial before its end."""
     replicates: Replicates = Replicates()
     """How the front is trained again before it is claimed."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
+
+
+LEAST_RESOURCE = 0.0001
+"""What Ray can tell from nothing."""
 
 
 class Resources(Section):
     """What one worker of a trial occupies. As many trials run side by side as fit."""
 
-    cpus: Annotated[float, Gt(0), Field(allow_inf_nan=False)] = 1.0
+    cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000), Field(allow_inf_nan=False)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""
-    gpus: Annotated[float, Ge(0), Field(allow_inf_nan=False)] = 0.0
+    gpus: Annotated[float, Ge(0), Le(100_000), Field(allow_inf_nan=False)] = 0.0
     """GPUs: a fraction below 1 shares one, above 1 a whole number."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""

@@ -10,6 +10,10 @@ from gdpo_tune.spec.domains import Choice, Domain, Fixed, Number, Uniform, is_on
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.trials import ParamValue
 
+SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
+"""Of the numbers of 32 bits: the least that keeps all its digits, and the greatest."""
+MOST_VALUES = 100_000
+"""Values of a domain that has finitely many: what looks at them lists them."""
 KINDS = ("range", "log", "choices", "value")
 SYNTAX = "write 3 (fixed), [1, 2] (choices), {range: [1, 2]} or {log: [1, 2]}"
 
@@ -100,7 +104,18 @@ class Reader:
         width = None if step is None else self.step(step, low, high)
         if step is not None and width is None:
             return None
-        return Uniform(low=low, high=high, log=log, step=width, integer=self.info.kind == "int")
+        domain = Uniform(low=low, high=high, log=log, step=width, integer=self.info.kind == "int")
+        return domain if self.can_be_listed(domain, node) else None
+
+    def can_be_listed(self, domain: Uniform, node: Node) -> bool:
+        """Whether a domain is continuous, or has no more values than can be looked at."""
+        distance = domain.step or (1 if domain.integer else None)
+        if distance is None or (domain.high - domain.low) / distance < MOST_VALUES:
+            return True
+        way_out = "end the range earlier" if domain.integer else "write none, for any number"
+        fix = way_out if domain.log else f"{way_out}, or write a larger step:"
+        self.problems.at(node, self.path, f"more than {MOST_VALUES:,} values", fix)
+        return False
 
     def range_end(self, node: Node, *, log: bool) -> Number | None:
         """One end of a range."""
@@ -165,6 +180,10 @@ def complain(value: object, info: ParameterInfo) -> tuple[str, str] | None:
         return reason, f"write a number {bound}"
     if info.high is not None and value > info.high:
         return "too large", f"write a number of at most {info.high:g}"
+    if info.kind == "float" and value and not SMALLEST <= abs(value) <= LARGEST:
+        what = "0" if abs(value) < SMALLEST else "infinity"
+        between = f"between {SMALLEST:.2g} and {LARGEST:.2g}"
+        return f"{what} in the 32 bits that training computes in", f"write a number {between}"
     return None
 
 

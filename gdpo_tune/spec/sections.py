@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, dotted, one_of
+from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, dotted, one_of, show
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def translate(
         problems.at(at, full, "unknown value", f"{matches}use one of {expected}")
     elif kind in BOUNDS:
         key, words = BOUNDS[kind]
-        bound = f"{words} {context[key]:g}"
+        bound = f"{words} {show(context[key])}"
         fix = f"write a number {'of ' if bound.startswith('at') else ''}{bound}"
         problems.at(at, full, f"must be {bound}", fix)
     else:

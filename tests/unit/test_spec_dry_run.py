@@ -150,6 +150,23 @@ LINTS = {
         ["sandbox.type=unsafe_no_isolation"],
         "sandbox.type = unsafe_no_isolation: code that the policy writes runs with all the rights",
     ),
+    "rate too low": (
+        ["space.learning_rate={log: [1e-12, 1e-4]}"],
+        "space.learning_rate: at 1e-12 weights in 32 bits do not change by so little",
+    ),
+    "rate too high": (
+        ["space.learning_rate=[1e-4, 2]", "search.trials=8"],
+        "space.learning_rate: at 2 one step moves a weight by more",
+    ),
+    "too cold": (["space.temperature={value: 0.01}"], "space.temperature: at 0.01 the completions"),
+    "too hot": (["space.temperature=[1, 50]"], "space.temperature: at 50 tokens are drawn nearly"),
+    "too many passes": (["space.num_iterations=1000"], "space.num_iterations: at 1000 most passes"),
+    "crowded core": (["resources.cpus=0.01"], "resources.cpus = 0.01: 100 trials share a core"),
+    "endless": (
+        ["training.steps=10000000"],
+        "search.trials, training.steps and their like: 18,133,351,168 completions in all, which "
+        "at 1,000 a second take 210 days",
+    ),
     "idle constraint": (
         ['constraints.correctness=">= 0"'],
         "constraints.correctness = >= 0: every",
@@ -203,6 +220,8 @@ FORMAT = "objectives.format={direction: maximize, reference: 0}"
         ["space.epsilon=[0.1, 0.2]", "space.num_iterations=[1, 2]"],
         ["training.test_prompts=100"],
         ["space.beta={log: [1e-4, 0.04]}"],
+        ["resources={cpus: 0.1, gpus: 0.1}"],
+        ["space.temperature={range: [0.05, 5]}", "space.learning_rate={log: [1e-9, 0.1]}"],
     ],
 )
 def test_no_lint(overrides, load):

@@ -214,6 +214,26 @@ def test_an_empty_mapping_over_what_is_needed_is_refused(load):
         load("objectives={}")
 
 
+def test_positions_are_those_of_the_policy_that_is_given(load, tmp_path):
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+    long, policy = "training.max_completion_length=1000", f"policy={folder}"
+    assert load(long, policy).training.max_completion_length == 1000
+    with pytest.raises(SpecError, match="has 1024 positions"):
+        load("training.max_completion_length=1024", policy)
+    for content in ("{}", "[]", "{", '{"max_position_embeddings": null}'):
+        (folder / "config.json").write_text(content)
+        assert load(long, policy).policy == str(folder)
+    assert load(long, "policy=org/name").policy == "org/name"
+
+
+def test_prompts_of_a_data_set_are_counted_where_it_is_read(load, tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    data = f"data={{source: {tmp_path}/rows.jsonl, layout: mbpp}}"
+    assert load(data, "training.train_prompts=1000000").training.train_prompts == 1000000
+
+
 def test_a_file_that_only_extends_changes_nothing(tmp_path):
     (tmp_path / "base.yaml").write_text(GOOD)
     (tmp_path / "same.yaml").write_text("extends: base.yaml\n")

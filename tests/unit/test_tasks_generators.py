@@ -46,6 +46,21 @@ def test_prompts_are_distinct_and_as_many_as_a_sweep_needs(task, split):
     assert len(set(prompts)) == 2048
 
 
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("code", ["validation"]),
+        *(pytest.param(name, SPLITS[1:], marks=pytest.mark.slow) for name in registry.TASKS),
+    ],
+)
+def test_a_task_can_write_as_many_prompts_as_the_registry_says(name, splits):
+    known = registry.TASKS[name].prompts
+    with task_named(name) as task:
+        assert [len(task.problems(split, known[split], 0)) for split in splits] == [
+            known[split] for split in splits
+        ]
+
+
 def test_no_split_has_a_prompt_or_a_calculation_of_another(task):
     drawn = {split: task.problems(split, 800, seed) for seed, split in enumerate(SPLITS)}
     for one, other in combinations(SPLITS, 2):

@@ -275,7 +275,13 @@ def test_parameters_of_a_trial_cannot_be_overridden(fake, searched):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], [str(SPACE), "--from", "x:1"], [str(SPACE), "--steps", "0"], [str(SPACE), "--seed", "-1"]],
+    [
+        [],
+        [str(SPACE), "--from", "x:1"],
+        [str(SPACE), "--steps", "0"],
+        [str(SPACE), "--seed", "-1"],
+        [str(SPACE), "--seed", "4294967296"],
+    ],
 )
 def test_arguments_that_make_no_request(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
