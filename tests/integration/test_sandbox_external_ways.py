@@ -146,9 +146,12 @@ def test_an_empty_batch_has_no_results(shared):
 
 def test_an_interrupt_ends_a_program_whose_service_hangs(double):
     double.faults.extend([None, hang, hang])
+    # Who started the tests in the background of a shell has them ignore interrupts.
     program = f"""
+import signal
 from gdpo_tune.sandbox import Call, Job
 from gdpo_tune.sandbox.external import ExternalSandbox
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with ExternalSandbox({double.url!r}, 2) as sandbox:
     sandbox.run_batch([Job("", (Call("f", (), 1),))] * 5)
 """
