@@ -128,6 +128,13 @@ TOOLS_METRICS = {
     **LENGTH_METRICS,
 }
 
+COST_METRICS = {
+    "seconds": MetricInfo("minimize", 0, float("inf"), "wall time of the trial"),
+    "cpu_seconds": MetricInfo("minimize", 0, float("inf"), "CPU time of the trial"),
+    "gpu_hours": MetricInfo("minimize", 0, float("inf"), "wall time times the GPUs of the trial"),
+}
+"""What a trial of any task costs: objectives and constraints may name these too."""
+
 
 def _equally_weighted(*rewards: str) -> dict[str, ParamValue]:
     return {"normalization": "gdpo", **{f"reward_weights.{reward}": 1.0 for reward in rewards}}
@@ -136,6 +143,8 @@ def _equally_weighted(*rewards: str) -> dict[str, ParamValue]:
 CODE_PROMPTS = {"train": 6000, "validation": 2500, "test": 2500}
 MATH_PROMPTS = {"train": 40_000, "validation": 20_000, "test": 20_000}
 TOOLS_PROMPTS = {"train": 30_000, "validation": 14_000, "test": 14_000}
+PUBLISHED_LENGTH_WEIGHTS = (0.75, 0.5, 0.25)
+"""What the method's paper tries besides equal weights; for every task with a length reward."""
 
 TASKS: dict[str, TaskInfo] = {
     "code": TaskInfo(
@@ -223,16 +232,24 @@ NORMALIZATIONS: dict[str, ModeInfo] = {
 }
 
 SAMPLERS: dict[str, SamplerInfo] = {
-    "auto": SamplerInfo("gdpo_tune.tuning.samplers:auto", "gp, or tpe once the study is large"),
+    "auto": SamplerInfo(
+        "gdpo_tune.tuning.samplers:auto",
+        "picks by trials, kinds of parameters, objectives and slots, and says why",
+    ),
     "gp": SamplerInfo("gdpo_tune.tuning.samplers:gp", "Gaussian process, expected hypervolume"),
     "tpe": SamplerInfo("gdpo_tune.tuning.samplers:tpe", "multi-objective Parzen estimator"),
     "nsga2": SamplerInfo("gdpo_tune.tuning.samplers:nsga2", "genetic, crowding distance"),
     "nsga3": SamplerInfo("gdpo_tune.tuning.samplers:nsga3", "genetic, reference points"),
     "random": SamplerInfo("gdpo_tune.tuning.samplers:random", "uniform over the space"),
+    "qmc": SamplerInfo("gdpo_tune.tuning.samplers:qmc", "even over the space: a Sobol sequence"),
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.fifo:build", "every trial to its end"),
+    "asha": SchedulerInfo(
+        "gdpo_tune.tuning.schedulers.asha:build",
+        "successive halving by dominance: trials that others dominate end at the next rung",
+    ),
 }
 
 _CODE = ("code", "code_bug_free")
@@ -297,6 +314,11 @@ POLICIES: dict[str, str] = {
     "embedded_math": "gdpo_tune.policies.load:embedded_math_folder",
     "embedded_tools": "gdpo_tune.policies.load:embedded_tools_folder",
 }
+
+
+def judgeable(task: TaskInfo) -> dict[str, MetricInfo]:
+    """What objectives and constraints may name; of equal names the task's own counts."""
+    return {**COST_METRICS, **task.metrics}
 
 
 def load(target: str) -> Any:

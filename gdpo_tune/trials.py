@@ -23,10 +23,12 @@ Params = Mapping[str, ParamValue]
 """Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
 
 Direction = Literal["maximize", "minimize"]
-Role = Literal["search", "replicate", "untrained", "published"]
+Role = Literal["search", "member", "replicate", "untrained", "published"]
 """Why a trial was run. `untrained` and `published` are the baselines of every front picture;
-`published` is trained at full budget and may therefore be on the front itself."""
-State = Literal["waiting", "running", "complete", "pruned", "failed"]
+`published` is trained at full budget and may therefore be on the front itself. A `member` of a
+population has parameters that moved while it trained; those of its record are the initial ones."""
+State = Literal["waiting", "running", "paused", "complete", "pruned", "failed"]
+"""`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
 Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline"]
 """Who chose a trial's parameters: the sampler's model, its random start-up, or a rule."""
 
@@ -39,6 +41,29 @@ class Objective:
     direction: Direction
     reference: float
     """Worst value of interest: the reference point of the hypervolume, fixed in the spec."""
+
+
+MOVABLE = ("learning_rate", "reward_weights.")
+"""Parameters, by the beginning of their names, that may change while a trial trains."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """From a step on, other values of parameters that may change while a trial trains.
+
+    Raises:
+        ValueError: a parameter that may not, or a step before the start.
+    """
+
+    step: int
+    """Steps done before they hold: 0 is the start."""
+    params: Params
+    """Parameters that are not named keep their values."""
+
+    def __post_init__(self) -> None:
+        fixed = [name for name in self.params if not name.startswith(MOVABLE)]
+        if fixed or self.step < 0:
+            raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
 
 
 @dataclass(frozen=True)
@@ -67,11 +92,23 @@ class TrialConfig:
     """What samples completions during training."""
     gpu_share: float = 1.0
     """Of the memory of its GPU, what the trial may use; no GPU, no effect."""
+    evaluate_at: tuple[int, ...] = ()
+    """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
+    schedule: tuple[Segment, ...] = ()
+    """What of `params` changes on the way; they hold where it says nothing."""
 
-    def reward_weights(self) -> dict[str, float]:
-        """Reward name -> weight, from the parameters `reward_weights.*`."""
-        prefix = "reward_weights."
-        return {k[len(prefix) :]: float(v) for k, v in self.params.items() if k.startswith(prefix)}
+    def params_at(self, step: int) -> dict[str, ParamValue]:
+        """The parameters that hold once `step` steps are done."""
+        params = dict(self.params)
+        for segment in sorted(self.schedule, key=lambda segment: segment.step):
+            if segment.step <= step:
+                params |= segment.params
+        return params
+
+    def reward_weights(self, step: int = 0) -> dict[str, float]:
+        """Reward name -> weight once `step` steps are done, from `reward_weights.*`."""
+        prefix, params = "reward_weights.", self.params_at(step)
+        return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -103,11 +140,28 @@ class Measurement:
     metrics: Mapping[str, float]
     """`train/...` of this step; `validation/<metric>` where an evaluation took place."""
     cost: Cost
+    validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """What the evaluation found; empty where none took place."""
 
     @property
     def validated(self) -> bool:
         """Whether an evaluation took place."""
-        return any(name.startswith("validation/") for name in self.metrics)
+        return bool(self.validation)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What a trial was worth on validation prompts after part of its budget."""
+
+    step: int
+    validation: Mapping[str, Estimate]
+    """A standard error of NaN is not known: ledgers from before kept none."""
+    cost: Cost
+
+    @property
+    def completions(self) -> int:
+        """What the trial had sampled by then: the same for equal rungs of different trials."""
+        return self.cost.completions
 
 
 @dataclass(frozen=True)
@@ -140,6 +194,30 @@ class Replicate:
 
 
 @dataclass(frozen=True)
+class Exploit:
+    """A member of a population took over another one's training and goes on with new values."""
+
+    member: int
+    """Number of the trial that takes over."""
+    donor: int
+    """Number of the trial whose checkpoint, seed and parameters it goes on with."""
+    step: int
+    """Steps that the checkpoint contains."""
+    params: Params
+    """New values of all that moves."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was decided once the members of a population had met at a step."""
+
+    step: int
+    members: tuple[int, ...]
+    """Numbers of all that met."""
+    exploits: tuple[Exploit, ...]
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """One trial as the ledger has it."""
 
@@ -154,10 +232,16 @@ class TrialRecord:
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     test: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     feasible: bool | None = None
-    """Whether every constraint holds on validation; None until measured."""
+    """Whether every constraint holds on validation; None until measured at full budget."""
+    rungs: tuple[Rung, ...] = ()
+    """By step; the last one of a trial that is complete is at full budget."""
+    paused_at: int = 0
+    """Completions of the rung at which it waits, or was last promoted from; 0: it never waited."""
     cost: Cost = field(default_factory=Cost)
     reason: str = ""
     """Why a failed or pruned trial ended."""
+    lineage: tuple[Exploit, ...] = ()
+    """What a member of a population took over from others, by step."""
     directory: Path | None = None
     checkpoint: Path | None = None
     started: float | None = None
@@ -181,8 +265,18 @@ class SweepStarted:
 
 
 @dataclass(frozen=True)
+class SearchStarted:
+    """The machines are known, and trials are about to start on them."""
+
+    side_by_side: int
+    """Trials at the same time."""
+    sampler: str
+    """Who proposes configurations, and why."""
+
+
+@dataclass(frozen=True)
 class TrialStarted:
-    """A trial began, or went on after an interruption."""
+    """A trial began, or went on after an interruption or a pause."""
 
     record: TrialRecord
 
@@ -193,6 +287,13 @@ class TrialProgress:
 
     number: int
     measurement: Measurement
+
+
+@dataclass(frozen=True)
+class TrialPaused:
+    """A trial waits at a rung; it may be promoted later, which is told as `TrialStarted`."""
+
+    record: TrialRecord
 
 
 @dataclass(frozen=True)
@@ -208,7 +309,17 @@ class SweepFinished:
 
     records: tuple[TrialRecord, ...]
     interrupted: bool
+    reason: str = ""
+    """Why nothing is left to run, for a person; empty if interrupted."""
 
 
-Event = SweepStarted | TrialStarted | TrialProgress | TrialFinished | SweepFinished
+Event = (
+    SweepStarted
+    | SearchStarted
+    | TrialStarted
+    | TrialProgress
+    | TrialPaused
+    | TrialFinished
+    | SweepFinished
+)
 Listener = Callable[[Event], None]

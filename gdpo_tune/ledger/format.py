@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
+from gdpo_tune.ledger.rungs import estimates, pairs, rungs_of
 from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
-from gdpo_tune.trials import Cost, Estimate, Outcome, Params, State, TrialRecord
+from gdpo_tune.trials import Cost, Estimate, Exploit, Outcome, Params, State, TrialRecord
 
 STATES: Mapping[TrialState, State] = {
     TrialState.WAITING: "waiting",
@@ -32,18 +33,24 @@ def trial_directory(sweep: Path, number: int) -> Path:
     return sweep / "trials" / str(number)
 
 
-def to_record(trial: FrozenTrial, spec: SweepSpec, sweep: Path) -> TrialRecord:
+def to_record(
+    trial: FrozenTrial, spec: SweepSpec, sweep: Path, lineage: tuple[Exploit, ...] = ()
+) -> TrialRecord:
     """A trial of the study as the other rooms know it; a checkpoint that is gone is None."""
     about = trial.user_attrs["trial"]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
-    spent = outcome or end or last_rung(trial)
+    rungs = rungs_of(trial)
+    pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
+    waits = trial.state == TrialState.RUNNING and pause["waits"]
+    measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
+    spent = outcome or end or measured
     validation = estimates(outcome.get("validation", {}))
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
     return TrialRecord(
         number=trial.number,
         role=about["role"],
-        state=STATES[trial.state],
+        state="paused" if waits else STATES[trial.state],
         params={**spec.space.later_defaults, **about["params"]},
         seed=about["seed"],
         proposer=about["proposer"],
@@ -51,8 +58,11 @@ def to_record(trial: FrozenTrial, spec: SweepSpec, sweep: Path) -> TrialRecord:
         validation=validation,
         test=estimates(outcome.get("test", {})),
         feasible=is_feasible(spec, validation) if validation else None,
+        rungs=rungs,
+        paused_at=pause["at"],
         cost=Cost(**spent.get("cost", {})),
         reason=end.get("reason", ""),
+        lineage=lineage,
         directory=trial_directory(sweep, trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
@@ -97,20 +107,9 @@ def encode(outcome: Outcome, directory: Path) -> dict[str, Any]:
     """An outcome as JSON, paths relative to the sweep's folder so that it can be moved."""
     checkpoint = outcome.checkpoint
     return {
-        "validation": {k: [v.mean, v.se] for k, v in outcome.validation.items()},
-        "test": {k: [v.mean, v.se] for k, v in outcome.test.items()},
+        "validation": pairs(outcome.validation),
+        "test": pairs(outcome.test),
         "cost": vars(outcome.cost),
         "checkpoint": os.path.relpath(checkpoint, directory) if checkpoint else None,
         "environment": dict(outcome.environment),
     }
-
-
-def estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-    """Estimates from JSON."""
-    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
-
-
-def last_rung(trial: FrozenTrial) -> dict[str, Any]:
-    """The last measurement that a trial left, or nothing."""
-    rungs = [value for key, value in trial.user_attrs.items() if key.startswith("rung:")]
-    return max(rungs, key=lambda rung: rung["step"], default={})

@@ -14,26 +14,21 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optuna import Study
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from gdpo_tune.closing import Closing
 from gdpo_tune.errors import UsageError
-from gdpo_tune.ledger.format import (
-    distributions,
-    encode,
-    excess,
-    to_record,
-    trial_directory,
-)
+from gdpo_tune.ledger.costs import measurement_with_costs, outcome_with_costs
+from gdpo_tune.ledger.format import distributions, encode, excess, to_record, trial_directory
+from gdpo_tune.ledger.generations import Generations
 from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair
-from gdpo_tune.ledger.study import STUDY, open_study, write_spec
+from gdpo_tune.ledger.rungs import RUNG, encode_rung, in_order, stored_rungs
+from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
     Cost,
@@ -42,6 +37,7 @@ from gdpo_tune.trials import (
     Params,
     Proposer,
     Role,
+    Rung,
     State,
     TrialRecord,
 )
@@ -50,7 +46,7 @@ JOURNAL = "ledger.journal"
 LOCK = "ledger.lock"
 
 
-class Ledger(Closing):
+class Ledger(Generations, Closing):
     """A sweep's trials. `open` it; use it as a context manager.
 
     It holds what it has written in memory, so reading records costs no disk access.
@@ -62,14 +58,13 @@ class Ledger(Closing):
         self.directory = spec.directory.absolute()
         self._journal = journal
         self._lease = lease
-        self._storage = JournalStorage(journal)
-        self.study: Study = open_study(self._storage, spec, writable=lease is not None)
-        """The Optuna study, for `optuna.visualization` and the like; never write through it."""
+        storage = JournalStorage(journal)
+        super().__init__(storage, open_study(storage, spec, writable=lease is not None))
         self.moved_aside: Path | None = None
         """Where an earlier sweep of this name is now, if opening this one moved it."""
-        self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._records: dict[int, TrialRecord] = {}
-        self._stale: set[int] = set(range(len(self._trials())))
+        self._stale.update(range(len(self._trials())))
+        self._rungs = sum(len(stored_rungs(trial)) for trial in self._trials())
         if lease is not None:
             self._finish_what_was_known()
 
@@ -135,19 +130,19 @@ class Ledger(Closing):
         if self._lease is None:
             self._stale.update(range(len(self._trials())))
         for number in sorted(self._stale):
-            self._records[number] = to_record(self._trials()[number], self.spec, self.directory)
-        self._stale.clear()
+            self.record(number)
         return [self._records[number] for number in range(len(self._records))]
 
     def record(self, number: int) -> TrialRecord:
         """One trial."""
         if number in self._stale:
-            self._records[number] = to_record(self._trials()[number], self.spec, self.directory)
+            trial, lineage = self._trials()[number], self.lineage(number)
+            self._records[number] = to_record(trial, self.spec, self.directory, lineage)
             self._stale.discard(number)
         return self._records[number]
 
     def unfinished(self) -> list[TrialRecord]:
-        """Trials that were started and have no end yet."""
+        """Trials that were started, have no end yet and do not wait for a promotion."""
         return [record for record in self.records() if record.state == "running"]
 
     def start(
@@ -192,16 +187,43 @@ class Ledger(Closing):
         self._stale.add(number)
         return self.record(number)
 
-    def progress(self, number: int, measurement: Measurement) -> None:
-        """Keep what a running trial has measured on validation prompts, by its cost so far."""
-        held_out = {k: v for k, v in measurement.metrics.items() if k.startswith("validation/")}
-        rung = {"step": measurement.step, "metrics": held_out, "cost": vars(measurement.cost)}
-        self._set(number, f"rung:{measurement.cost.completions}", rung)
+    def progress(self, number: int, measurement: Measurement) -> bool:
+        """Keep what a trial has measured on validation prompts, by the completions sampled so far.
+
+        What a trial measures again, after it went on from an earlier step, is not kept: decisions
+        rest on what was kept first.
+
+        Returns:
+            Whether it was kept.
+        """
+        key = f"{RUNG}{measurement.cost.completions}"
+        if key in self._trials()[number].user_attrs:
+            return False
+        measurement = measurement_with_costs(measurement, self.spec)
+        self._set(number, key, encode_rung(measurement, self._rungs))
+        self._rungs += 1
+        return True
+
+    def rungs(self) -> list[tuple[int, Rung]]:
+        """Every rung with its trial's number, in the order of their recording."""
+        return in_order(self._trials())
+
+    def pause(self, number: int) -> TrialRecord:
+        """Record that a trial waits at its last rung, without a process."""
+        rung = self.record(number).rungs[-1]
+        self._set(number, "pause", {"at": rung.completions, "waits": True})
+        return self.record(number)
+
+    def resume(self, number: int) -> TrialRecord:
+        """Record that a paused trial goes on."""
+        self._set(number, "pause", {"at": self.record(number).paused_at, "waits": False})
+        return self.record(number)
 
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:
         """Record what a finished trial is worth; a value that is not finite makes it a failure."""
+        outcome = outcome_with_costs(outcome, self.spec)
         for split, estimates in (("validation", outcome.validation), ("test", outcome.test)):
-            for name in (*self.spec.objectives, *self.spec.constraints):
+            for name in self.spec.judged:
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     found = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {found}", outcome.cost)
@@ -230,33 +252,6 @@ class Ledger(Closing):
     def forget_checkpoints(self, numbers: Sequence[int]) -> None:
         """Look again whether the checkpoints of these trials exist."""
         self._stale.update(numbers)
-
-    def begin_session(self, started: float, slots: int, provenance: Mapping[str, Any]) -> int:
-        """Record that a process works on this sweep; return the session's number.
-
-        Args:
-            started: Unix time in seconds.
-            slots: trials that run side by side.
-            provenance: revision, versions and hardware, as JSON.
-        """
-        session = sum(key.startswith("session:") for key in self.study.user_attrs)
-        about = {"started": started, "slots": slots, "provenance": dict(provenance)}
-        self._storage.set_study_user_attr(self._study_id, f"session:{session}", about)
-        return session
-
-    def end_session(self, session: int) -> None:
-        """Record that the process is done, for now or for good."""
-        about = {**self.study.user_attrs[f"session:{session}"], "finished": time.time()}
-        self._storage.set_study_user_attr(self._study_id, f"session:{session}", about)
-
-    def sessions(self) -> list[dict[str, Any]]:
-        """Sessions in order: `started` and `finished` (Unix seconds), `slots`, `provenance`.
-
-        `finished` is missing while one runs and for one that was killed.
-        """
-        attrs = self.study.user_attrs
-        count = sum(key.startswith("session:") for key in attrs)
-        return [attrs[f"session:{session}"] for session in range(count)]
 
     def trial_directory(self, number: int) -> Path:
         """A trial's own folder."""

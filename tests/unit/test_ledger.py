@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tuning_support import outcome, spec_in
+from tuning_support import measured, outcome, spec_in
 
 from gdpo_tune.errors import IdentityError, LedgerHeldError, UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import repair
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Measurement, TrialRecord
+from gdpo_tune.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 
 HOLD = """
 import sys
@@ -112,7 +112,7 @@ def test_a_failure_after_a_restart_costs_what_was_recorded_before(spec: SweepSpe
     spent = Cost(completions=1920, seconds=3.0)
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, Measurement(30, {"validation/format": 0.5}, spent))
+        ledger.progress(0, measured(30, spent, format=0.5))
     with Ledger.open(spec) as ledger:
         assert ledger.fail(0, "the trial's process died").cost == spent
 
@@ -161,13 +161,73 @@ def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
         start(ledger)
         for step in (30, 60):
             cost = Cost(completions=64 * step, seconds=step / 10)
-            ledger.progress(
-                0, Measurement(step, {"validation/format": 0.5, "train/loss": 1.0}, cost)
-            )
+            ledger.progress(0, measured(step, cost, format=0.5))
         assert ledger.record(0).cost.completions == 64 * 60
-        assert set(ledger.study.trials[0].user_attrs["rung:1920"]["metrics"]) == {
-            "validation/format"
-        }
+
+
+def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
+    spent = Cost(completions=1280, seconds=2.0, cpu_seconds=1.0)
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.progress(0, measured(30, format=0.6, correctness=0.3))
+        ledger.progress(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
+        written = ledger.record(0).rungs
+    assert reopened(spec)[0].rungs == written
+    assert [rung.completions for rung in written] == [1280, 1920]
+    estimates = {"format": Estimate(0.5, 0.02), "correctness": Estimate(0.25, 0.02)}
+    assert written[0] == Rung(20, estimates, spent)
+
+
+def test_the_order_of_rungs_over_all_trials_outlives_the_process(spec: SweepSpec):
+    written = [(1, 20), (0, 20), (1, 30), (2, 20)]
+    with Ledger.open(spec) as ledger:
+        for _ in range(3):
+            start(ledger)
+        for number, step in written[:2]:
+            ledger.progress(number, measured(step, format=0.5))
+    with Ledger.open(spec) as ledger:
+        for number, step in written[2:]:
+            ledger.progress(number, measured(step, format=0.5))
+        assert [(number, rung.step) for number, rung in ledger.rungs()] == written
+
+
+def test_what_was_measured_first_at_a_rung_stays(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        assert ledger.progress(0, measured(20, format=0.5))
+        assert not ledger.progress(0, measured(20, format=0.9))
+        assert ledger.record(0).rungs[0].validation["format"].mean == 0.5
+
+
+def test_rungs_from_before_standard_errors_were_kept_are_read(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.progress(0, measured(20, format=0.5))
+        old = {"step": 20, "metrics": {"validation/format": 0.5}, "cost": vars(Cost(640))}
+        trial_id = ledger.study.trials[0]._trial_id
+        ledger.study._storage.set_trial_user_attr(trial_id, "rung:640", old)
+    with Ledger.open(spec) as ledger:
+        (number, first), (_, second) = ledger.rungs()
+    assert (number, first.step, first.completions) == (0, 20, 640)
+    assert (first.validation["format"].mean, second.completions) == (0.5, 1280)
+    assert math.isnan(first.validation["format"].se)
+
+
+def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        start(ledger)
+        ledger.progress(0, measured(20, format=0.5))
+        assert ledger.pause(0).state == "paused"
+        assert ledger.record(0).paused_at == 1280
+        assert [record.number for record in ledger.unfinished()] == [1]
+    assert [record.state for record in reopened(spec)] == ["paused", "running"]
+    with Ledger.open(spec) as ledger:
+        assert ledger.resume(0).state == "running"
+        assert ledger.record(0).paused_at == 1280
+        ledger.progress(0, measured(30, format=0.5))
+        assert ledger.pause(0).paused_at == 1920
+        assert ledger.prune(0, "never promoted", Cost(640)).state == "pruned"
 
 
 def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(tmp_path: Path):
@@ -424,10 +484,32 @@ def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
 def test_sessions_tell_when_and_on_what_the_sweep_ran(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         session = ledger.begin_session(time.time(), 2, {"git": "abc"})
-        ledger.end_session(session)
+        ledger.end_session(session, "all was tried")
         ledger.begin_session(time.time(), 3, {"git": "def"})
     with Ledger.open(spec, read_only=True) as ledger:
         first, second = ledger.sessions()
     assert (first["slots"], first["provenance"], second["slots"]) == (2, {"git": "abc"}, 3)
     assert first["finished"] >= first["started"]
+    assert first["ending"] == "all was tried"
     assert "finished" not in second  # it was killed
+
+
+def test_a_cost_that_the_sweep_judges_by_is_a_metric_of_its_trials(tmp_path: Path):
+    objective = "{direction: minimize, reference: 60}"
+    spec = spec_in(tmp_path, [f"objectives.seconds={objective}", 'constraints.cpu_seconds="<= 1"'])
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        halfway = Measurement(1, {}, Cost(64, 1.0, 0.5), outcome().validation)
+        ledger.progress(0, halfway)
+        ledger.complete(0, outcome())  # 2 s of wall time, 1.5 s of CPU time
+        assert ledger.study.trials[0].values[-1] == 2.0
+        assert ledger.study.trials[0].constraints["cpu_seconds"] == 0.5
+    (record,) = reopened(spec)
+    for estimates in (record.validation, record.test):
+        assert (estimates["seconds"], estimates["cpu_seconds"]) == (
+            Estimate(2, 0),
+            Estimate(1.5, 0),
+        )
+        assert "gpu_hours" not in estimates
+    assert record.feasible is False
+    assert record.rungs[0].validation["seconds"] == Estimate(1.0, 0)

@@ -1,0 +1,32 @@
+"""What trials cost enters the ledger among their metrics, where the sweep judges by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gdpo_tune.costs import priced
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome
+
+
+def outcome_with_costs(outcome: Outcome, spec: SweepSpec) -> Outcome:
+    """The outcome of a trial, on both splits with the cost that it had in the end."""
+    return replace(
+        outcome,
+        validation=with_costs(outcome.validation, outcome.cost, spec),
+        test=with_costs(outcome.test, outcome.cost, spec),
+    )
+
+
+def measurement_with_costs(measurement: Measurement, spec: SweepSpec) -> Measurement:
+    """A measurement on the way with the cost so far."""
+    validation = with_costs(measurement.validation, measurement.cost, spec)
+    return replace(measurement, validation=validation)
+
+
+def with_costs(
+    measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec
+) -> dict[str, Estimate]:
+    """Metrics and those costs that objectives or constraints of the sweep name."""
+    return priced(measured, cost, spec.judged, spec.resources.in_all)

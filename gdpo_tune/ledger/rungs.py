@@ -1,0 +1,69 @@
+"""How what trials measure on the way is written in the study, and how it is read back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from gdpo_tune.trials import Cost, Estimate, Measurement, Rung
+
+RUNG = "rung:"
+"""Before the completions of a rung, in the name of its attribute."""
+
+
+def encode_rung(measurement: Measurement, order: int) -> dict[str, Any]:
+    """A measurement on validation prompts as JSON; `order` counts those of all trials."""
+    return {
+        "step": measurement.step,
+        "validation": pairs(measurement.validation),
+        "cost": vars(measurement.cost),
+        "order": order,
+    }
+
+
+def pairs(values: Mapping[str, Estimate]) -> dict[str, list[float]]:
+    """Estimates as JSON."""
+    return {name: [estimate.mean, estimate.se] for name, estimate in values.items()}
+
+
+def estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+    """Estimates from JSON."""
+    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+
+
+def rungs_of(trial: FrozenTrial) -> tuple[Rung, ...]:
+    """What a trial has measured, by step."""
+    rungs = [to_rung(stored) for stored in stored_rungs(trial)]
+    return tuple(sorted(rungs, key=lambda rung: rung.step))
+
+
+def in_order(trials: Iterable[FrozenTrial]) -> list[tuple[int, Rung]]:
+    """Every rung with its trial's number, in the order of their recording.
+
+    Those from before that order was kept come first, by completions and number.
+    """
+    stored = [(trial.number, rung) for trial in trials for rung in stored_rungs(trial)]
+    known = [(rung.get("order", -1), to_rung(rung), number) for number, rung in stored]
+    known.sort(key=lambda entry: (entry[0], entry[1].completions, entry[2]))
+    return [(number, rung) for _, rung, number in known]
+
+
+def stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
+    """The same as JSON."""
+    return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
+
+
+def to_rung(stored: Mapping[str, Any]) -> Rung:
+    """A rung from JSON; one from before standard errors were kept has means alone."""
+    if "validation" in stored:
+        validation = estimates(stored["validation"])
+    else:
+        means: Mapping[str, float] = stored["metrics"]
+        validation = {
+            name.removeprefix("validation/"): Estimate(mean, math.nan)
+            for name, mean in means.items()
+        }
+    return Rung(stored["step"], validation, Cost(**stored["cost"]))

@@ -1,0 +1,67 @@
+"""What the ledger keeps of a population: what was decided, in one write, for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tuning_support import spec_in
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import Exploit, Generation
+
+FIRST = Generation(12, (0, 1, 2), (Exploit(2, 0, 12, {"learning_rate": 1e-4}),))
+SECOND = Generation(24, (0, 1, 2), (Exploit(0, 1, 24, {"learning_rate": 2e-4}),))
+THIRD = Generation(36, (0, 1, 2), (Exploit(2, 0, 36, {"reward_weights.format": 1.0}),))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path)
+
+
+def begin(ledger: Ledger) -> None:
+    for number in range(3):
+        ledger.start(ledger.spec.space.baseline({}), "member", "startup", seed=number)
+
+
+def test_generations_outlive_the_process_and_stand_in_the_records(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        before = ledger.records()
+        for generation in (FIRST, SECOND, THIRD):
+            ledger.decide_generation(generation)
+        known = ledger.records()
+        assert ledger.record(1).lineage == ()
+    with Ledger.open(spec) as ledger:
+        assert ledger.generations() == [FIRST, SECOND, THIRD]
+        assert ledger.records() == known
+    assert [record.lineage for record in before] == [(), (), ()]
+    assert [record.lineage for record in known] == [
+        SECOND.exploits,
+        (),
+        FIRST.exploits + THIRD.exploits,
+    ]
+
+
+def test_a_reader_sees_what_is_decided_meanwhile(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        with Ledger.open(spec, read_only=True) as reader:
+            assert reader.records()[2].lineage == ()
+            ledger.decide_generation(FIRST)
+            assert reader.records()[2].lineage == FIRST.exploits
+
+
+def test_a_generation_is_whole_or_not_there(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        before = (spec.directory / "ledger.journal").stat().st_size
+        ledger.decide_generation(FIRST)
+    written = (spec.directory / "ledger.journal").read_bytes()
+    assert written[before:].count(b"\n") == 1
+    (spec.directory / "ledger.journal").write_bytes(written[:-1])
+    with Ledger.open(spec) as ledger:
+        assert ledger.generations() == []
+        assert [record.lineage for record in ledger.records()] == [(), (), ()]
