@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.analysis.lineage import stretched, training_of
 from gdpo_tune.errors import Problem, SpecError, UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.settings import INDIFFERENT_TRAINING
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import describe
 from gdpo_tune.spec.problems import did_you_mean, one_of, show
-from gdpo_tune.trials import Params, TrialConfig, TrialRecord
+from gdpo_tune.trials import Params, Segment, TrialConfig, TrialRecord
 
 KNEE = "knee"
 BEST = "max_"
 """Before the name of an objective: the front's best in it, whichever direction that is."""
 SPEC = "spec.yaml"
 """In a sweep's folder: its resolved file."""
-INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox")
+INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at")
 """Parts of a config that may change while a training is interrupted: where and how, not what. So
 may `INDIFFERENT_TRAINING`."""
 
@@ -40,6 +41,8 @@ class Request:
     """For a folder's name, such as `knee`."""
     note: str
     """Where the parameters are from, for a person."""
+    schedule: tuple[Segment, ...] = ()
+    """What of the parameters changes on the way."""
 
 
 def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
@@ -56,6 +59,9 @@ def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
 
 def from_sweep(source: str, overrides: Sequence[str]) -> Request:
     """The training of a trial of a sweep, to be repeated at another budget.
+
+    Of a member of a population it is the one training that its policy comes from: parameters, seed
+    and schedule of its lineage.
 
     Args:
         source: `FOLDER:knee`, `FOLDER:max_<objective>` or `FOLDER:<trial number>`.
@@ -77,10 +83,16 @@ def from_sweep(source: str, overrides: Sequence[str]) -> Request:
         raise UsageError(f"--from {source}: there is no sweep in {folder}: it has no {SPEC}")
     place = f"storage={json.dumps(str(sweep.parent))}"
     with Ledger.open(load_spec(sweep / SPEC, [place], sweep.name), read_only=True) as ledger:
-        record = _picked(ledger.records(), ledger.spec, pick, source)
+        records, steps = ledger.records(), ledger.spec.training.steps
+        number = _picked(records, ledger.spec, pick, source).number
     spec = load_spec(sweep / SPEC, [place, *overrides], sweep.name)
+    training = training_of(records, number)
+    schedule = stretched(training.schedule, spec.training.steps / steps)
     label = f"trial-{pick}" if pick.isdecimal() else pick
-    return Request(spec, record.params, record.seed, label, f"trial {record.number} of {folder}")
+    note = f"trial {number} of {folder}"
+    if schedule:
+        note += f", with other values from step {one_of(segment.step for segment in schedule)} on"
+    return Request(spec, training.params, training.seed, label, note, schedule)
 
 
 def trial_config(
@@ -109,12 +121,15 @@ def trial_config(
     name += "" if seed is None else f"-seed{seed}"
     directory = (out or spec.storage / name).expanduser().absolute()
     config = spec.trial_config(request.params, chosen_seed, directory)
+    config = dataclasses.replace(config, schedule=request.schedule)
     return config if threads is None else dataclasses.replace(config, threads=threads)
 
 
 def meaning(config: TrialConfig) -> dict[str, Any]:
     """What decides the result of a training, as JSON with dotted keys."""
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
+    if not config.schedule:
+        del parts["schedule"]  # trainings from before there were schedules go on
     for name in INDIFFERENT_TRAINING:
         del parts["training"][name]
     return json.loads(json.dumps(dict(_flat(parts))))

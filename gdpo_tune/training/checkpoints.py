@@ -13,17 +13,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gdpo_tune.errors import TrialFailure
 from gdpo_tune.files import room_in
-from gdpo_tune.trials import Cost
+from gdpo_tune.trials import Cost, Estimate
 
 MARKER = "complete.json"
-_NAME = re.compile(r"checkpoint-(\d+)")
+_BEGIN = "checkpoint-"
+_NAME = re.compile(rf"{_BEGIN}(\d+)")
 _UNFINISHED = ".unfinished-"
 _KEPT = 2
 """Whole checkpoints of a running trial: the newest, and the one before should that be damaged."""
@@ -41,6 +42,8 @@ class Checkpoint:
     """Steps of training that it contains."""
     cost: Cost
     """What the trial had spent by then."""
+    validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """What an evaluation at this very step has found; empty where none took place."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def write_checkpoint(
-    directory: Path, step: int, cost: Cost, fill: Callable[[Path], None]
+    directory: Path,
+    step: int,
+    cost: Cost,
+    fill: Callable[[Path], None],
+    validation: Mapping[str, Estimate] | None = None,
 ) -> Checkpoint:
     """Write `directory/checkpoint-<step>`; whoever kills this leaves it whole or absent.
 
@@ -101,24 +108,70 @@ def write_checkpoint(
         step: steps of training so far.
         cost: what the trial has spent so far.
         fill: writes the checkpoint's files into the folder that it is given.
+        validation: what an evaluation at this step has found.
 
     Raises:
         DiskFullError: there is no room for it; what was written of it is deleted.
     """
-    target = directory / f"checkpoint-{step}"
+    checkpoint = Checkpoint(directory / f"{_BEGIN}{step}", step, cost, validation or {})
+
+    def fill_and_mark(folder: Path) -> None:
+        fill(folder)
+        _mark(folder, checkpoint)
+
+    _write(checkpoint.path, fill_and_mark)
+    return checkpoint
+
+
+def adopt_checkpoint(source: Path, directory: Path) -> None:
+    """Make a trial go on from another one's checkpoint, and from nothing else.
+
+    Its own checkpoints are deleted. The copy shares its files with the original where the disk can
+    do that, since no checkpoint is ever changed once it is there.
+
+    Args:
+        source: a whole checkpoint.
+        directory: the trial's folder; created if missing.
+
+    Raises:
+        DiskFullError: there is no room for it.
+    """
+
+    def fill(folder: Path) -> None:
+        for path in sorted(source.rglob("*")):  # a folder before what is in it
+            target = folder / path.relative_to(source)
+            if path.is_dir():
+                target.mkdir()
+            else:
+                _link_or_copy(path, target)
+        for path in (*folder.rglob("*"), folder):
+            _sync(path)
+
+    remove_all_but(directory, None)
+    _write(directory / source.name, fill)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one that cannot
+        shutil.copy2(source, target)
+
+
+def _write(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make a checkpoint's folder in one step from what `fill` writes into the one aside."""
+    directory, step = target.parent, target.name.removeprefix(_BEGIN)
     aside = directory / f"{_UNFINISHED}{step}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         with room_in(directory, f"the checkpoint of step {step}"):
             aside.mkdir(parents=True)
             fill(aside)
-            _mark(aside, step, cost)
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
             _sync(directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Checkpoint(target, step, cost)
 
 
 def keep_newest(directory: Path) -> None:
@@ -161,7 +214,7 @@ def _folders(directory: Path) -> list[Path]:
     return [path for _, path in sorted(folders, reverse=True)]
 
 
-def _mark(folder: Path, step: int, cost: Cost) -> None:
+def _mark(folder: Path, checkpoint: Checkpoint) -> None:
     """Force the files of a checkpoint to disk, and then their list."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
@@ -170,7 +223,12 @@ def _mark(folder: Path, step: int, cost: Cost) -> None:
         str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": _digest(path)}
         for path in files
     }
-    marker = {"step": step, "cost": asdict(cost), "files": listed}
+    marker = {
+        "step": checkpoint.step,
+        "cost": asdict(checkpoint.cost),
+        "validation": {name: asdict(found) for name, found in checkpoint.validation.items()},
+        "files": listed,
+    }
     (folder / MARKER).write_text(json.dumps(marker), encoding="utf-8")
     _sync(folder / MARKER)
     _sync(folder)
@@ -207,7 +265,9 @@ def _read(path: Path) -> Checkpoint:
         for name, expected in marker["files"].items():
             if _digest(path / name) != expected["sha256"]:
                 raise _Damaged(f"{path.name} is damaged ({name} has other content)")
-        return Checkpoint(path, int(marker["step"]), Cost(**marker["cost"]))
+        known: Mapping[str, Any] = marker.get("validation", {})  # not there in earlier ones
+        validation = {name: Estimate(**found) for name, found in known.items()}
+        return Checkpoint(path, int(marker["step"]), Cost(**marker["cost"]), validation)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"{path.name} is damaged ({error})") from error
 

@@ -66,6 +66,7 @@ class Progress(TrainerCallback):
         sampler: Generate,
         clock: Clock,
         report: Report,
+        start: Checkpoint | None,
     ) -> None:
         self.validation: Mapping[str, Estimate] = {}
         self.checkpoint: Path | None = None
@@ -75,7 +76,14 @@ class Progress(TrainerCallback):
         self._sampler = sampler
         self._clock = clock
         self._report = report
+        self._start = start
         self._passes: list[dict[str, float]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say again what was measured where this run goes on."""
+        start = self._start
+        if start is not None and start.validation:
+            self._report(Measurement(start.step, {}, start.cost, start.validation), start.path)
 
     def on_log(
         self,
@@ -99,31 +107,32 @@ class Progress(TrainerCallback):
     def _end_step(self, step: int, metrics: dict[str, float]) -> None:
         settings = self._config.training
         last = step == settings.steps
-        if last or step % settings.evaluate_every == 0:
-            model = self._trainer.policy
-            held_out = self._state.validation()
-            self.validation = evaluate_split(
+        measured: Mapping[str, Estimate] = {}
+        if last or step % settings.evaluate_every == 0 or step in self._config.evaluate_at:
+            model, held_out = self._trainer.policy, self._state.validation()
+            measured = evaluate_split(
                 self._config, self._state, model, held_out, step, self._sampler
             )
-            metrics |= {f"validation/{name}": e.mean for name, e in self.validation.items()}
-        measurement = Measurement(step, metrics, self._clock.read(step))
+            self.validation = measured
+            metrics |= {f"validation/{name}": e.mean for name, e in measured.items()}
+        measurement = Measurement(step, metrics, self._clock.read(step), measured)
         if processes.is_first():
             # Before the checkpoint: a start from it would not come to this step again.
             with room_in(self._config.directory, f"the measurements of step {step}"):
                 append_step(self._config.directory, measurement)
         due = last or step % settings.checkpoint_every == 0
-        written = self._save(step) if due else None
+        written = self._save(step, measured) if due else None
         try:
             self._report(measurement, written.path if written else None)
         except SystemExit:
             if written is None:
-                self._save(step)  # asked to stop: the next start goes on from here
+                self._save(step, measured)  # asked to stop: the next start goes on from here
             raise
         if written is not None and processes.is_first():
             # Only now, since until the report the older one is what others know of.
             keep_newest(self._config.directory)
 
-    def _save(self, step: int) -> Checkpoint:
+    def _save(self, step: int, measured: Mapping[str, Estimate]) -> Checkpoint:
         cost, states = self._clock.read(step), processes.gather(random_state())
         last = step == self._config.training.steps
         written = None
@@ -133,6 +142,7 @@ class Progress(TrainerCallback):
                 step,
                 cost,
                 lambda folder: self._fill(folder, states, last=last),
+                measured,
             )
         known = processes.from_first(written)
         assert known is not None, "the first process has written it, or has raised"

@@ -23,6 +23,7 @@ from gdpo_tune.training.checkpoints import read_checkpoint
 from gdpo_tune.training.exhaustion import memory_guard
 from gdpo_tune.training.held_out import evaluate_split, held_out_sampler
 from gdpo_tune.training.progress import Clock, Progress
+from gdpo_tune.training.schedule import Schedule
 from gdpo_tune.training.warm import Warm, warm
 from gdpo_tune.trials import Cost, Outcome, Report, TrialConfig
 
@@ -35,6 +36,9 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     written; it may end the trial by raising. `SystemExit` passes through once a checkpoint of the
     step just done is on disk.
 
+    A start from a checkpoint at whose step an evaluation had taken place reports that measurement
+    again, without step metrics: whoever was to hear of it may have been killed in between.
+
     Several processes that were launched as one group (see `processes`) train one policy together:
     each calls this with the same arguments, samples and scores its part of every step and of every
     held-out split, and gets the same outcome. The first one writes. `report` is called in all of
@@ -43,7 +47,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     Step metrics are `train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`,
     `train/mean_length` (tokens), `train/reward/<name>/mean|std|dead_groups|share` (see
     `GDPOTrainer`), `train/kl` where beta is above 0, `train/clip_ratio`, and `validation/<metric>`
-    every `evaluate_every` steps and at the last one; with vLLM also
+    every `evaluate_every` steps, at `evaluate_at` and at the last one; with vLLM also
     `train/rollout/importance_ratio` (mean over completions, those beyond TRL's bound counted as 0)
     and `train/rollout/logp_difference`, `..._max` (nats a token between engine and trainer).
 
@@ -78,7 +82,9 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             checkpoint = start.path
         else:
             trainer, sampler = build_trainer(config, state)
-            progress = Progress(config, state, trainer, sampler, clock, report)
+            if config.schedule:
+                trainer.add_callback(Schedule(config, state.task.rewards, trainer))
+            progress = Progress(config, state, trainer, sampler, clock, report, start)
             trainer.add_callback(progress)
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
             model = trainer.policy

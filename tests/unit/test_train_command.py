@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from gdpo_tune import sweep, train
 from gdpo_tune.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
-from gdpo_tune.request import from_sweep, trial_config
+from gdpo_tune.request import from_sweep, meaning, trial_config
+from gdpo_tune.spec.identity import differences
 from gdpo_tune.steps import append_step
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.trials import Cost, Measurement, Outcome
+from gdpo_tune.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
 
 FIXED = [
     "space.normalization=grpo",
@@ -216,6 +218,33 @@ def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, num
     assert config.training.length_limit == 20
     assert config.training.steps == 3
     assert config.directory == tmp_path / f"sweep-{label}-3"
+
+
+def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(fake, tmp_path):
+    spec = spec_in(tmp_path, ["training.steps=60"])
+    with Ledger.open(spec) as ledger:
+        for number in range(3):
+            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            ledger.start(params, "member", "startup", seed=70 + number)
+        for step, taker, donor in ((20, 0, 1), (40, 2, 0)):
+            exploit = Exploit(taker, donor, step, {"reward_weights.format": step / 100})
+            ledger.decide_generation(Generation(step, (0, 1, 2), (exploit,)))
+    assert train.main(["--from", f"{spec.directory}:2"]) == 0
+    assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
+    same, shorter = fake.asked
+    assert same.seed == 71
+    assert [same.params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
+    assert [segment.step for segment in shorter.schedule] == [2, 4]
+    assert shorter.params == same.params
+
+
+def test_a_request_from_before_there_were_schedules_is_the_same(fake, searched):
+    request = from_sweep(f"{searched.directory}:knee", [])
+    config = trial_config(request, seed=None, out=Path("o"), threads=None)
+    assert not {"schedule", "evaluate_at"} & set(meaning(config))
+    moving = replace(config, schedule=(Segment(2, {"learning_rate": 0.1}),))
+    (difference,) = differences(meaning(config), meaning(moving))
+    assert "not [{step: 2" in difference
 
 
 def test_a_sweep_that_was_moved_is_read_where_it_is(fake, searched, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from gdpo_tune.steps import FILE, append_step, read_steps
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
     MARKER,
+    adopt_checkpoint,
     find_checkpoint,
     keep_newest,
     newest_valid_checkpoint,
@@ -22,7 +25,7 @@ from gdpo_tune.training.checkpoints import (
     remove_all_but,
     write_checkpoint,
 )
-from gdpo_tune.trials import Cost, Measurement
+from gdpo_tune.trials import Cost, Estimate, Measurement
 
 
 def fill(folder):
@@ -39,6 +42,51 @@ def test_round_trip(tmp_path):
     read = read_checkpoint(written.path)
     assert (read.step, read.cost) == (20, cost)
     assert (written.path / "inner" / "state").read_bytes() == b"s" * 10
+
+
+def test_what_was_measured_at_its_step_is_in_the_checkpoint(tmp_path):
+    found = {"format": Estimate(0.5, 0.01)}
+    written = write_checkpoint(tmp_path, 20, Cost(), fill, found)
+    assert read_checkpoint(written.path).validation == written.validation == found
+
+
+def test_a_checkpoint_from_before_that_is_whole(tmp_path):
+    marker = write_checkpoint(tmp_path, 20, Cost(), fill).path / MARKER
+    earlier = {k: v for k, v in json.loads(marker.read_text()).items() if k != "validation"}
+    marker.write_text(json.dumps(earlier))
+    assert read_checkpoint(marker.parent).validation == {}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_an_adopted_checkpoint_is_all_that_there_is(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(checkpoints.os, "link", refuse)
+    given = write_checkpoint(tmp_path / "donor", 20, Cost(7), fill, {"f": Estimate(1, 0)})
+    write_checkpoint(tmp_path / "member", 20, Cost(9), fill)
+    write_checkpoint(tmp_path / "member", 30, Cost(9), fill)
+    adopt_checkpoint(given.path, tmp_path / "member")
+    adopted = newest_valid_checkpoint(tmp_path / "member")
+    assert adopted == tmp_path / "member" / "checkpoint-20"
+    assert dataclasses.replace(read_checkpoint(adopted), path=given.path) == given
+    remove_all_but(tmp_path / "donor", None)
+    assert read_checkpoint(adopted).cost == Cost(7)
+
+
+def refuse(*_):
+    raise OSError(errno.EXDEV, "another disk")
+
+
+def test_no_room_for_an_adopted_checkpoint(tmp_path, monkeypatch):
+    given = write_checkpoint(tmp_path / "donor", 20, Cost(), fill)
+    monkeypatch.setattr(checkpoints.os, "link", refuse)
+    monkeypatch.setattr(checkpoints.shutil, "copy2", full)
+    with pytest.raises(DiskFullError, match="checkpoint of step 20"):
+        adopt_checkpoint(given.path, tmp_path / "member")
+    assert list((tmp_path / "member").iterdir()) == []
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_no_checkpoint(tmp_path):

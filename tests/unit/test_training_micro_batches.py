@@ -383,7 +383,7 @@ def test_a_resumed_trial_in_micro_batches_is_bitwise_equal(policy, tmp_path, toy
     newest = stopped_at(config, stop)
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
-    assert rest == whole[stop - stop % 2 :]
+    assert newly_measured(rest) == whole[stop - stop % 2 :]
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     theirs = weights(expected)
     assert all(torch.equal(value, theirs[name]) for name, value in weights(outcome).items())
@@ -396,7 +396,13 @@ def test_a_trial_goes_on_with_smaller_micro_batches(policy, tmp_path, toy):
     newest = stopped_at(config, 2)
     smaller = dataclasses.replace(config.training, micro_batch_size=2)
     rest, _ = run(dataclasses.replace(config, training=smaller), resume=newest)
+    rest = newly_measured(rest)
     assert [step for step, _ in rest] == [3, 4]
     for (_, ours), (_, theirs) in zip(rest, whole[2:], strict=True):
         assert ours["train/mean_length"] == theirs["train/mean_length"]
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-6)
+
+
+def newly_measured(reports):
+    """Without what a trial says again where it goes on."""
+    return [(step, metrics) for step, metrics in reports if metrics]

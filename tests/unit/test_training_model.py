@@ -203,7 +203,8 @@ def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path
     checkpoint = stopped_after(config, step)
     assert not (checkpoint / "model.safetensors").exists()
     rest, again = run(config, resume=checkpoint)
-    assert rest == whole[step:]
+    # What was measured at the checkpoint is said again, without step metrics.
+    assert [metrics for metrics in rest if metrics] == whole[step:]
     assert result(again) == result(outcome)
     reports, evaluated = run(config, resume=again.checkpoint)
     assert reports == []

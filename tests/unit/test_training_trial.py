@@ -97,7 +97,9 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert validated == [2, 3], "every evaluate_every steps and at the last one"
     assert [path is not None for _, path in reports] == [False, True, True]
     last = reports[-1][0]
+    assert last.validation == outcome.validation
     assert last.metrics["validation/hits"] == outcome.validation["hits"].mean
+    assert [bool(m.validation) for m, _ in reports] == [False, True, True]
     assert last.cost.completions == outcome.cost.completions == 48
     assert 0 < last.cost.seconds <= outcome.cost.seconds
     assert 0 < last.cost.cpu_seconds <= outcome.cost.cpu_seconds
@@ -108,6 +110,17 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert (tmp_path / "t" / "checkpoint-2").exists(), "the one before is kept, in case"
     assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(reports)
     assert not same_weights(Path(policy), outcome.checkpoint)
+
+
+def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
+    plain, outcome = run(trial(policy, tmp_path / "plain"))
+    reports, with_rung = run(
+        dataclasses.replace(trial(policy, tmp_path / "rung"), evaluate_at=(1,))
+    )
+    assert [bool(m.validation) for m, _ in reports] == [True, True, True]
+    assert reports[0][0].validation.keys() == outcome.validation.keys()
+    assert (with_rung.test, with_rung.validation) == (outcome.test, outcome.validation)
+    assert figures(reports)[1:] == figures(plain)[1:]
 
 
 def test_untrained_baseline(policy, tmp_path):
@@ -221,6 +234,8 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     warm.release()
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
+    if start.validation:
+        rest = rest[1:]  # what it had measured there, again
     assert figures(rest) == figures(whole)[start.step :]
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     assert same_weights(outcome.checkpoint, expected.checkpoint)
@@ -237,6 +252,25 @@ def test_a_trial_that_is_asked_to_stop_loses_no_step(policy, tmp_path):
     reports, outcome = run(config, resume=newest)
     assert [step for step, _ in figures(reports)] == list(range(2, SETTINGS.steps + 1))
     assert same_weights(outcome.checkpoint, expected.checkpoint)
+
+
+def test_a_resumed_trial_tells_again_what_it_had_measured_where_it_goes_on(policy, tmp_path):
+    config = dataclasses.replace(trial(policy, tmp_path), evaluate_at=(1,))
+    told = []
+
+    def report(measurement, _):
+        told.append(measurement)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, resume=None, report=report)
+    reports, _ = run(config, resume=newest_valid_checkpoint(tmp_path))
+    assert told[0].validated
+    again, path = reports[0]
+    assert (again.step, again.validation, dict(again.metrics)) == (1, told[0].validation, {})
+    assert path == tmp_path / "checkpoint-1"
+    assert [m.step for m, _ in reports] == [1, 2, 3]
+    assert [m.step for m in read_steps(tmp_path)] == [1, 2, 3]
 
 
 def test_a_trial_that_died_before_its_last_evaluation_only_evaluates(policy, tmp_path):
