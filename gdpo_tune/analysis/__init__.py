@@ -4,7 +4,9 @@ Everything here is a pure function of `TrialRecord`s and `Objective`s.
 """
 
 from gdpo_tune.analysis.front import Front, HypervolumePoint, build_front
-from gdpo_tune.analysis.replicates import Configuration, configurations, next_replicate
+from gdpo_tune.analysis.racing import next_replicate
+from gdpo_tune.analysis.replicates import Configuration, configurations
+from gdpo_tune.analysis.stagnation import has_stagnated
 
 __all__ = [
     "Configuration",
@@ -12,5 +14,6 @@ __all__ = [
     "HypervolumePoint",
     "build_front",
     "configurations",
+    "has_stagnated",
     "next_replicate",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdpo_tune.analysis.pareto import hypervolume
+from gdpo_tune.analysis.probability import Interval, hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,
     configurations,
@@ -16,7 +17,7 @@ from gdpo_tune.analysis.replicates import (
     is_measured,
     pooled,
 )
-from gdpo_tune.analysis.selection import extremes, knee
+from gdpo_tune.analysis.selection import extremes, is_ahead, knee
 from gdpo_tune.trials import Objective, TrialRecord
 
 
@@ -57,14 +58,46 @@ class Front:
         """
         return _hypervolume_trace(self.records, self.objectives)
 
+    @cached_property
+    def hypervolume_interval(self) -> Interval:
+        """Where the true hypervolume lies, as far as the standard errors tell.
+
+        Rivals just below the front count too: noise may have put them there.
+        """
+        rivals = self._eligible
+        return hypervolume_interval(
+            [c.values(self.objectives) for c in rivals],
+            [c.errors(self.objectives) for c in rivals],
+            self.objectives,
+        )
+
     def picked_as(self, configuration: Configuration) -> list[str]:
         """What a configuration is singled out for: `knee`, `best correctness`, ..."""
         names = ["knee"] if configuration is self.knee else []
         return names + [
-            f"best {name.replace('_', ' ')}"
-            for name, best in self.extremes.items()
-            if best is configuration
+            self.leads(name) for name, best in self.extremes.items() if best is configuration
         ]
+
+    def leads(self, objective: str) -> str:
+        """What the extreme in an objective may be called.
+
+        `best correctness` if its lead over every other configuration is larger than its noise, else
+        `ahead in correctness`: another one may well be as good.
+        """
+        rivals = [c for c in self._eligible if c is not self.extremes[objective]]
+        clear = is_ahead(
+            self.extremes[objective].mean[objective], [c.mean[objective] for c in rivals]
+        )
+        return f"{'best' if clear else 'ahead in'} {objective.replace('_', ' ')}"
+
+    @property
+    def seeds_compared(self) -> bool:
+        """Whether some configuration has two seeds, so that the noise of training is known."""
+        return any(c.seeds > 1 and c.role != "untrained" for c in self.configurations)
+
+    @property
+    def _eligible(self) -> list[Configuration]:
+        return [c for c in self.configurations if c.rank >= 0]
 
 
 def build_front(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> Front:

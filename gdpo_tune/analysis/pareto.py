@@ -61,7 +61,11 @@ def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
     Source: Zitzler and Thiele 1999, Multiobjective evolutionary algorithms: a comparative case
     study and the strength Pareto approach.
     """
-    points = losses(values, objectives)
+    return loss_hypervolume(losses(values, objectives), objectives)
+
+
+def loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
+    """The same for values that are losses already."""
     reference = reference_losses(objectives)
     inside = np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
     if not inside.any():

@@ -1,20 +1,35 @@
-"""How sure the front is: the probability of each point to be on it, given its standard errors."""
+"""How sure the front is, given standard errors: who is on it, and how much it covers.
+
+Both answers come from the same draws: every mean is drawn anew from a normal distribution with its
+standard error, independently of the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
 from gdpo_tune.trials import Objective
 
 DRAWS = 1000
 """Gives a probability a standard error of at most .016."""
 HOPELESS = 6.0
 """Standard errors by which a point trails another in every objective to be left out."""
+LEVEL = 0.95
+"""Share of intervals that are to cover the truth."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a quantity lies, at the level `LEVEL`."""
+
+    low: float
+    high: float
 
 
 def front_probability(
@@ -22,8 +37,8 @@ def front_probability(
 ) -> Floats:
     """Probability of each of T points to be non-dominated, `float[T]`, by seeded Monte Carlo.
 
-    Every mean `[T, M]` is drawn from a normal distribution with its standard error `[T, M]`,
-    independently of the others. The same input always gives the same answer. Input is finite.
+    Means and standard errors are `[T, M]`. The same input always gives the same answer. Input is
+    finite.
 
     Raises:
         ValueError: `means` is not empty and has not one column for each objective.
@@ -32,12 +47,55 @@ def front_probability(
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     result = np.zeros(len(points))
     kept = np.flatnonzero(~_hopeless(points, spread))
-    if len(kept) == 0:
-        return result
-    noise = np.random.default_rng(0).standard_normal((draws, *points[kept].shape))
-    for drawn in points[kept] + spread[kept] * noise:
+    for drawn in _drawn(points[kept], spread[kept], draws):
         result[kept] += moocore.is_nondominated(drawn, keep_weakly=True)
     return result / draws
+
+
+def hypervolume_interval(
+    means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = DRAWS
+) -> Interval:
+    """Where the hypervolume of T points lies, given that their means are measured with errors.
+
+    With H the hypervolume of the means and q(p) the quantile p of the hypervolume over the draws,
+    the basic (reverse percentile) bootstrap interval:
+
+        [ 2 H - q(0.975),  2 H - q(0.025) ],  not below 0, and widened to hold H
+
+    Noise makes a front look better than it is, since the luckiest of several points leads it; drawn
+    once more from noisy means it looks better again, by about as much. So the draws lie above H as
+    H lies above the truth, and the interval lies below H by that much: that is why it is not made
+    of the quantiles themselves, which would cover too high values.
+
+    Which points meet the constraints is taken as known. Means and errors are `[T, M]` and finite;
+    no points give 0 to 0. The same input always gives the same answer.
+
+    Source: Davison and Hinkley 1997, Bootstrap methods and their application, section 5.2.
+
+    Raises:
+        ValueError: `means` is not empty and has not one column for each objective.
+    """
+    points = losses(means, objectives)
+    spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
+    known = hypervolume(means, objectives)
+    kept = ~_hopeless(points, spread)
+    drawn = [
+        loss_hypervolume(again, objectives) for again in _drawn(points[kept], spread[kept], draws)
+    ]
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail]) if drawn else (0.0, 0.0)
+    return Interval(
+        low=max(0.0, min(known, 2 * known - float(high))),
+        high=max(known, 2 * known - float(low)),
+    )
+
+
+def _drawn(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
+    """`draws` times the points with noise, always the same; nothing for no points."""
+    if len(points) == 0:
+        return
+    noise = np.random.default_rng(0).standard_normal((draws, *points.shape))
+    yield from points + spread * noise
 
 
 def _hopeless(points: Floats, spread: Floats) -> NDArray[np.bool_]:

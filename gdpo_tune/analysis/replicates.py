@@ -4,13 +4,17 @@ A front is claimed on the mean over seeds of the test objectives. Of one configu
 complete trials, means m_i and within-trial standard errors s_i (bootstrap clustered by prompt):
 
     mean = sum_i m_i / n
-    se   = s_1                                                        n = 1: provisional
-    se   = max( sqrt(var(m, ddof=1) / n), sqrt(sum_i s_i^2) / n )     n >= 2
+    se   = max( sqrt(var(m, ddof=1) / n),    the spread between its own seeds; n >= 2
+                sqrt(sum_i s_i^2) / n,       the noise of its evaluations
+                sigma / sqrt(n) )            the spread between seeds anywhere in the sweep
+
+    sigma^2 = sum_c sum_i (m_ci - mean_c)^2 / sum_c (n_c - 1)    over configurations c with n_c >= 2
 
 The spread between seeds holds both the noise of training and that of sampling completions, so it
-alone is the standard error; two or three seeds may agree by luck, so it is never taken for smaller
-than what the evaluations' own noise leaves in a mean of n. With one seed the noise of training is
-unknown: the error bar is then too short, which is what `provisional` says.
+alone would be the standard error. But two or three seeds may agree by luck, and one seed says
+nothing of the noise of training: so no configuration counts as less noisy than seeds of the others
+differ. Until some configuration has two seeds, sigma is unknown and taken for 0; the error bars of
+`provisional` ones are then too short. The untrained policy has no noise of training and no sigma.
 
 All trials answer the same test prompts. What the choice of prompts contributes to s_i is common to
 all of them and does not shrink with more seeds: these errors are for comparing configurations, not
@@ -30,7 +34,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import NOT_RANKED, ranks
 from gdpo_tune.analysis.probability import front_probability
-from gdpo_tune.trials import Estimate, Objective, Params, Replicate, Role, TrialRecord
+from gdpo_tune.trials import Estimate, Objective, Params, Role, TrialRecord
 
 Key = tuple[object, ...]
 
@@ -65,7 +69,7 @@ class Configuration:
 
     @property
     def provisional(self) -> bool:
-        """Whether the noise of training is unknown, because there is one seed only."""
+        """Whether its own noise of training is unknown, because there is one seed only."""
         return self.seeds < 2
 
     def values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
@@ -81,49 +85,25 @@ def configurations(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> list[Configuration]:
     """Every configuration with at least one complete, finite trial, ordered by `first`."""
-    merged = [
-        _merge(members, objectives)
-        for members in grouped(records).values()
-        if any(is_measured(record, objectives) for record in members)
-    ]
+    groups = grouped(records)
+    found = {
+        key: seeds
+        for key, members in groups.items()
+        if (seeds := [record for record in members if is_measured(record, objectives)])
+    }
+    trained = [seeds for seeds in found.values() if seeds[0].role != "untrained"]
+    test = seed_spread([[record.test for record in seeds] for seeds in trained])
+    validation = seed_spread([[record.validation for record in seeds] for seeds in trained])
+    merged = [_merge(groups[key], seeds, test, validation) for key, seeds in found.items()]
     merged.sort(key=lambda configuration: configuration.first)
     return _ranked(merged, objectives)
-
-
-def next_replicate(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective], per_point: int, max_runs: int
-) -> Replicate | None:
-    """Which front configuration to train again with a fresh seed; None when there is none.
-
-    The least certain first: fewest seeds (those on their way included), since with one seed the
-    noise of training is unknown; then the membership of the front that is most in doubt
-    (probability closest to 1/2); then the earlier trial.
-
-    Args:
-        records: every trial; replicates in any state count against both limits, failed ones too,
-            so that a configuration that keeps crashing does not use up the machine.
-        objectives: what the front is over.
-        per_point: replicates of one configuration.
-        max_runs: replicates of the whole sweep.
-    """
-    if sum(record.role == "replicate" for record in records) >= max_runs:
-        return None
-    groups = {_first(members).number: members for members in grouped(records).values()}
-    open_to_more = [
-        (configuration, groups[configuration.first])
-        for configuration in configurations(records, objectives)
-        if configuration.on_front and _replicates(groups[configuration.first]) < per_point
-    ]
-    if not open_to_more:
-        return None
-    chosen, _ = min(open_to_more, key=lambda pair: _certainty(*pair))
-    return Replicate(of=chosen.first, params=chosen.params)
 
 
 def grouped(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
     """Trials with equal parameters together, a replicate with its original, by trial number.
 
-    The untrained policy stands alone, whatever parameters its record carries.
+    The untrained policy stands alone, whatever parameters its record carries, and so does a member
+    of a population that took over from others: its record has the values that it began with.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
@@ -142,15 +122,36 @@ def is_measured(record: TrialRecord, objectives: Sequence[Objective]) -> bool:
     )
 
 
-def pooled(estimates: Sequence[Estimate]) -> Estimate:
-    """Mean over seeds and its standard error, by the formula at the head of this module."""
+def seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str, float]:
+    """Metric -> sigma of the head of this module, from the seeds of each configuration.
+
+    A metric that no configuration has from two seeds, or that is not finite there, is left out.
+    """
+    squares: dict[str, float] = {}
+    freedom: dict[str, int] = {}
+    for seeds in groups:
+        for name in seeds[0]:
+            means = [seed[name].mean for seed in seeds if name in seed and _finite(seed[name])]
+            if len(means) > 1:
+                squares[name] = squares.get(name, 0.0) + float(np.var(means)) * len(means)
+                freedom[name] = freedom.get(name, 0) + len(means) - 1
+    return {name: math.sqrt(squares[name] / freedom[name]) for name in squares}
+
+
+def pooled(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
+    """Mean over seeds and its standard error, by the formula at the head of this module.
+
+    Args:
+        estimates: one a seed, at least one.
+        spread: sigma; 0 where it is unknown.
+    """
     count = len(estimates)
     means = [estimate.mean for estimate in estimates]
     within = math.sqrt(sum(estimate.se**2 for estimate in estimates)) / count
     between = float(np.std(means, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     # From the first one on, so that equal seeds give exactly their value and ties stay ties.
     mean = means[0] + math.fsum(mean - means[0] for mean in means) / count
-    return Estimate(mean=mean, se=max(between, within))
+    return Estimate(mean=mean, se=max(between, within, spread / math.sqrt(count)))
 
 
 def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
@@ -162,18 +163,25 @@ def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
     return 2 * sum(record.feasible is not False for record in seeds) > len(seeds)
 
 
-def _merge(members: Sequence[TrialRecord], objectives: Sequence[Objective]) -> Configuration:
-    seeds = [record for record in members if is_measured(record, objectives)]
-    first = _first(members)
+def _merge(
+    members: Sequence[TrialRecord],
+    seeds: Sequence[TrialRecord],
+    test: Mapping[str, float],
+    validation: Mapping[str, float],
+) -> Configuration:
+    """Merge the measured ones among `members`; the spreads between seeds are `seed_spread`'s."""
+    first = first_of(members)
     published = any(record.role == "published" for record in members)
     role: Role = "published" if published else "search"
+    if first.role == "untrained":
+        role, test, validation = "untrained", {}, {}
     return Configuration(
         numbers=tuple(record.number for record in seeds),
         first=first.number,
         params=first.params,
-        role="untrained" if first.role == "untrained" else role,
-        mean=_pooled_metrics([record.test for record in seeds]),
-        validation=_pooled_metrics([record.validation for record in seeds]),
+        role=role,
+        mean=_pooled_metrics([record.test for record in seeds], test),
+        validation=_pooled_metrics([record.validation for record in seeds], validation),
         seeds=len(seeds),
         feasible=is_feasible(seeds),
         rank=NOT_RANKED,
@@ -181,11 +189,13 @@ def _merge(members: Sequence[TrialRecord], objectives: Sequence[Objective]) -> C
     )
 
 
-def _pooled_metrics(seeds: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
+def _pooled_metrics(
+    seeds: Sequence[Mapping[str, Estimate]], spread: Mapping[str, float]
+) -> dict[str, Estimate]:
     shared = [
         name for name in seeds[0] if all(name in seed and _finite(seed[name]) for seed in seeds)
     ]
-    return {name: pooled([seed[name] for seed in seeds]) for name in shared}
+    return {name: pooled([seed[name] for seed in seeds], spread.get(name, 0.0)) for name in shared}
 
 
 def _ranked(merged: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
@@ -202,18 +212,7 @@ def _judged(configuration: Configuration, rank: np.int64, probability: float) ->
     return replace(configuration, rank=int(rank), probability=float(probability))
 
 
-def _certainty(configuration: Configuration, members: Sequence[TrialRecord]) -> tuple[float, ...]:
-    """Sort key of `next_replicate`: the smallest is trained again first."""
-    coming = sum(record.state in ("waiting", "running") for record in members)
-    in_doubt = abs(configuration.probability - 0.5)
-    return (configuration.seeds + coming, in_doubt, configuration.first)
-
-
-def _replicates(members: Sequence[TrialRecord]) -> int:
-    return sum(record.role == "replicate" for record in members)
-
-
-def _first(members: Sequence[TrialRecord]) -> TrialRecord:
+def first_of(members: Sequence[TrialRecord]) -> TrialRecord:
     """The trial that the others repeat: the earliest that is not itself a replicate."""
     return next((record for record in members if record.role != "replicate"), members[0])
 
@@ -221,6 +220,8 @@ def _first(members: Sequence[TrialRecord]) -> TrialRecord:
 def _key(record: TrialRecord) -> Key:
     if record.role == "untrained":
         return (record.role,)
+    if record.lineage:
+        return (record.role, record.number)
     return tuple(sorted(record.params.items()))
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gdpo_tune.analysis.pareto import Floats, losses
-from gdpo_tune.trials import Objective
+from gdpo_tune.trials import Estimate, Objective
+
+CLEAR = 1.96
+"""Standard errors of a difference beyond which noise alone is an unlikely reason for it."""
 
 
 def knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
@@ -53,6 +57,13 @@ def extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, in
         objective.name: int(np.lexsort((total, scaled[:, column]))[0])
         for column, objective in enumerate(objectives)
     }
+
+
+def is_ahead(leader: Estimate, rivals: Sequence[Estimate]) -> bool:
+    """Whether `leader` differs from each of its rivals by more than `CLEAR` standard errors."""
+    return all(
+        abs(leader.mean - rival.mean) > CLEAR * math.hypot(leader.se, rival.se) for rival in rivals
+    )
 
 
 def _scaled_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:

@@ -3,38 +3,14 @@ import statistics
 from itertools import pairwise
 
 import pytest
+from analysis_support import GOALS, trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis import build_front, configurations, next_replicate
+from gdpo_tune.analysis import build_front, configurations
 from gdpo_tune.analysis.pareto import NOT_RANKED
 from gdpo_tune.analysis.replicates import pooled
-from gdpo_tune.trials import Estimate, Objective, TrialRecord
-
-GOALS = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
-
-
-def trial(number, a, b, *, se=0.02, of=None, **fields):
-    test = {"a": Estimate(a, se), "b": Estimate(b, se)}
-    defaults = {
-        "number": number,
-        "role": "search" if of is None else "replicate",
-        "state": "complete",
-        "params": {"lr": float(number if of is None else of)},
-        "seed": number,
-        "proposer": "model",
-        "replicate_of": of,
-        "validation": test,
-        "test": test,
-        "feasible": True,
-        "finished": 100.0 + number,
-    }
-    return TrialRecord(**{**defaults, **fields})
-
-
-def front_numbers(records):
-    return [member.first for member in build_front(records, GOALS).members]
-
+from gdpo_tune.trials import Estimate, Objective
 
 # One configuration over its seeds
 
@@ -73,6 +49,21 @@ def test_the_pooled_error_is_never_below_spread_or_evaluation(seeds):
     evaluation = math.sqrt(sum(seed.se**2 for seed in seeds)) / count
     assert found.mean == pytest.approx(statistics.fmean(seed.mean for seed in seeds))
     assert found.se == pytest.approx(max(spread, evaluation))
+
+
+def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
+    # configuration 0: means .4 .6, squares .02; configuration 2: .1 .4 .7, squares .18; 3 degrees
+    pair = [trial(0, 0.4, 0.5), trial(1, 0.6, 0.5, of=0)]
+    three = [trial(2, 0.1, 0.5), trial(3, 0.4, 0.5, of=2), trial(4, 0.7, 0.5, of=2)]
+    alone = trial(5, 0.5, 0.5, se=0.03)
+    untrained = trial(6, 0.2, 0.2, se=0.03, role="untrained")
+    known = {c.first: c for c in configurations([*pair, *three, alone, untrained], GOALS)}
+    sigma = math.sqrt(0.2 / 3)
+    assert known[5].mean["a"] == Estimate(0.5, pytest.approx(sigma))
+    assert known[0].mean["a"].se == pytest.approx(sigma / math.sqrt(2))
+    assert known[2].mean["a"].se == pytest.approx(0.3 / math.sqrt(3))  # its own is larger
+    assert known[5].mean["b"].se == 0.03  # seeds agree there: the evaluation's noise stays
+    assert known[6].mean["a"].se == 0.03  # nothing was trained
 
 
 def test_equal_parameters_are_one_configuration_even_without_a_replicate():
@@ -144,94 +135,6 @@ def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
 def test_an_infeasible_configuration_dominates_nobody():
     records = [trial(0, 0.9, 0.9, feasible=False), trial(1, 0.5, 0.5), trial(2, 0.4, 0.4)]
     assert [c.rank for c in configurations(records, GOALS)] == [NOT_RANKED, 0, 1]
-
-
-# What to train again
-
-
-def test_nothing_to_replicate_without_a_front():
-    assert next_replicate([], GOALS, 2, 8) is None
-    assert next_replicate([trial(0, 0.5, 0.5, feasible=False)], GOALS, 2, 8) is None
-    assert next_replicate([trial(0, 0.5, 0.5, role="untrained")], GOALS, 2, 8) is None
-
-
-def test_the_member_in_doubt_is_trained_again_first():
-    # 0 is far ahead in b; 1 leads 2 by half a standard error, so its place is the uncertain one.
-    records = [trial(0, 0.1, 0.9), trial(1, 0.5, 0.5), trial(2, 0.49, 0.49)]
-    found = next_replicate(records, GOALS, 2, 8)
-    assert found is not None
-    assert (found.of, found.params) == (1, {"lr": 1.0})
-
-
-def test_in_doubt_means_close_to_one_half_and_not_unlikely():
-    crowd = [(0.9 - 0.0001 * n, 0.1 - 0.0001 * n) for n in range(14)]
-    few = [(0.1 - 0.0001 * n, 0.9 - 0.0001 * n) for n in range(5)]
-    records = [trial(number, *point) for number, point in enumerate(crowd + few)]
-    unlikely, in_doubt = build_front(records, GOALS).members
-    assert unlikely.probability < in_doubt.probability < 0.6
-    found = next_replicate(records, GOALS, 2, 8)
-    assert found is not None
-    assert found.of == in_doubt.first
-
-
-def test_an_unreplicated_member_goes_before_a_replicated_one():
-    records = [
-        trial(0, 0.1, 0.9),
-        trial(1, 0.5, 0.5),
-        trial(2, 0.49, 0.49),
-        trial(3, 0.5, 0.5, of=1),
-    ]
-    found = next_replicate(records, GOALS, 2, 8)
-    assert found is not None
-    assert found.of == 0
-
-
-@pytest.mark.parametrize("state", ["waiting", "running"])
-def test_replicates_on_their_way_count(state):
-    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0, 0, of=0, state=state)]
-    found = next_replicate(records, GOALS, 2, 8)
-    assert found is not None
-    assert found.of == 1
-    records.append(trial(3, 0, 0, of=1, state=state))
-    assert next_replicate(records, GOALS, 1, 8) is None
-    assert next_replicate(records, GOALS, 2, 2) is None
-
-
-def test_a_configuration_that_keeps_failing_is_not_trained_for_ever():
-    records = [trial(0, 0.5, 0.5)]
-    records += [trial(n, 0, 0, of=0, state="failed") for n in (1, 2)]
-    assert next_replicate(records, GOALS, 2, 8) is None
-
-
-def test_dominated_configurations_are_not_trained_again():
-    records = [trial(0, 0.9, 0.9), trial(1, 0.1, 0.1)]
-    assert plan(records, per_point=2, max_runs=8) == [0, 0]
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=8),
-    st.integers(0, 3),
-    st.integers(0, 6),
-)
-def test_limits_hold_and_seeds_are_spread_evenly(points, per_point, max_runs):
-    records = [trial(number, *point) for number, point in enumerate(points)]
-    members = front_numbers(records)
-    planned = plan(records, per_point, max_runs)
-    assert len(planned) == min(max_runs, per_point * len(members))
-    assert set(planned) <= set(members)
-    counts = [planned.count(member) for member in members]
-    assert not counts or max(counts) - min(counts) <= 1
-
-
-def plan(records, per_point, max_runs):
-    """Originals that are trained again when every replicate repeats its original exactly."""
-    records, planned = list(records), []
-    while (found := next_replicate(records, GOALS, per_point, max_runs)) is not None:
-        original = records[found.of]
-        a, b = (original.test[goal.name].mean for goal in GOALS)
-        records.append(trial(len(records), a, b, of=found.of))
-        planned.append(found.of)
-    return planned
 
 
 # The front

@@ -1,0 +1,68 @@
+"""Whether a search still gets anywhere: has its hypervolume moved, beyond what noise does?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
+from gdpo_tune.analysis.replicates import configurations
+from gdpo_tune.trials import Objective, TrialRecord
+
+ENDED = ("complete", "pruned", "failed")
+LEAST = 0.01
+"""Share of the hypervolume that a move has to exceed."""
+CLEAR = 1.96
+"""Standard errors of a move that it has to exceed."""
+DRAWS = 200
+
+
+def has_stagnated(
+    records: Sequence[TrialRecord], objectives: Sequence[Objective], patience: int
+) -> bool:
+    """Whether the last `patience` search trials that ended did not move the hypervolume.
+
+    With H over the validation means of all search trials (and the published setting) that ended,
+    and H' over those that had ended before the last `patience` ones: it moved if H - H' is above
+    1 % of H' and above 1.96 standard errors of H - H', taken from draws of all means with their
+    standard errors, the same draws for H and H'. Replicates are left aside, so that they never
+    revive a search. A hypervolume of 0 has not stagnated: nothing is on the front yet.
+
+    Args:
+        records: every trial.
+        objectives: what the hypervolume is over.
+        patience: trials; 0 never stagnates.
+    """
+    tried = [r for r in records if r.role in ("search", "published") and r.state in ENDED]
+    search = [r for r in tried if r.role == "search"]
+    if not patience or len(search) < patience:
+        return False
+    search.sort(key=lambda record: (record.finished or math.inf, record.number))
+    latest = {record.number for record in search[-patience:]}
+    known = [c for c in configurations(tried, objectives) if c.feasible and c.role != "untrained"]
+    seen = [[c.validation[goal.name] for goal in objectives] for c in known]
+    means = np.array([[estimate.mean for estimate in row] for row in seen])
+    before = np.array([not latest.issuperset(c.numbers) for c in known], dtype=np.bool_)
+    now = hypervolume(means, objectives)
+    earlier = hypervolume(means[before], objectives)
+    if now <= 0:
+        return False
+    errors = np.array([[estimate.se for estimate in row] for row in seen])
+    noise = _noise_of_move(losses(means, objectives), errors, before, objectives)
+    return now - earlier <= max(LEAST * earlier, CLEAR * noise)
+
+
+def _noise_of_move(
+    points: Floats, errors: Floats, before: np.ndarray, objectives: Sequence[Objective]
+) -> float:
+    """Standard error of the hypervolume's move from the points in `before` to all points."""
+    generator = np.random.default_rng(0)
+    moves: list[float] = []
+    for _ in range(DRAWS):
+        drawn = points + errors * generator.standard_normal(points.shape)
+        moves.append(
+            loss_hypervolume(drawn, objectives) - loss_hypervolume(drawn[before], objectives)
+        )
+    return float(np.std(moves))
