@@ -13,15 +13,17 @@ from gdpo_tune.spec.model import (
     ObjectiveSpec,
     Replicates,
     Resources,
-    Scheduler,
     Search,
     SweepSpec,
     Tracking,
 )
+from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler
 from gdpo_tune.spec.sandbox import sandbox_doubts
+from gdpo_tune.spec.schedulers import AshaSettings
 from gdpo_tune.spec.space import Space
 
 __all__ = [
+    "AshaSettings",
     "Choice",
     "Constraint",
     "Domain",
@@ -30,7 +32,7 @@ __all__ = [
     "ObjectiveSpec",
     "Replicates",
     "Resources",
-    "Scheduler",
+    "SamplerChoice",
     "Search",
     "Space",
     "SweepSpec",
@@ -38,6 +40,7 @@ __all__ = [
     "Uniform",
     "check_gpu_share",
     "check_resources",
+    "choose_sampler",
     "device_memory",
     "dry_run",
     "lint",

@@ -9,7 +9,7 @@ from pathlib import Path
 from gdpo_tune import registry, task_files
 from gdpo_tune.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
-from gdpo_tune.spec.model import LEAST_RESOURCE, ObjectiveSpec, Resources
+from gdpo_tune.spec.model import LEAST_RESOURCE, ObjectiveSpec, Resources, Search
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
@@ -223,6 +223,36 @@ def check_resources_shape(resources: Resources | None, root: Node, problems: Pro
         path = ("resources", "gpus")
         fix = f"write {math.floor(resources.gpus)} or {math.ceil(resources.gpus)}"
         problems.at(root.find(path), path, "above 1 only whole GPUs can be had", fix)
+
+
+def check_budget(
+    search: Search | None, resources: Resources | None, root: Node, problems: Problems
+) -> None:
+    """A budget in GPU-hours can be spent."""
+    if search is None or resources is None or resources.gpus or not search.budget.gpu_hours:
+        return
+    path = ("search", "budget", "gpu_hours")
+    if not problems.about("resources.gpus"):
+        fix = "write hours or completions instead, or give trials GPUs with resources.gpus"
+        problems.at(root.find(path), path, "no trial has a GPU, so it is never spent", fix)
+
+
+def check_gpu_cost(
+    judged: Iterable[str],
+    task: str | None,
+    resources: Resources | None,
+    root: Node,
+    problems: Problems,
+) -> None:
+    """GPU-hours are judged only where trials have GPUs."""
+    name = "gpu_hours"
+    own = task is not None and name in task_files.task_info(task).metrics
+    if own or resources is None or resources.gpus or problems.about("resources.gpus"):
+        return
+    for key in ("objectives", "constraints"):
+        if name in judged and name in (root.find((key,)).entries or {}):
+            fix = "name seconds instead, or give trials GPUs with resources.gpus"
+            problems.at(root.find((key, name)), (key, name), "no trial has a GPU: always 0", fix)
 
 
 def check_storage(storage: str, root: Node, problems: Problems) -> None:

@@ -9,6 +9,7 @@ from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import describe
 from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.sampler_choice import choose_sampler
 
 
 def dry_run(spec: SweepSpec) -> str:
@@ -30,6 +31,8 @@ def dry_run(spec: SweepSpec) -> str:
         *table(completions(spec)),
         "",
         f"# A trial: {workers(spec)}",
+        f"# Sampler: {choose_sampler(spec)}",
+        f"# Ends early: {ends_early(spec)}",
         f"# Sandbox: {sandbox(spec)}",
         f"# Rollouts: {rollouts(spec)}",
         "",
@@ -60,6 +63,21 @@ def kind(domain: Domain) -> str:
     if isinstance(domain, Fixed | Choice):
         return "choice"
     return ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
+
+
+def ends_early(spec: SweepSpec) -> str:
+    """What may end the sweep before all its trials, as far as it is asked for."""
+    budget, patience = spec.search.budget, spec.search.patience
+    words = {
+        "trials": budget.trials,
+        "completions": budget.completions,
+        "GPU-hours": budget.gpu_hours,
+        "hours": budget.hours,
+    }
+    limits = [f"after {limit:,g} {what}" for what, limit in words.items() if limit]
+    if patience:
+        limits.append(f"after {patience} trials in a row that do not move the hypervolume")
+    return ", ".join(limits) or "never"
 
 
 def workers(spec: SweepSpec) -> str:

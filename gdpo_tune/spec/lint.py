@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gdpo_tune import task_files
+from gdpo_tune import registry, task_files
 from gdpo_tune.spec.lint_rewards import (
     different_scales,
     few_prompts,
@@ -22,6 +22,7 @@ from gdpo_tune.spec.lint_sizes import crowded_cores, endless, far_values
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
+from gdpo_tune.spec.warm_start import warm_start_doubts
 
 LARGEST_SE = 0.05
 """Standard error of a share, above which a front of a few points cannot be told from noise."""
@@ -56,6 +57,7 @@ def lint(spec: SweepSpec) -> list[str]:
         endless,
         sandbox_doubts,
         lacking_memory,
+        warm_start_doubts,
     )
     return [warning for check in checks for warning in check(spec)]
 
@@ -141,7 +143,7 @@ def single_objective(spec: SweepSpec) -> Iterator[str]:
 
 def against_the_metric(spec: SweepSpec) -> Iterator[str]:
     """An objective that wants the worse side."""
-    metrics = task_files.task_info(spec.task).metrics
+    metrics = registry.judgeable(task_files.task_info(spec.task))
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:
@@ -153,7 +155,7 @@ def against_the_metric(spec: SweepSpec) -> Iterator[str]:
 
 def idle_constraint(spec: SweepSpec) -> Iterator[str]:
     """A bound that excludes nothing."""
-    metrics = task_files.task_info(spec.task).metrics
+    metrics = registry.judgeable(task_files.task_info(spec.task))
     for name, constraint in spec.constraints.items():
         info = metrics[name]
         if constraint.holds(info.low) and constraint.holds(info.high):

@@ -22,6 +22,7 @@ from gdpo_tune.settings import (
 from gdpo_tune.spec import checks, limits
 from gdpo_tune.spec.adapters import check_model
 from gdpo_tune.spec.data import check_data
+from gdpo_tune.spec.enqueue import parse_enqueue
 from gdpo_tune.spec.model import (
     Constraint,
     Keep,
@@ -31,13 +32,14 @@ from gdpo_tune.spec.model import (
     SweepSpec,
     Tracking,
 )
-from gdpo_tune.spec.parse_space import parse_enqueue, parse_space
+from gdpo_tune.spec.parse_space import parse_space
 from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean, one_of, scalars
 from gdpo_tune.spec.rollout import check_rollout
 from gdpo_tune.spec.sandbox import check_sandbox
 from gdpo_tune.spec.sections import section, settings
 from gdpo_tune.spec.source import read
 from gdpo_tune.spec.space import Space
+from gdpo_tune.spec.warm_start import check_warm_start
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
@@ -94,7 +96,7 @@ class Document:
         search = section(Search, self.nodes.get("search"), ("search",), self.problems)
         resources = section(Resources, self.nodes.get("resources"), ("resources",), self.problems)
         tracking = section(Tracking, self.nodes.get("tracking"), ("tracking",), self.problems)
-        enqueue = parse_enqueue(self.nodes.get("enqueue"), space, parameters, self.problems)
+        enqueue = parse_enqueue(self.nodes.get("enqueue"), space, task, parameters, self.problems)
         name, keep = self.name(), self.keep()
         policy, storage = self.policy(task), self.text("storage", "runs")
         checks.check_weights(space, self.root, self.problems)
@@ -106,6 +108,11 @@ class Document:
         checks.check_search(self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_workers(resources, space, training, rollout, self.root, self.problems)
+        checks.check_gpu_cost(
+            {**objectives, **constraints}, task, resources, self.root, self.problems
+        )
+        check_warm_start(search, task, objectives, constraints, self.root, self.problems)
+        checks.check_budget(search, resources, self.root, self.problems)
         checks.check_micro_batch(training, resources, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
         check_sandbox(sandbox, self.root, self.problems)
@@ -257,8 +264,14 @@ class Document:
         """What the task says of a metric; None if it measures no such thing."""
         if task is None:
             return None
-        metrics = task_files.task_info(task).metrics
-        if name not in metrics:
+        metrics = registry.judgeable(task_files.task_info(task))
+        if name == "completions" and name not in metrics:
+            reason = (
+                "every trial of a sweep samples the same number, so nothing can be traded for it"
+            )
+            fix = f"name another cost, {one_of(registry.COST_METRICS)}, or write search.budget"
+            self.problems.at(node, (key, name), reason, fix)
+        elif name not in metrics:
             fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"
             what = "objective" if key == "objectives" else "metric"
             self.problems.at(node, (key, name), f"unknown {what}", fix)

@@ -15,18 +15,13 @@ from gdpo_tune.settings import (
     SandboxSettings,
     TrainingSettings,
 )
+from gdpo_tune.spec.base import Finite, Section
 from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.schedulers import FifoSettings, SchedulerSettings
 from gdpo_tune.spec.space import Space
 from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConfig
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Keep = Literal["front", "all", "none"]
-
-
-class Section(BaseModel):
-    """A mapping of the file: unknown keys are errors, and `"60"` is not 60."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ObjectiveSpec(Section):
@@ -54,13 +49,6 @@ class Constraint(Section):
         return f"{self.op} {show(self.bound)}"
 
 
-class Scheduler(Section):
-    """What stops a trial before its end."""
-
-    type: str = "fifo"
-    """One of the schedulers below."""
-
-
 class Replicates(Section):
     """How front configurations are trained again with fresh seeds before the front is claimed."""
 
@@ -75,6 +63,19 @@ class Replicates(Section):
         return self.max_runs if self.per_point else 0
 
 
+class Budget(Section):
+    """What a sweep may spend. Once any of it is spent no trial starts, and running ones end."""
+
+    trials: Annotated[int, Ge(0)] = 0
+    """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
+    completions: Annotated[int, Ge(0)] = 0
+    """Completions sampled in training, over all trials."""
+    gpu_hours: Annotated[float, Ge(0), Field(allow_inf_nan=False)] = 0.0
+    """Hours of training times the GPUs of a trial, over all trials."""
+    hours: Annotated[float, Ge(0), Field(allow_inf_nan=False)] = 0.0
+    """Hours in which the sweep ran, interruptions aside."""
+
+
 class Search(Section):
     """How the space is searched, and for how long. May change and extend a finished sweep."""
 
@@ -82,10 +83,18 @@ class Search(Section):
     """Configurations to train, baselines and replicates aside."""
     sampler: str = "auto"
     """One of the samplers below."""
-    scheduler: Scheduler = Scheduler()
+    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = FifoSettings()
     """What stops a trial before its end."""
     replicates: Replicates = Replicates()
     """How the front is trained again before it is claimed."""
+    budget: Budget = Budget()
+    """What the sweep may spend."""
+    patience: Annotated[int, Ge(0)] = 0
+    """Propose nothing more once so many trials in a row did not move the validation hypervolume
+    by more than 1 % and its noise; 0: never stop for that."""
+    warm_start: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Folders of earlier sweeps over this task and these objectives, such as `runs/code`: the
+    sampler learns from their trials, which are never on this sweep's front."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 
@@ -103,6 +112,11 @@ class Resources(Section):
     """GPUs: a fraction below 1 shares one, above 1 a whole number."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""
+
+    @property
+    def in_all(self) -> float:
+        """GPUs of a trial, over its workers."""
+        return self.gpus * self.workers
 
 
 TRACKING_URI = r"^(sqlite|https?|postgresql|mysql|mssql)(\+\w+)?://|^databricks(://.*)?$"
@@ -137,7 +151,8 @@ class SweepSpec(BaseModel):
     space: Space
     """Parameter -> domain."""
     enqueue: tuple[dict[str, ParamValue], ...] = ()
-    """Points of the space to try first; a parameter left out comes from the start-up."""
+    """Points of the space to try first; a parameter left out comes from the start-up. The word
+    `published` stands for those that the method's paper compares, besides the baseline."""
     keep: Keep = "front"
     """Whose checkpoints stay at the end: the front's (all, if nothing is on it), all, or none."""
     training: TrainingSettings = TrainingSettings()
@@ -169,6 +184,14 @@ class SweepSpec(BaseModel):
         return tuple(
             Objective(name, objective.direction, objective.reference)
             for name, objective in self.objectives.items()
+        )
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Metrics that objectives and constraints name."""
+        return (
+            *self.objectives,
+            *(name for name in self.constraints if name not in self.objectives),
         )
 
     def trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:

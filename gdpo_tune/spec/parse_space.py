@@ -1,4 +1,4 @@
-"""`space:` and `enqueue:` from marked nodes, with every problem noted."""
+"""`space:` from marked nodes, with every problem noted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from gdpo_tune import registry
 from gdpo_tune.parameters import ParameterInfo
 from gdpo_tune.spec.domains import Domain, Fixed
-from gdpo_tune.spec.notation import Reader, describe
+from gdpo_tune.spec.notation import Reader
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
 from gdpo_tune.trials import ParamValue
@@ -173,66 +173,6 @@ def has_circle(
         problems.at(node, ("space", circle[0], "when"), reason, "remove one of these when:")
         return True
     return False
-
-
-def parse_enqueue(
-    node: Node | None,
-    space: Space | None,
-    parameters: Mapping[str, ParameterInfo],
-    problems: Problems,
-) -> tuple[dict[str, ParamValue], ...]:
-    """`enqueue:`, a list of points of the space, each complete or partial."""
-    if node is None:
-        return ()
-    points = node.elements
-    if points is None:
-        fix = "write a list of points, such as - {group_size: 8}"
-        problems.at(node, ("enqueue",), "not a list", fix)
-        return ()
-    return tuple(
-        parse_point(point, index, space, parameters, problems) for index, point in enumerate(points)
-    )
-
-
-def parse_point(
-    node: Node,
-    index: int,
-    space: Space | None,
-    parameters: Mapping[str, ParameterInfo],
-    problems: Problems,
-) -> dict[str, ParamValue]:
-    """One point: names known, values within the domains, conditions met."""
-    path = ("enqueue", index)
-    if not node.entries:
-        problems.at(node, path, "not a point of the space", "write values, such as {group_size: 8}")
-        return {}
-    given: dict[str, ParamValue] = {}
-    nodes: dict[str, Node] = {}
-    for name, child in flatten(node, parameters, path, problems):
-        value = Reader(parameters[name], (*path, name), problems).value(child, (*path, name))
-        if value is not None:
-            given[name], nodes[name] = value, child
-    if space is None:
-        return given
-    active = space.active(given)
-    for name, value in given.items():
-        domain = space.domains[name]
-        if problems.about(f"space.{name}"):
-            continue
-        if not domain.contains(value):
-            fix = f"stay within {describe(domain)}, or widen space.{name}"
-            problems.at(nodes[name], (*path, name), "outside of the space", fix)
-        elif name not in active and can_judge(name, space, given):
-            conditions = show({key: list(values) for key, values in domain.when.items()})
-            fix = f"remove it, or meet {conditions}"
-            problems.at(nodes[name], (*path, name), "has no effect at this point", fix)
-    return given
-
-
-def can_judge(name: str, space: Space, given: Mapping[str, ParamValue]) -> bool:
-    """Whether the point says enough to tell that `name` is inactive."""
-    parents = space.domains[name].when
-    return all(p in given or isinstance(space.domains[p], Fixed) for p in parents)
 
 
 def parameter_node(root: Node, name: str) -> Node | None:

@@ -5,14 +5,9 @@ Printed from the docstrings of the models and from the registry, so that it cann
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib.util
-import inspect
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -30,7 +25,9 @@ from gdpo_tune.settings import (
     TrainingSettings,
 )
 from gdpo_tune.spec import model
+from gdpo_tune.spec.docstrings import attribute_docs, first_line, function_doc
 from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.schedulers import SCHEDULERS
 from gdpo_tune.spec.sections import settings_model
 from gdpo_tune.steps import MOST_POINTS
 
@@ -80,6 +77,10 @@ METRICS = (
 )
 
 
+COST_NOTE = """Objectives and constraints of any task may also name what a trial costs, evaluation
+included. Time is measured on the machine that the trial ran on and depends on what else runs there;
+it has no error within a trial, only between seeds."""
+
 FROM_ELSEWHERE = {"name": "the file's stem", "policy": "the task's own"}
 """Key of the file -> its default, where that depends on something else."""
 
@@ -92,10 +93,12 @@ def reference() -> str:
     """The page, in Markdown."""
     parts = [INTRODUCTION, keys("Keys of the file", model.SweepSpec, "")]
     for field, section in sections().items():
-        parts.append(keys(f"`{field}`", section, f"{field}."))
+        parts.append(keys(f"`{field}`", section, f"{field.partition(':')[0]}."))
     parts += ["## Domains", table(("written", "means"), DOMAINS), DOMAIN_NOTES]
     parts += [parameters(), *tasks()]
     parts += [
+        "## Costs as metrics\n\n" + COST_NOTE,
+        metrics_table(registry.COST_METRICS),
         listing("Normalization modes", registry.NORMALIZATIONS, mode_doc),
         listing("Samplers", registry.SAMPLERS, lambda info: info.doc),
         listing("Schedulers", registry.SCHEDULERS, lambda info: info.doc),
@@ -117,8 +120,9 @@ def sections() -> dict[str, type[Any]]:
         "model": ModelSettings,
         "rollout": RolloutSettings,
         "search": model.Search,
-        "search.scheduler": model.Scheduler,
+        **{f"search.scheduler: {{type: {name}}}": kind for name, kind in SCHEDULERS.items()},
         "search.replicates": model.Replicates,
+        "search.budget": model.Budget,
         "resources": model.Resources,
         "tracking": model.Tracking,
     }
@@ -173,31 +177,6 @@ def bound(constraint: object) -> str:
             return ""
 
 
-def attribute_docs(section: type[Any]) -> dict[str, str]:
-    """Field -> the docstring below it, which Python itself throws away."""
-    body = class_body(section)
-    return {
-        field.target.id: " ".join(doc.value.value.split())
-        for field, doc in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(doc, ast.Expr)
-        and isinstance(doc.value, ast.Constant)
-        and isinstance(doc.value.value, str)
-    }
-
-
-def class_body(section: type[Any]) -> list[ast.stmt]:
-    """The statements of a class."""
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    return definition.body if isinstance(definition, ast.ClassDef) else []
-
-
-def first_line(section: type[Any]) -> str:
-    """The first line of a class's docstring."""
-    return (inspect.getdoc(section) or "").partition("\n")[0]
-
-
 def parameters() -> str:
     """Everything that `space:` may name."""
     families = {f"{family}.<reward>": info for family, info in FAMILIES.items()}
@@ -223,10 +202,6 @@ def tasks() -> list[str]:
     """One table of metrics for each task."""
     parts: list[str] = []
     for name, task in registry.TASKS.items():
-        rows = [
-            (f"`{metric}`", info.direction, f"{info.low:g} to {info.high:g}", info.doc)
-            for metric, info in task.metrics.items()
-        ]
         rewards = ", ".join(
             f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in task.rewards.items()
         )
@@ -238,9 +213,18 @@ def tasks() -> list[str]:
             f"`{task.embedded}`. Published setting, drawn as a baseline: {published}.\n\n"
             "Objectives and constraints name these held-out metrics; MLflow has "
             "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
-            + table(("metric", "better", "range", "what"), rows)
+            + metrics_table(task.metrics)
         )
     return parts
+
+
+def metrics_table(metrics: Mapping[str, registry.MetricInfo]) -> str:
+    """Metrics with their better side and range."""
+    rows = [
+        (f"`{metric}`", info.direction, f"{info.low:g} to {info.high:g}", info.doc)
+        for metric, info in metrics.items()
+    ]
+    return table(("metric", "better", "range", "what"), rows)
 
 
 def layouts() -> str:
@@ -264,18 +248,6 @@ def mode_doc(info: registry.ModeInfo) -> str:
     return function_doc(module, function) + (
         f" Ignores {one_of(info.ignores)}." if info.ignores else ""
     )
-
-
-def function_doc(module: str, function: str) -> str:
-    """First paragraph of a function's docstring, read from its file: importing it costs torch."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"the registry names {module}, which does not exist")
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-    raise AttributeError(f"the registry names {module}:{function}, which does not exist")
 
 
 def listing(title: str, infos: Mapping[str, T], doc: Callable[[T], str]) -> str:

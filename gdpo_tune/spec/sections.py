@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
@@ -72,11 +72,15 @@ def translate(
     details: ErrorDetails, model: type[BaseModel], node: Node, path: KeyPath, problems: Problems
 ) -> None:
     """Note one of pydantic's errors."""
-    inner: KeyPath = tuple(details["loc"])
+    inner, owner = located(model, tuple(details["loc"]))
     at, full = node.find(inner), (*path, *inner)
     kind, context = details["type"], details.get("ctx", {})
-    if kind == "extra_forbidden":
-        keys = fields_at(model, inner[:-1])
+    if kind == "union_tag_invalid":
+        return  # noted by `checks`, which knows all names
+    if kind == "union_tag_not_found":
+        problems.at(at, full, "without a type", "add type: followed by its name")
+    elif kind == "extra_forbidden":
+        keys = list(owner.model_fields)
         fix = f"{did_you_mean(inner[-1], keys)}keys here are {one_of(keys)}"
         problems.at(at, full, "unknown key", fix)
     elif kind == "missing":
@@ -95,13 +99,25 @@ def translate(
         problems.at(at, full, reason, fix)
 
 
-def fields_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that the model at `path` knows."""
-    for part in path:
-        inner = model.model_fields[str(part)].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
-    return list(model.model_fields)
+def located(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseModel]]:
+    """Where an error is in the file, and the class whose keys stand there.
+
+    Where a section comes in several types, pydantic puts the type's name into the path.
+    """
+    path: list[str | int] = []
+    parts = iter(loc)
+    for part in parts:
+        path.append(part)
+        field = model.model_fields.get(str(part))
+        kinds: tuple[Any, ...] = () if field is None else (field.annotation,)
+        if field is not None and field.discriminator is not None:
+            name = next(parts, None)
+            members = get_args(field.annotation)
+            kinds = tuple(kind for kind in members if kind.model_fields["type"].default == name)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                model = kind
+    return tuple(path), model
 
 
 def settings(kind: type[T], key: str, node: Node | None, problems: Problems) -> T | None:

@@ -9,7 +9,8 @@ from gdpo_tune import registry
 from gdpo_tune.parameters import PARAMETERS
 from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.reference import function_doc, reference
+from gdpo_tune.spec.docstrings import function_doc
+from gdpo_tune.spec.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -32,6 +33,9 @@ def test_the_page_is_up_to_date():
         *(metric for task in registry.TASKS.values() for metric in task.metrics),
         "search.replicates.max_runs",
         "search.scheduler.type",
+        "search.scheduler.reduction_factor",
+        "search.scheduler.grace",
+        "search.scheduler.variant",
         "tracking.required",
         "resources.gpus",
         "objectives.<metric>.reference",

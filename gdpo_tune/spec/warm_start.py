@@ -1,0 +1,87 @@
+"""What `search.warm_start` can get wrong: earlier sweeps that measured something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gdpo_tune.errors import SpecError
+from gdpo_tune.spec.identity import differences, meaning
+from gdpo_tune.spec.model import Constraint, ObjectiveSpec, Search, SweepSpec
+from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, one_of
+from gdpo_tune.spec.source import read
+
+SPEC = "spec.yaml"
+"""The resolved file that every sweep keeps in its folder."""
+LEDGER = "ledger.journal"
+"""Its trials."""
+
+
+def check_warm_start(
+    search: Search | None,
+    task: str | None,
+    objectives: Mapping[str, ObjectiveSpec],
+    constraints: Mapping[str, Constraint],
+    root: Node,
+    problems: Problems,
+) -> None:
+    """Every folder holds a sweep over the same task, with objectives in the same directions."""
+    if search is None:
+        return
+    for index, folder in enumerate(search.warm_start):
+        path: KeyPath = ("search", "warm_start", index)
+        reason, fix = _unlike(Path(folder), task, objectives, constraints)
+        if reason:
+            problems.at(root.find(path), path, reason, fix)
+
+
+def _unlike(
+    folder: Path,
+    task: str | None,
+    objectives: Mapping[str, ObjectiveSpec],
+    constraints: Mapping[str, Constraint],
+) -> tuple[str, str]:
+    """Why a sweep has nothing to tell this one, and what to do; both empty if it has."""
+    remove = "name another folder, or remove this one"
+    if not ((folder / SPEC).is_file() and (folder / LEDGER).is_file()):
+        return "there is no sweep in this folder", "name the folder of a sweep, such as runs/code"
+    try:
+        earlier = read(folder / SPEC, (), None, Problems(Mark(str(folder / SPEC), 1)))
+    except SpecError as error:
+        return f"its {SPEC} cannot be read: {error}", remove
+    if task is not None and earlier.find(("task",)).value != task:
+        return f"its task is {earlier.find(('task',)).plain()}, not {task}", remove
+    known = {
+        name: node.find(("direction",)).value
+        for name, node in (earlier.find(("objectives",)).entries or {}).items()
+    }
+    asked = {name: objective.direction for name, objective in objectives.items()}
+    missing = [name for name in asked if name not in known]
+    if missing:
+        return f"{one_of(missing)} was no objective there, but {one_of(known)}", remove
+    turned = [name for name, direction in asked.items() if known[name] != direction]
+    if turned:
+        return f"{one_of(turned)} went the other way there", remove
+    bounded = {*known, *(earlier.find(("constraints",)).entries or {})}
+    unknown = [name for name in constraints if name not in bounded]
+    if unknown:
+        reason = (
+            f"{one_of(unknown)} was neither objective nor constraint there, but is a constraint"
+        )
+        return reason, remove
+    return "", ""
+
+
+def warm_start_doubts(spec: SweepSpec) -> Iterator[str]:
+    """Earlier sweeps that trained in another way: their values are not what this one would find."""
+    from gdpo_tune.spec.load import load_spec
+
+    for index, folder in enumerate(spec.search.warm_start):
+        found = differences(meaning(load_spec(Path(folder) / SPEC)), meaning(spec))
+        decisive = [line for line in found if not line.startswith(("space.", "objectives."))]
+        if decisive:
+            yield (
+                f"search.warm_start[{index}] = {folder}: there {'; '.join(decisive)}, so its "
+                "trials measured something a little different. Leave it out if that changes which "
+                "configurations are good."
+            )
