@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gdpo_tune.analysis import configurations
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.training.checkpoints import remove_all_but
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint, remove_all_but
 from gdpo_tune.trials import TrialRecord
 
 
@@ -14,13 +14,17 @@ def tidy(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
     A kept trial keeps its last checkpoint whole: the trained policy, and the optimizer's and the
-    random states beside it. An unfinished trial keeps what it can go on from.
+    random states beside it. An unfinished trial keeps what it can go on from, and a pruned one
+    under `keep: all` what it had come to.
     """
-    records = [record for record in ledger.records() if record.state != "running"]
+    records = [record for record in ledger.records() if record.state not in ("running", "paused")]
     kept = kept_trials(ledger, records)
     for record in records:
-        stays = record.checkpoint if record.number in kept else None
-        remove_all_but(ledger.trial_directory(record.number), stays)
+        folder = ledger.trial_directory(record.number)
+        stays = record.checkpoint
+        if record.state == "pruned":
+            stays = newest_valid_checkpoint(folder)
+        remove_all_but(folder, stays if record.number in kept else None)
     ledger.forget_checkpoints([record.number for record in records])
 
 

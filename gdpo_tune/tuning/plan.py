@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdpo_tune import task_files
-from gdpo_tune.analysis.replicates import next_replicate
+from gdpo_tune.analysis import has_stagnated, next_replicate
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.budget import spent_budget
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,29 @@ class Step:
     replicate_of: int | None = None
 
 
-def next_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
+def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> Step | None:
     """The next trial; None if there is none as things stand.
 
     While trials run, None may turn into a replicate once they end.
+
+    Args:
+        spec: what is asked.
+        records: every trial.
+        hours: in which the sweep ran so far, for its budget.
     """
+    if spent_budget(spec, records, hours):
+        return None
     roles = [record.role for record in records]
     if "untrained" not in roles:
         return Step("untrained", "baseline", published(spec))
     if "published" not in roles:
         return Step("published", "baseline", published(spec))
     if roles.count("search") < spec.search.trials:
-        return enqueued_step(spec, records) or Step("search", "model", None)
+        enqueued = enqueued_step(spec, records)
+        if enqueued is not None:
+            return enqueued
+        if not has_stagnated(records, spec.objective_list(), spec.search.patience):
+            return Step("search", "model", None)
     wanted = spec.search.replicates
     replicate = next_replicate(records, spec.objective_list(), wanted.per_point, wanted.max_runs)
     if replicate is None:
@@ -68,15 +80,28 @@ def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
     return all(params[name] == value for name, value in given.items() if name in active)
 
 
-def is_finished(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
-    """Whether nothing runs and nothing is left to run."""
-    return all(r.state != "running" for r in records) and next_step(spec, records) is None
+def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
+    """Whether nothing runs or waits and nothing is left to run; `hours` as for `next_step`."""
+    open_trials = any(record.state in ("running", "paused") for record in records)
+    return not open_trials and next_step(spec, records, hours) is None
+
+
+def ending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
+    """Why nothing is left to run, for a person; `hours` as for `next_step`."""
+    reason = spent_budget(spec, records, hours)
+    if reason:
+        return reason
+    tried = sum(record.role == "search" for record in records)
+    if tried < spec.search.trials:
+        return f"{spec.search.patience} trials in a row did not move the hypervolume"
+    return f"all {spec.search.trials} configurations were tried"
 
 
 def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Trials that will exist at the end, at most: replicates depend on how large the front is."""
     search = max(spec.search.trials, sum(record.role == "search" for record in records))
-    return 2 + search + spec.search.replicates.most
+    most = 2 + search + spec.search.replicates.most
+    return max(len(records), min(most, spec.search.budget.trials or most))
 
 
 def published(spec: SweepSpec) -> Params:

@@ -8,6 +8,7 @@ study with one entry a configuration:
     running         pending
     failed          pending for good
     untrained       left out: its parameters had no effect
+    population      left out, replicates too: the parameters of a member moved while it trained
     out of space    left out (the published baseline may be)
 
 From pending points the Gaussian process and TPE keep away, so they neither propose what runs nor
@@ -27,12 +28,13 @@ from statistics import fmean
 from typing import Any
 
 from optuna import Study
+from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial, TrialState, create_trial
 
 from gdpo_tune import registry
 from gdpo_tune.ledger import create_study, distribution, excess
-from gdpo_tune.spec import Choice, SweepSpec, Uniform
+from gdpo_tune.spec import Choice, SweepSpec, Uniform, choose_sampler
 from gdpo_tune.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.samplers import Sampling
@@ -68,9 +70,15 @@ class Entry:
 class Projection:
     """The study behind the proposals. Feed it every new or changed record with `observe`."""
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, side_by_side: int | None = None) -> None:
+        """
+        Args:
+            spec: the sweep.
+            side_by_side: trials at the same time, for `auto`; None where that is not known.
+        """
         self.spec = spec
-        sampler = registry.SAMPLERS[spec.search.sampler]
+        self.sampler = choose_sampler(spec, side_by_side)
+        sampler = registry.SAMPLERS[self.sampler.name]
         self._sampling: Sampling = registry.load(sampler.target)(spec)
         self._domains = {
             name: domain
@@ -80,6 +88,10 @@ class Projection:
         self._distributions = {name: distribution(d) for name, d in self._domains.items()}
         self._members: dict[Point, dict[int, TrialRecord]] = {}
         self._states: dict[Point, Mapping[str, Any]] = {}
+        self._earlier: dict[Point, list[TrialRecord]] = {}
+        """Trials of earlier sweeps, by configuration."""
+        self._moving: set[int] = set()
+        """Numbers of the members of a population."""
         self._quasi_random_asked = 0
         self._rebuild()
 
@@ -105,6 +117,18 @@ class Projection:
         else:
             self._enter(point)
 
+    def learn(self, records: Iterable[TrialRecord]) -> None:
+        """Take in complete trials of earlier sweeps, before anything else.
+
+        They are as finished configurations of this one, until it tries one itself: then its own
+        seeds alone count. They may be proposed again, since none is on this sweep's front.
+        """
+        for record in records:
+            point = self._point(record.params)
+            if point is not None:
+                self._earlier.setdefault(point, []).append(record)
+        self._rebuild()
+
     def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
         """Take in what a ledger holds, each record with its sampler state."""
         for record, sampler_state in records:
@@ -112,13 +136,19 @@ class Projection:
         self._rebuild()
 
     def ask(self) -> Suggestion:
-        """Propose a configuration. `observe` its record before the next `ask`."""
+        """Propose a configuration. `observe` its record, or `withdraw` it, before the next `ask`.
+
+        What is proposed follows from what was observed, whenever it is asked: a new process with
+        the same records proposes the same. Genetic algorithms alone go on with other children of
+        the same generation there.
+        """
         startup = self._completed < self._sampling.startup
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._sampling.quasi_random:
             unseen = self._unseen()
             return self._quasi_random(self._quasi_random_asked if unseen is None else unseen)
+        self._study.sampler = self._new_sampler()
         trial = self._study.ask(self._distributions)
         suggestion = self._suggestion(trial.params, "startup" if startup else "model", trial)
         point = self._point(suggestion.params)
@@ -128,16 +158,28 @@ class Projection:
             self._study.tell(trial.number, state=TrialState.FAIL)
             unseen = self._unseen()
             return suggestion if unseen is None else self._quasi_random(unseen)
-        if point == tuple(trial.params[name] for name in self._domains):
+        literal = point == tuple(trial.params[name] for name in self._domains)
+        if literal and point not in self._entries:
             self._entries[point] = Entry(trial.number, ())
         else:
             self._study.tell(trial.number, state=TrialState.FAIL)  # `observe` adds the true point
         return suggestion
 
+    def withdraw(self, suggestion: Suggestion) -> None:
+        """Forget a proposal that no trial will have."""
+        point = self._point(suggestion.params)
+        known = None if point is None else self._entries.get(point)
+        if point is None or known is None or known.mean or point in self._members:
+            return  # nothing in the study stands for the proposal
+        self._study.tell(self._entries.pop(point).number, state=TrialState.FAIL)
+
     def _place(self, record: TrialRecord, sampler_state: Mapping[str, Any]) -> Point | None:
         """File a record under its point; None if a sampler has nothing to learn from it."""
         point = self._point(record.params)
-        if record.role == "untrained" or record.state == "pruned" or point is None:
+        if record.role == "member":
+            self._moving.add(record.number)
+        moving = record.number in self._moving or record.replicate_of in self._moving
+        if moving or record.role == "untrained" or record.state == "pruned" or point is None:
             return None
         members = self._members.setdefault(point, {})
         if record.number not in members and record.proposer == "startup":
@@ -147,17 +189,21 @@ class Projection:
         return point
 
     def _rebuild(self) -> None:
-        """Begin a new study, with a sampler of its own: Optuna's remember one study each."""
+        """Begin a new study."""
         self._storage = InMemoryStorage()
-        known = sum(map(len, self._members.values()))
-        seed = hashlib.sha256(f"{self.spec.search.seed}:{known}".encode()).digest()
-        sampler = self._sampling.build(int.from_bytes(seed[:4], "big") >> 1)
-        self._study = create_study(self._storage, STUDY, self.spec, sampler)
+        self._study = create_study(self._storage, STUDY, self.spec, self._new_sampler())
         self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._entries: dict[Point, Entry] = {}
         self._completed = 0
-        for point in self._members:
+        for point in (*self._members, *(p for p in self._earlier if p not in self._members)):
             self._enter(point)
+
+    def _new_sampler(self) -> BaseSampler:
+        """A sampler with the seed of the next proposal: one that has a memory would be another one
+        after a restart."""
+        known = sum(map(len, self._members.values()))
+        seed = hashlib.sha256(f"{self.spec.search.seed}:{known}".encode()).digest()
+        return self._sampling.build(int.from_bytes(seed[:4], "big") >> 1)
 
     def _enter(self, point: Point) -> None:
         """Bring the study's entry of a point from absent or pending to what is known now."""
@@ -168,7 +214,7 @@ class Projection:
                     state=TrialState.RUNNING,
                     params=dict(zip(self._domains, point, strict=True)),
                     distributions=self._distributions,
-                    system_attrs=dict(self._states[point]),
+                    system_attrs=dict(self._states.get(point, {})),
                 )
             )
         mean = self._mean(point)
@@ -185,7 +231,8 @@ class Projection:
         self._completed += 1
 
     def _finished(self, point: Point) -> list[TrialRecord]:
-        return [record for record in self._members[point].values() if record.state == "complete"]
+        own = self._members.get(point, {}).values()
+        return [r for r in own if r.state == "complete"] or self._earlier.get(point, [])
 
     def _mean(self, point: Point) -> tuple[float, ...]:
         """Mean over seeds, an objective each; empty while no seed is complete."""

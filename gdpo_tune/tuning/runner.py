@@ -16,11 +16,19 @@ from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
-from gdpo_tune.spec import SweepSpec, check_resources
-from gdpo_tune.trials import Event, Listener, SweepFinished, SweepStarted, TrialRecord
+from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
+from gdpo_tune.trials import (
+    Event,
+    Listener,
+    SearchStarted,
+    SweepFinished,
+    SweepStarted,
+    TrialRecord,
+)
 from gdpo_tune.tuning import cluster
+from gdpo_tune.tuning.budget import hours_of
 from gdpo_tune.tuning.checkpoints import tidy
-from gdpo_tune.tuning.plan import is_finished, planned
+from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
 from gdpo_tune.tuning.resources import slots
 
@@ -38,6 +46,8 @@ class SweepResult:
     records: tuple[TrialRecord, ...]
     interrupted: bool
     """Whether it was stopped before its end; the same call goes on with it."""
+    reason: str = ""
+    """Why nothing is left to run, for a person; empty if interrupted."""
 
 
 def run_sweep(
@@ -75,15 +85,16 @@ def run_sweep(
         records = tuple(ledger.records())
         emit(SweepStarted(records, planned(spec, records), ledger.moved_aside))
         interrupted = False
-        if not is_finished(spec, records):
+        if not is_finished(spec, records, hours_of(ledger.sessions(), records)):
             interrupted = run_trials(ledger, train, emit)
         # Until the end, what is dominated now may be on the front later. At the end always: the
         # last session may have been killed before this, and `keep:` may have changed since.
         if not interrupted:
             tidy(ledger)
         records = tuple(ledger.records())
-        emit(SweepFinished(records, interrupted))
-        return SweepResult(records, interrupted)
+        reason = "" if interrupted else ending(spec, records, hours_of(ledger.sessions(), records))
+        emit(SweepFinished(records, interrupted, reason))
+        return SweepResult(records, interrupted, reason)
 
 
 def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
@@ -93,13 +104,22 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     try:
         with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
             width = side_by_side(ledger.spec, ray_up.nodes)
-            session = ledger.begin_session(started, width, provenance())
+            sampler = str(choose_sampler(ledger.spec, width))
+            session = ledger.begin_session(started, width, provenance(), sampler)
+            emit(SearchStarted(width, sampler))
             return search(ledger, train, width, emit, ray_up)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
         if session is not None:
-            ledger.end_session(session)
+            ledger.end_session(session, why_ended(ledger))
+
+
+def why_ended(ledger: Ledger) -> str:
+    """Why nothing is left to run; empty if something is."""
+    records, hours = ledger.records(), hours_of(ledger.sessions(), ledger.records(), time.time())
+    finished = is_finished(ledger.spec, records, hours)
+    return ending(ledger.spec, records, hours) if finished else ""
 
 
 def side_by_side(spec: SweepSpec, nodes: Sequence[Mapping[str, float]]) -> int:
@@ -138,7 +158,10 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
     group = None
     if asked.workers > 1:
         group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
-    searcher = LedgerSearcher(ledger, Setup(train, stop_file, memory, group), width, emit)
+    chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
+    scheduler = registry.load(chosen.target)(ledger.spec)
+    setup = Setup(train, stop_file, memory, group)
+    searcher = LedgerSearcher(ledger, setup, width, emit, scheduler)
     interruption = Interruption(stop_file, ray_up.is_alive)
 
     def stop() -> None:
@@ -147,7 +170,7 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
 
     try:
         with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
-            tune(ledger, searcher, interruption, ray_up.remember)
+            tune(ledger, searcher, scheduler, interruption, ray_up.remember)
     except KeyboardInterrupt:
         interruption.requested = True
     except ClusterLost:
@@ -156,6 +179,7 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
             "without it; what trials have recorded is kept"
         ) from None
     finally:
+        searcher.close()
         stop_file.unlink(missing_ok=True)
         shutil.rmtree(ray_folder(ledger), ignore_errors=True)
     if searcher.fatal is not None:
@@ -163,7 +187,13 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
     return interruption.requested
 
 
-def tune(ledger: Ledger, searcher: Any, interruption: Any, on_start: Callable[[], None]) -> None:
+def tune(
+    ledger: Ledger,
+    searcher: Any,
+    scheduler: Any,
+    interruption: Any,
+    on_start: Callable[[], None],
+) -> None:
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
 
@@ -171,7 +201,6 @@ def tune(ledger: Ledger, searcher: Any, interruption: Any, on_start: Callable[[]
     from gdpo_tune.tuning.trainable import run_trial
 
     spec = ledger.spec
-    scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(spec)
     Tuner(
         with_resources(run_trial, resources_of(spec)),
         tune_config=TuneConfig(

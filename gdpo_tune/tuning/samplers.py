@@ -25,11 +25,8 @@ from optuna.samplers import (
 )
 from optuna.trial import FrozenTrial
 
-from gdpo_tune.spec import SweepSpec
-
-LARGE_STUDY = 150
-"""Trials from which `auto` prefers TPE: with three objectives, one proposal of the Gaussian process
-takes seconds at 200 trials, and meanwhile the sweep waits."""
+from gdpo_tune import registry
+from gdpo_tune.spec import SweepSpec, choose_sampler
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,10 @@ class Sampling:
     """Whether the start-up is a Sobol sequence of ours; else the sampler has a start of its own."""
 
 
-def auto(spec: SweepSpec) -> Sampling:
-    """The Gaussian process, or TPE for a large study."""
-    return gp(spec) if spec.search.trials <= LARGE_STUDY else tpe(spec)
+def auto(spec: SweepSpec, side_by_side: int | None = None) -> Sampling:
+    """What `choose_sampler` picks."""
+    chosen = registry.SAMPLERS[choose_sampler(spec, side_by_side).name]
+    return registry.load(chosen.target)(spec)
 
 
 def gp(spec: SweepSpec) -> Sampling:
@@ -122,6 +120,12 @@ def random(spec: SweepSpec) -> Sampling:
     """Uniform over the space: no model, ever."""
     del spec
     return Sampling(lambda seed: RandomSampler(seed=seed), sys.maxsize, quasi_random=False)
+
+
+def qmc(spec: SweepSpec) -> Sampling:
+    """Our Sobol sequence to the end: no model, ever, but more even than uniform draws."""
+    del spec
+    return Sampling(lambda seed: RandomSampler(seed=seed), sys.maxsize, quasi_random=True)
 
 
 def startup_trials(spec: SweepSpec) -> int:

@@ -6,7 +6,8 @@ a proposal knows every result that exists by then; until then the answer is "not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +25,31 @@ from gdpo_tune.trials import (
     Outcome,
     TrialConfig,
     TrialFinished,
+    TrialPaused,
     TrialProgress,
     TrialRecord,
     TrialStarted,
 )
-from gdpo_tune.tuning.plan import next_step, trial_seed
+from gdpo_tune.tuning.budget import hours_of, spent_budget
+from gdpo_tune.tuning.plan import Step, next_step, trial_seed
 from gdpo_tune.tuning.projection import Projection
+from gdpo_tune.tuning.proposals import Proposals
+from gdpo_tune.tuning.referee import Referee
+from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.trainable import Setup
+from gdpo_tune.tuning.warm_start import earlier_trials
 
 
 class LedgerSearcher(Searcher):
     """Emits unfinished trials first, then what the plan says; records how each one ends."""
 
     def __init__(
-        self, ledger: Ledger, setup: Setup, slots: int, emit: Callable[[Event], None]
+        self,
+        ledger: Ledger,
+        setup: Setup,
+        slots: int,
+        emit: Callable[[Event], None],
+        scheduler: Scheduler,
     ) -> None:
         """
         Args:
@@ -45,6 +57,7 @@ class LedgerSearcher(Searcher):
             setup: goes to every trial.
             slots: trials that fit side by side.
             emit: takes events.
+            scheduler: decides who goes on from a rung.
         """
         super().__init__()
         self.fatal: Exception | None = None
@@ -58,14 +71,27 @@ class LedgerSearcher(Searcher):
         """Ray's trial id -> number, for trials that have not ended."""
         self._spent: dict[int, Cost] = {}
         """What running trials have cost so far: a failure has a price too."""
-        self._unfinished = ledger.unfinished()
         self._stopping = False
-        self._projection = Projection(ledger.spec)
-        self._projection.load((r, ledger.sampler_state(r.number)) for r in ledger.records())
+        self._referee = Referee(ledger, scheduler)
+        for record in self._referee.catch_up():
+            self._tell(record)
+        self._unfinished = ledger.unfinished()
+        projection = Projection(ledger.spec, slots)
+        projection.learn(earlier_trials(ledger.spec))
+        self._proposals = Proposals(projection)
+        self._proposals.load((r, ledger.sampler_state(r.number)) for r in ledger.records())
+        self._thinking = False
+        """Whether a free slot waits for a proposal."""
+        self._step: Step | None = None
+        self._step_is_known = False
 
     def stop(self) -> None:
         """Hand out nothing more."""
         self._stopping = True
+
+    def close(self) -> None:
+        """End the thread of the sampler."""
+        self._proposals.close()
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's config (a dict), None for "not now", or FINISHED."""
@@ -76,12 +102,13 @@ class LedgerSearcher(Searcher):
         record = self._unfinished.pop(0) if self._unfinished else None
         if record is None:
             with self._recording():
-                record = self._new_trial()
+                record = self._promoted() or self._new_trial()
         if self._stopping:
             return self.FINISHED
         if record is None:
-            return None if self._numbers else self.FINISHED
+            return None if self._numbers or self._thinking else self._nothing_left()
         self._numbers[trial_id] = record.number
+        self._referee.clear(record.number)  # a process that was killed may have left a request
         self._emit(TrialStarted(record))
         return {"trial": self._config(record), "setup": self._setup}
 
@@ -94,7 +121,9 @@ class LedgerSearcher(Searcher):
         self._spent[number] = measurement.cost
         if measurement.validated:
             with self._recording():
-                self._ledger.progress(number, measurement)
+                self._step_is_known = False
+                if self._ledger.progress(number, measurement):
+                    self._referee.decide(number, measurement.cost.completions)
         self._emit(TrialProgress(number, measurement))
 
     def on_trial_complete(
@@ -108,7 +137,10 @@ class LedgerSearcher(Searcher):
         outcome: Outcome | None = result.get("outcome")
         if outcome is not None:
             with self._recording():
+                self._referee.clear(number)
                 self._finished(self._ledger.complete(number, outcome))
+        elif self._referee.is_halting(number):
+            self._let_go(number)
         elif "failure" in result:
             self._fail(number, result["failure"])
         elif "fatal" in result:
@@ -117,8 +149,12 @@ class LedgerSearcher(Searcher):
         # otherwise it was interrupted: it stays unfinished, and the next start goes on with it
 
     def on_failure(self, trial_id: str, reason: str) -> None:
-        """Record that a trial failed for good."""
-        self._fail(self._numbers.pop(trial_id), reason)
+        """Record that a trial failed for good; one that was to end anyway has not failed."""
+        number = self._numbers.pop(trial_id)
+        if self._referee.is_halting(number):
+            self._let_go(number)
+        else:
+            self._fail(number, reason)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the ledger is the state, and Ray's snapshots are never restored."""
@@ -144,28 +180,68 @@ class LedgerSearcher(Searcher):
             self.fatal = error
             self.stop()
 
+    def _let_go(self, number: int) -> None:
+        with self._recording():
+            self._finished(self._referee.let_go(number))
+
+    def _nothing_left(self) -> str:
+        with self._recording():
+            for record in self._referee.close_waiting():
+                self._finished(record)
+        return self.FINISHED
+
     def _finished(self, record: TrialRecord) -> None:
-        self._projection.observe(record)
-        self._emit(TrialFinished(record))
+        self._step_is_known = False
+        self._proposals.observe(record)
+        self._tell(record)
+
+    def _tell(self, record: TrialRecord) -> None:
+        self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
+
+    def _promoted(self) -> TrialRecord | None:
+        number = self._referee.promotable()
+        records = self._ledger.records()
+        if number is None or spent_budget(self._spec, records, self._hours(records)):
+            return None
+        return self._referee.promote(number)
+
+    def _hours(self, records: Sequence[TrialRecord]) -> float:
+        """In which the sweep ran; 0 if nobody asks."""
+        if not self._spec.search.budget.hours:
+            return 0.0
+        return hours_of(self._ledger.sessions(), records, time.time())
 
     def _new_trial(self) -> TrialRecord | None:
-        records = self._ledger.records()
-        step = next_step(self._spec, records)
+        self._thinking = False
+        step = self._next_step()
         if step is None:
             return None
         params, proposer, sampler_state = step.params, step.proposer, {}
         if params is None:
-            suggestion = self._projection.ask()
+            suggestion = self._proposals.next(idle=not self._numbers)
+            if suggestion is None:
+                self._thinking = True
+                return None
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
-        seed = trial_seed(self._spec, len(records))
+        self._step_is_known = False
+        seed = trial_seed(self._spec, len(self._ledger.records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
-        self._projection.observe(record, sampler_state)
+        self._proposals.observe(record, sampler_state)
         return record
+
+    def _next_step(self) -> Step | None:
+        """What the plan says; computed again only when something has changed."""
+        if self._spec.search.budget.hours or not self._step_is_known:
+            records = self._ledger.records()
+            self._step = next_step(self._spec, records, self._hours(records))
+            self._step_is_known = True
+        return self._step
 
     def _config(self, record: TrialRecord) -> TrialConfig:
         directory = Path(self._ledger.trial_directory(record.number))
         config = self._spec.trial_config(record.params, record.seed, directory)
-        return replace(config, train=record.role != "untrained")
+        rungs = self._referee.evaluate_at if record.role == "search" else ()
+        return replace(config, train=record.role != "untrained", evaluate_at=rungs)

@@ -80,7 +80,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     Returns:
         `outcome`: an `Outcome`; or `failure`: why the trial cannot go on, not worth a retry; or
         `fatal`: an error that every other trial would meet too, such as a full disk; or
-        `interrupted`: true.
+        `interrupted`: true; the driver asked it to end.
 
     Raises:
         ActorWornOut: start again in a fresh process.
@@ -112,7 +112,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(trial: TrialConfig, setup: Setup, resume: Path | None) -> Outcome | None:
-    """Train in this process, or in several others; None if the sweep was interrupted."""
+    """Train in this process, or in several others; None if the driver asked for an end."""
     if setup.group is not None:
         # Only who has several processes a trial pays for importing Ray Train.
         from gdpo_tune.tuning.workers import train_in_group
@@ -127,13 +127,23 @@ def train(trial: TrialConfig, setup: Setup, resume: Path | None) -> Outcome | No
         return None
 
 
+HALT = "halt"
+"""File in a trial's folder that asks it alone to end."""
+
+
 class Reporter:
-    """The `report` of one trial: thins what goes to the driver, and stops on request."""
+    """The `report` of one trial: thins what goes to the driver, and stops on request.
+
+    Ray lets a trial go on from a result only once the driver has dealt with it, so what the driver
+    decides about a rung is known here before the next step begins. Several processes of one trial
+    hear of it a step later.
+    """
 
     def __init__(self, trial: TrialConfig, stop: Path) -> None:
         self.stopped = False
         """Whether it has ended the trial because the driver asked."""
         self._stop = stop
+        self._halt = trial.directory / HALT
         self._last = trial.training.steps
         self._sent = float("-inf")
 
@@ -141,14 +151,16 @@ class Reporter:
         """Pass a measurement on if it is due.
 
         Raises:
-            SystemExit: the sweep was interrupted; what holds resources lets go in `finally`.
+            SystemExit: the sweep was interrupted, or the scheduler stopped the trial; what holds
+                resources lets go in `finally`.
         """
         stop, due = self.decide(measurement)
+        if due and not stop:
+            self.send(measurement)
+            stop = measurement.validated and self.halted()
         if stop:
             self.stopped = True
             raise SystemExit
-        if due:
-            self.send(measurement)
 
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Whether to stop, and whether the measurement is due."""
@@ -157,7 +169,11 @@ class Reporter:
         due = kept or now - self._sent >= SECONDS
         if due:
             self._sent = now
-        return self._stop.exists(), due
+        return self._stop.exists() or self._halt.exists(), due
+
+    def halted(self) -> bool:
+        """Whether the driver has decided against the trial since it took the last result."""
+        return self._halt.exists()
 
     def send(self, measurement: Measurement) -> None:
         """Pass a measurement on to the driver."""

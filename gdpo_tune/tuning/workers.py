@@ -29,7 +29,7 @@ PATIENCE = 3600
 def train_in_group(
     trial: TrialConfig, setup: Setup, group: Group, resume: Path | None
 ) -> Outcome | None:
-    """Train one trial in processes of its own; None if the sweep was interrupted.
+    """Train one trial in processes of its own; None if the driver asked for an end.
 
     Raises:
         GdpoTuneError: what ended one of them on purpose; it ends all.
@@ -80,6 +80,10 @@ class GroupReporter(Reporter):
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Whether to stop, and whether the measurement is due."""
         return processes.from_first(super().decide(measurement))
+
+    def halted(self) -> bool:
+        """What the driver decides is seen at the next step: it is not waited for here."""
+        return False
 
     def send(self, measurement: Measurement) -> None:
         """Pass a measurement on; Ray Train waits until every process has, and takes the first's."""

@@ -26,10 +26,13 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     sweep = config.directory.parent.parent
     fault = fault_of(config)
     attempts = len(executions(sweep, config.directory.name))
-    start = read_checkpoint(resume).step if resume else 0
+    known = read_checkpoint(resume) if resume else None
+    start = known.step if known else 0
     with (sweep / "log.jsonl").open("a") as log:
         entry = {"trial": config.directory.name, "from": start, "pid": os.getpid()}
         log.write(json.dumps(entry) + "\n")
+    if known:
+        report(Measurement(start, {}, known.cost, known.validation), resume)
     checkpoint = resume
     for step in range(start + 1, config.training.steps + 1):
         if fault == "slow":
@@ -47,15 +50,25 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         if fault == "die" or (fault == "die once" and step == 2 and not attempts):
             os.kill(os.getpid(), signal.SIGKILL)
         cost = Cost(step * config.training.completions_per_step, SECONDS)
+        found = measurement(config, step, cost)
         checkpoint = write_checkpoint(
-            config.directory, step, cost, lambda folder: (folder / "weights").touch()
+            config.directory,
+            step,
+            cost,
+            lambda folder: (folder / "weights").touch(),
+            found.validation,
         ).path
-        report(
-            Measurement(step, {f"validation/{k}": v for k, v in values(config).items()}, cost), None
-        )
+        report(found, None)
     estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:
+    """What an evaluation after each step finds."""
+    found = {name: Estimate(value, 0.01) for name, value in values(config).items()}
+    flat = {f"validation/{name}": estimate.mean for name, estimate in found.items()}
+    return Measurement(step, flat, cost, found)
 
 
 def allocate_too_much(config: TrialConfig) -> None:
@@ -69,10 +82,15 @@ def allocate_too_much(config: TrialConfig) -> None:
 
 
 def values(config: TrialConfig) -> dict[str, float]:
-    """Objectives that trade off over the weight of `format`, with a little noise of the seed."""
+    """Objectives that trade off over the weight of `format`, with a little noise of the seed.
+
+    A larger learning rate is better in all.
+    """
     weight = float(config.params["reward_weights.format"])
     noise = (config.seed % 1000) / 1e5
-    return {"correctness": 1 / (1 + weight) + noise, "format": weight / (1 + weight), "length": 0.5}
+    quality = 0.7 + 1000 * float(config.params["learning_rate"])
+    correctness = quality / (1 + weight) + noise
+    return {"correctness": correctness, "format": quality * weight / (1 + weight), "length": 0.5}
 
 
 def fault_of(config: TrialConfig) -> str:

@@ -21,7 +21,14 @@ from gdpo_tune.analysis import build_front
 from gdpo_tune.errors import DiskFullError, SandboxUnavailable
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.trials import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
+from gdpo_tune.trials import (
+    Event,
+    SearchStarted,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialStarted,
+)
 from gdpo_tune.tuning import cluster, run_sweep, runner
 
 pytestmark = [
@@ -90,7 +97,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert (len(attempts[3]), len(attempts[4]), len(attempts[6])) == (1, 3, 3)
 
     kinds = [type(event) for event in events]
-    assert (kinds[0], kinds[-1]) == (SweepStarted, SweepFinished)
+    assert (kinds[0], kinds[1], kinds[-1]) == (SweepStarted, SearchStarted, SweepFinished)
     assert kinds.count(TrialStarted) == kinds.count(TrialFinished) == len(records)
 
     front = build_front(result.records, spec.objective_list())
@@ -106,6 +113,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
         patch.setattr(cluster, "ray_cluster", unwanted)
         again = run_sweep(spec, train=TRAIN)
     assert again.records == result.records
+    assert again.reason == result.reason == "all 6 configurations were tried"
 
     before = len(executions(spec.directory))
     faults(spec)
@@ -117,8 +125,10 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert len(ran) == len(new)
     with Ledger.open(spec, read_only=True) as ledger:
         assert [set(s) for s in ledger.sessions()] == [
-            {"started", "finished", "slots", "provenance"}
+            {"started", "finished", "slots", "provenance", "sampler", "ending"}
         ] * 2
+        assert ledger.sessions()[-1]["ending"] == "all 7 configurations were tried"
+        assert larger.reason == ledger.sessions()[-1]["ending"]
 
 
 def unwanted() -> None:

@@ -69,6 +69,24 @@ def seen(projection: Projection) -> list[tuple[str, list[float] | None]]:
     return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
 
 
+def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: SweepSpec):
+    params, other = point(spec), point(spec, learning_rate=2e-4)
+    replicate = replace(record(1, params, outcome(), "replicate", "replicate"), replicate_of=0)
+    alone = [
+        record(2, other, outcome()),
+        replace(replicate, number=3, params=other, replicate_of=2),
+    ]
+    known = [record(0, params, outcome(), "member", "startup"), replicate, *alone]
+    projection = Projection(spec)
+    projection.load((r, {}) for r in known)
+    one = seen(projection)
+    assert len(one) == 1
+    watching = Projection(spec)
+    for r in known:
+        watching.observe(r)
+    assert seen(watching) == one
+
+
 def run(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:
     """Ask `trials` times with `width` trials in flight, each ending in the order of its start."""
     suggestions: list[Suggestion] = []
@@ -155,7 +173,7 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
             assert domain.contains(suggestion.params[name]), name
     proposers = [suggestion.proposer for suggestion in suggestions]
     assert proposers[0] == "startup"
-    assert ("model" in proposers) == (sampler != "random")
+    assert ("model" in proposers) == (sampler not in ("random", "qmc"))
     assert len({tuple(s.params.values()) for s in suggestions}) == len(suggestions)
 
 
@@ -263,3 +281,30 @@ def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec
     assert sorted(p["group_size"] for p in points) == [4] * 4 + [8] * 4
     halves = [float(p["learning_rate"]) > (3e-5 * 3e-4) ** 0.5 for p in points]
     assert sum(halves) == 4
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_a_genetic_algorithm_repeats_itself_where_nothing_interrupts_it(
+    tmp_path: Path, sampler: str
+):
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
+    one, two = ([s.params for s in run(Projection(spec), 10)] for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
+def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
+    """A process that was killed after any trial would have gone on with the same proposal."""
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
+    projection, known = Projection(spec), []
+    for number in range(8):
+        again = Projection(spec)
+        again.load(known)
+        suggestion = projection.ask()
+        assert again.ask().params == suggestion.params
+        started = record(number, suggestion.params, proposer=suggestion.proposer)
+        projection.observe(started, suggestion.sampler_state)
+        measured = trade_off(suggestion.params)
+        done = record(number, suggestion.params, measured, proposer=suggestion.proposer)
+        projection.observe(done)
+        known.append((done, suggestion.sampler_state))

@@ -12,7 +12,8 @@ import pytest
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.experiment import Trial
-from tuning_support import outcome, spec_in, trade_off
+from search_driver import Driver
+from tuning_support import measured, outcome, spec_in, trade_off
 
 from gdpo_tune.errors import SandboxUnavailable
 from gdpo_tune.ledger import Ledger
@@ -20,9 +21,7 @@ from gdpo_tune.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
     Cost,
-    Event,
     Measurement,
-    TrialConfig,
     TrialFinished,
     TrialProgress,
     TrialStarted,
@@ -30,46 +29,9 @@ from gdpo_tune.trials import (
 from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.failures import reason
 from gdpo_tune.tuning.plan import is_finished, planned, trial_seed
-from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import ActorWornOut, Setup
+from gdpo_tune.tuning.trainable import ActorWornOut
 
 QUICK = ["search.sampler=random", "search.trials=4"]
-
-
-class Driver:
-    """Plays Ray Tune: keeps as many trials in flight as it gets."""
-
-    def __init__(self, ledger: Ledger, slots: int = 2) -> None:
-        self.events: list[Event] = []
-        setup = Setup("none:none", ledger.directory / "stop", 2**40)
-        self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append)
-        self.flying: dict[str, TrialConfig] = {}
-        self._count = 0
-
-    def ask(self) -> Any:
-        """One suggestion: a trial's id, None, or FINISHED."""
-        trial_id = f"ray{self._count}"
-        answer = self.searcher.suggest(trial_id)
-        if not isinstance(answer, dict):
-            return answer
-        self._count += 1
-        self.flying[trial_id] = answer["trial"]
-        return trial_id
-
-    def end(self, trial_id: str, **result: Any) -> None:
-        """One trial ends; by default well."""
-        config = self.flying.pop(trial_id)
-        result = result or {"outcome": trade_off(config.params)}
-        self.searcher.on_trial_complete(trial_id, result)
-
-    def run(self) -> None:
-        """Until the searcher says that there is nothing more."""
-        while True:
-            answer = self.ask()
-            if answer == self.searcher.FINISHED:
-                return
-            if answer is None:
-                self.end(next(iter(self.flying)))
 
 
 @pytest.fixture
@@ -293,17 +255,16 @@ def test_listeners_hear_of_every_trial(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         trial_id = driver.ask()
-        measurement = Measurement(30, {"validation/format": 0.5}, Cost(1920))
+        measurement = measured(30, format=0.5)
         driver.searcher.on_trial_result(trial_id, {"measurement": measurement})
         driver.end(trial_id)
         done = ledger.record(0)
-        kept = ledger.study.trials[0].user_attrs
     started, progressed, finished = driver.events
     assert isinstance(started, TrialStarted)
     assert started.record.state == "running"
     assert progressed == TrialProgress(0, measurement)
     assert finished == TrialFinished(done)
-    assert kept["rung:1920"]["metrics"] == {"validation/format": 0.5}
+    assert [rung.validation for rung in done.rungs] == [measurement.validation]
 
 
 class Keeping(Driver):

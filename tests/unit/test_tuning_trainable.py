@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
-from tuning_support import outcome, spec_in
+from tuning_support import measured, outcome, spec_in
 
 from gdpo_tune.errors import (
     DiskFullError,
@@ -83,9 +83,35 @@ def test_an_evaluation_is_always_sent(
     monkeypatch.setattr(trainable.time, "monotonic", lambda: 100.0)
     reporter = Reporter(config, config.directory / "stop")
     for step in range(1, 101):
-        metrics = {"validation/format": 0.5} if step == 33 else {"train/loss": 1.0}
-        reporter(Measurement(step, metrics, Cost()), None)
+        plain = Measurement(step, {"train/loss": 1.0}, Cost())
+        reporter(measured(33, format=0.5) if step == 33 else plain, None)
     assert 33 in {m.step for m in sent}
+
+
+def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    def halt(result: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
+        sent.append(result["measurement"])
+        if result["measurement"].validated:
+            (config.directory / trainable.HALT).touch()
+
+    monkeypatch.setattr(trainable.tune, "report", halt)
+    reporter = Reporter(config, config.directory / "stop")
+    reporter(Measurement(1, {}, Cost()), None)
+    with pytest.raises(SystemExit):
+        reporter(measured(2, format=0.5), None)
+    assert reporter.stopped
+    assert [m.step for m in sent] == [1, 2]
+
+
+def test_a_process_that_begins_with_a_request_to_halt_ends_at_its_first_step(
+    config: TrialConfig, sent: list[Measurement]
+):
+    (config.directory / trainable.HALT).touch()
+    with pytest.raises(SystemExit):
+        Reporter(config, config.directory / "stop")(Measurement(1, {}, Cost()), None)
+    assert not sent
 
 
 def test_a_slow_trial_sends_every_point(
@@ -193,7 +219,7 @@ def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
 
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
     with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
-        runner.tune(ledger, None, None, lambda: None)
+        runner.tune(ledger, None, None, None, lambda: None)
     assert asked["fitted"]
     assert asked["tune_config"].reuse_actors is reused
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Estimate, Outcome, Params
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Params
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 
@@ -34,3 +34,10 @@ def trade_off(params: Params) -> Outcome:
     """An outcome in which weight on the format costs correctness."""
     weight = float(params["reward_weights.format"])
     return outcome(1 / (1 + weight), weight / (1 + weight), float(params["learning_rate"]) * 1e3)
+
+
+def measured(step: int, cost: Cost | None = None, se: float = 0.01, **values: float) -> Measurement:
+    """A measurement on validation prompts; 64 completions a step if no cost is given."""
+    found = {name: Estimate(value, se) for name, value in values.items()}
+    flat = {f"validation/{name}": value for name, value in values.items()}
+    return Measurement(step, flat, cost or Cost(completions=64 * step), found)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.schedulers.base import Scheduler
 
 
-def build(spec: SweepSpec) -> TrialScheduler:
+def build(spec: SweepSpec) -> Scheduler:
     """The scheduler of a sweep that stops no trial early."""
     del spec
-    return FIFOScheduler()
+    return Scheduler()

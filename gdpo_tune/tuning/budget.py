@@ -1,0 +1,84 @@
+"""What a sweep has spent, and whether that is all that it may: pure functions.
+
+Running trials count with what they had spent at their last measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gdpo_tune.costs import HOUR, gpu_hours
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import TrialRecord
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a sweep has spent so far, in the units of `search.budget`."""
+
+    trials: int
+    completions: int
+    gpu_hours: float
+    hours: float
+
+
+def spent(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spent:
+    """What `records` have cost.
+
+    Args:
+        spec: says how many GPUs a trial has.
+        records: every trial.
+        hours: in which the sweep ran, see `hours_of`.
+    """
+    return Spent(
+        trials=len(records),
+        completions=sum(record.cost.completions for record in records),
+        gpu_hours=sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
+        hours=hours,
+    )
+
+
+def spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
+    """Which part of `search.budget` is spent, for a person; empty if there is some of each left."""
+    so_far = spent(spec, records, hours)
+    budget = spec.search.budget
+    limits = {
+        "trials": (so_far.trials, budget.trials),
+        "completions": (so_far.completions, budget.completions),
+        "GPU-hours": (so_far.gpu_hours, budget.gpu_hours),
+        "hours": (so_far.hours, budget.hours),
+    }
+    for what, (found, limit) in limits.items():
+        if limit and found >= limit:
+            return f"the budget of {limit:,g} {what} is spent"
+    return ""
+
+
+def hours_of(
+    sessions: Sequence[Mapping[str, Any]],
+    records: Sequence[TrialRecord],
+    now: float | None = None,
+) -> float:
+    """Hours in which a sweep ran: its sessions together.
+
+    One that was killed lasted until the last start or end of a trial that is known of it.
+
+    Args:
+        sessions: in order, each with `started` and, unless it was killed or runs, `finished`.
+        records: every trial.
+        now: in Unix seconds, as all times here, if the last session still runs; else None.
+    """
+    events = [time for r in records for time in (r.started, r.finished) if time is not None]
+    total = 0.0
+    for index, session in enumerate(sessions):
+        start = float(session["started"])
+        last = index + 1 == len(sessions)
+        following = math.inf if last else float(sessions[index + 1]["started"])
+        end = max([time for time in events if time < following], default=start)
+        if last and now is not None:
+            end = now
+        total += max(0.0, float(session.get("finished", end)) - start)
+    return total / HOUR

@@ -1,0 +1,88 @@
+"""What a trial that did not go on from a rung would have come to: a guess for the sampler.
+
+Stopped trials are most of a sweep, and those that a sampler does not see it proposes again. Their
+values at a rung are not comparable with values at full budget. So each gets the median change from
+that rung to the end over the trials that ran to their end.
+
+The guess rests on the first so many of those trials, by the time of their end, and on more of them
+only in leaps: every change of it moves all stopped trials, and a new process with the same records
+has to guess the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from statistics import median
+
+from gdpo_tune.ledger.costs import with_costs
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.trials import Rung, TrialRecord
+
+FEW = 8
+"""Up to so many trials, each one counts as soon as it ends; then a quarter more at a time."""
+
+
+class Drift:
+    """Median changes from a rung to the end, over complete trials."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._spec = spec
+        self._complete: dict[int, TrialRecord] = {}
+        self._known: dict[tuple[int, str], float] = {}
+        self._leap = 0
+
+    def add(self, record: TrialRecord) -> bool:
+        """Take in a complete trial; return whether the guess rests on more trials than before."""
+        self._complete[record.number] = record
+        leap = leap_to(len(self._complete))
+        grown = leap > self._leap
+        if grown:
+            self._leap = leap
+            self._known.clear()
+        return grown
+
+    def guess(self, rung: Rung) -> dict[str, float]:
+        """Every metric that the sweep judges by, as it would be at the end; no change is known from
+        a rung that no complete trial has."""
+        found = with_costs(rung.validation, rung.cost, self._spec)
+        return {
+            name: found[name].mean + self._change(rung.completions, name)
+            for name in self._spec.judged
+        }
+
+    def _change(self, completions: int, name: str) -> float:
+        key = (completions, name)
+        if key not in self._known:
+            changes = [
+                record.validation[name].mean
+                - with_costs(rung.validation, rung.cost, self._spec)[name].mean
+                for record in self._counted()
+                for rung in record.rungs
+                if rung.completions == completions
+            ]
+            self._known[key] = median(changes) if changes else 0.0
+        return self._known[key]
+
+    def _counted(self) -> Collection[TrialRecord]:
+        ended = sorted(
+            self._complete.values(), key=lambda record: (record.finished or math.inf, record.number)
+        )
+        return ended[: self._leap]
+
+
+def leap_to(count: int) -> int:
+    """How many of `count` complete trials the guess rests on."""
+    leap = min(count, FEW)
+    while leap >= FEW and leap + leap // 4 <= count:
+        leap += leap // 4
+    return leap
+
+
+def stopped_at(record: TrialRecord) -> Rung | None:
+    """The rung at which a trial was stopped, or last waited; None if it never was."""
+    if record.state in ("pruned", "paused") and record.rungs:
+        return record.rungs[-1]
+    if record.state == "running":
+        return next((r for r in record.rungs if r.completions == record.paused_at), None)
+    return None

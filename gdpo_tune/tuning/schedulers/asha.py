@@ -1,0 +1,63 @@
+"""Asynchronous successive halving by dominance: most trials end at a rung."""
+
+from __future__ import annotations
+
+from gdpo_tune.ledger import excess
+from gdpo_tune.ledger.costs import with_costs
+from gdpo_tune.spec import AshaSettings, SweepSpec
+from gdpo_tune.trials import Rung, TrialRecord
+from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict, levels
+
+NAMED = 3
+"""So many of the trials that dominate another are named."""
+
+
+def build(spec: SweepSpec) -> Scheduler:
+    """The scheduler of a sweep that stops trials at rungs."""
+    assert isinstance(spec.search.scheduler, AshaSettings)
+    return Asha(spec, spec.search.scheduler)
+
+
+class Asha(Scheduler):
+    """Compares trials of the search at rungs; baselines and replicates run to their end."""
+
+    def __init__(self, spec: SweepSpec, settings: AshaSettings) -> None:
+        super().__init__()
+        factor, training = settings.reduction_factor, spec.training
+        self.evaluate_at = levels(settings.grace, training.steps, factor)
+        self._spec = spec
+        self._rungs = Rungs(
+            spec.objective_list(),
+            [step * training.completions_per_step for step in self.evaluate_at],
+            factor,
+            settings.variant,
+            len(spec.constraints),
+        )
+
+    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """What a trial is to do; rungs elsewhere than at the levels decide nothing."""
+        if record.role != "search":
+            return "continue"
+        found = with_costs(rung.validation, rung.cost, self._spec)
+        return self._rungs.record(
+            record.number,
+            rung.completions,
+            [found[name].mean for name in self._spec.objectives],
+            [excess(bound, found[name].mean) for name, bound in self._spec.constraints.items()],
+        )
+
+    def promotable(self) -> int | None:
+        """The waiting trial that is next."""
+        return self._rungs.promotable()
+
+    def promote(self, number: int) -> None:
+        """Let a waiting trial go on."""
+        self._rungs.promote(number)
+
+    def reason(self, number: int, rung: Rung) -> str:
+        """At which rung a trial stopped, and who was better there."""
+        better = self._rungs.better(number, rung.completions)
+        named = ", ".join(f"#{other}" for other in better[:NAMED])
+        more = f" and {len(better) - NAMED} more" if len(better) > NAMED else ""
+        return f"{super().reason(number, rung)}: dominated by {named}{more}"

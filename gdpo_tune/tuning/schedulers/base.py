@@ -1,0 +1,40 @@
+"""What every scheduler does for the searcher, and what Ray sees of it.
+
+Ray is never asked to stop or pause a trial: it would count what is paused as running, and would end
+a process while it writes its checkpoint. So to Ray every scheduler is first in, first out. The
+searcher asks `judge` once a rung is in the ledger, and a trial that is to end hears of it before it
+goes on (see `trainable.Reporter`).
+"""
+
+from __future__ import annotations
+
+from ray.tune.schedulers import FIFOScheduler
+
+from gdpo_tune.trials import Rung, TrialRecord
+from gdpo_tune.tuning.schedulers.rungs import Verdict
+
+
+class Scheduler(FIFOScheduler):
+    """Lets every trial run to its end; others override what they decide."""
+
+    evaluate_at: tuple[int, ...] = ()
+    """Steps at which trials of the search have to be evaluated."""
+
+    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """What a trial is to do after a rung that is in the ledger.
+
+        Rebuilding a scheduler is judging every rung again in the order of their recording; asked
+        twice, it answers the same.
+        """
+        return "continue"
+
+    def promotable(self) -> int | None:
+        """Number of the waiting trial that may go on now; None if there is none."""
+        return None
+
+    def promote(self, number: int) -> None:
+        """Take note that a trial does not wait any longer."""
+
+    def reason(self, number: int, rung: Rung) -> str:
+        """Why a trial does not go on from a rung, in one line."""
+        return f"stopped at rung {rung.completions:,}"

@@ -1,0 +1,200 @@
+"""Asynchronous successive halving by dominance: who goes on from a rung. Knows no Ray.
+
+At each level of the budget a trial is compared with all that were measured there before it. In the
+stop variant it goes on or ends at once. In the promote variant it goes on or waits, and may be
+promoted once more trials have come in behind it.
+
+A trial on the front of its level always goes on. Of the others, those go on that are among the
+first `1 / reduction_factor` in the order of `priority`, so that nobody in the worst third
+does under a factor of 3.
+
+Verdicts depend on the order in which trials are recorded, and on nothing else: recording the same
+again gives the same verdicts.
+
+Source: Li et al. 2020, A system for massively parallel hyperparameter tuning (ASHA); Schmucker et
+al. 2021, Multi-objective asynchronous successive halving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from gdpo_tune.analysis.pareto import losses
+from gdpo_tune.trials import Objective
+from gdpo_tune.tuning.schedulers.priority import (
+    Floats,
+    dominating,
+    first_in_order,
+    total_excess,
+)
+
+Verdict = Literal["continue", "stop", "pause"]
+Variant = Literal["stop", "promote"]
+
+
+def levels(grace: float, budget: int, reduction_factor: float) -> tuple[int, ...]:
+    """Where trials are compared: `1 / reduction_factor` of the budget, the same part of that, ...
+
+    Args:
+        grace: share of the budget before which no trial is compared.
+        budget: where trials end; whole, in any unit; no level itself.
+        reduction_factor: above 1.
+    """
+    result: set[int] = set()
+    level = budget / reduction_factor
+    while math.ceil(level) >= max(1.0, grace * budget):
+        result.add(math.ceil(level))
+        if level <= 1:
+            break
+        level /= reduction_factor
+    return tuple(sorted(result - {budget}))
+
+
+class Rungs:
+    """What trials were worth at each level, and what follows from it."""
+
+    def __init__(
+        self,
+        objectives: Sequence[Objective],
+        levels: Sequence[int],
+        reduction_factor: float = 3,
+        variant: Variant = "stop",
+        constraints: int = 0,
+    ) -> None:
+        """
+        Args:
+            objectives: M of them.
+            levels: completions at which trials are compared.
+            reduction_factor: one of so many goes on, the front aside.
+            variant: what happens to a trial that does not go on.
+            constraints: how many there are, C.
+        """
+        self._objectives = tuple(objectives)
+        self._variant: Variant = variant
+        self._levels = {
+            level: _Level(len(self._objectives), constraints, reduction_factor)
+            for level in sorted(levels)
+        }
+
+    def record(
+        self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
+    ) -> Verdict:
+        """Take in what a trial measured, and decide.
+
+        Args:
+            number: of the trial.
+            completions: sampled by then; what is no level decides nothing.
+            values: M, in the units and directions of the objectives.
+            excess: C, by how much each constraint is broken; 0 or less: it holds.
+
+        Returns:
+            What the trial is to do. A second record at the same level changes nothing.
+
+        Raises:
+            ValueError: a value or an excess is not finite, or their number is wrong.
+        """
+        if not np.isfinite([*values, *excess]).all():
+            raise ValueError(f"trial {number} measured {[*values, *excess]}, which has no rank")
+        level = self._levels.get(completions)
+        if level is None:
+            return "continue"
+        if number not in level.verdicts:
+            row = np.append(losses([values], self._objectives), np.asarray(excess, dtype=float))
+            goes_on = level.add(number, row)
+            self.promote(number)  # it would not be here if it still waited below
+            turned_away: Verdict = "stop" if self._variant == "stop" else "pause"
+            level.verdicts[number] = "continue" if goes_on else turned_away
+        return level.verdicts[number]
+
+    def verdict(self, number: int, completions: int) -> Verdict:
+        """What was decided when the trial was recorded there; `continue` if it was not."""
+        level = self._levels.get(completions)
+        return "continue" if level is None else level.verdicts.get(number, "continue")
+
+    def promotable(self) -> int | None:
+        """The waiting trial to go on with: of the highest level, the first in priority."""
+        for level in reversed(self._levels.values()):
+            number = level.promotable()
+            if number is not None:
+                return number
+        return None
+
+    def promote(self, number: int) -> None:
+        """Let a waiting trial go on."""
+        for level in self._levels.values():
+            if level.verdicts.get(number) == "pause":
+                level.verdicts[number] = "continue"
+
+    def better(self, number: int, completions: int) -> tuple[int, ...]:
+        """Trials that dominated a trial when it came to a level, in the order of their recording.
+
+        Meeting the constraints, or coming closer to them, counts as dominating.
+        """
+        return self._levels[completions].better(number)
+
+
+class _Level:
+    """The trials of one level, a row each."""
+
+    def __init__(self, objectives: int, constraints: int, reduction_factor: float) -> None:
+        self.verdicts: dict[int, Verdict] = {}
+        self._numbers: list[int] = []
+        self._objectives = objectives
+        self._rows = np.empty((16, objectives + constraints))
+        self._factor = reduction_factor
+        self._looked_at = 0
+        """Trials when the waiting ones were last compared: only new ones make room."""
+
+    def add(self, number: int, row: Floats) -> bool:
+        """Add a trial; return whether it goes on."""
+        if len(self._numbers) == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[len(self._numbers)] = row
+        self._numbers.append(number)
+        last = len(self._numbers) - 1
+        better = dominating(self._losses, total_excess(self._excess), last)
+        ahead = int(np.count_nonzero(better))
+        if not ahead:
+            return True
+        # Whoever dominates it stands before it: often that spares sorting them all.
+        return ahead < self._room and self._first_of([last]) is not None
+
+    def promotable(self) -> int | None:
+        """The waiting trial that is next, if it is among those for whom there is room."""
+        if self._looked_at == len(self._numbers):
+            return None
+        waiting = [row for row, n in enumerate(self._numbers) if self.verdicts[n] == "pause"]
+        if not waiting:
+            return None
+        first = self._first_of(waiting)
+        if first is None:
+            self._looked_at = len(self._numbers)
+            return None
+        return self._numbers[first]
+
+    def better(self, number: int) -> tuple[int, ...]:
+        """Trials recorded before one that dominate it."""
+        end = self._numbers.index(number) + 1
+        broken = total_excess(self._excess[:end])
+        found = np.flatnonzero(dominating(self._losses[:end], broken, end - 1))
+        return tuple(self._numbers[other] for other in found)
+
+    @property
+    def _room(self) -> int:
+        """How many go on, those on the front aside."""
+        return max(1, int(len(self._numbers) / self._factor))
+
+    @property
+    def _losses(self) -> Floats:
+        return self._rows[: len(self._numbers), : self._objectives]
+
+    @property
+    def _excess(self) -> Floats:
+        return self._rows[: len(self._numbers), self._objectives :]
+
+    def _first_of(self, rows: Sequence[int]) -> int | None:
+        return first_in_order(self._losses, self._excess, np.asarray(rows), self._room)

@@ -1,0 +1,55 @@
+"""A stand-in for Ray Tune, for the tests of the search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuning_support import trade_off
+
+from gdpo_tune import registry
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.trials import Event, Measurement, TrialConfig
+from gdpo_tune.tuning.searcher import LedgerSearcher
+from gdpo_tune.tuning.trainable import Setup
+
+
+class Driver:
+    """Plays Ray Tune: keeps as many trials in flight as it gets."""
+
+    def __init__(self, ledger: Ledger, slots: int = 2) -> None:
+        self.events: list[Event] = []
+        setup = Setup("none:none", ledger.directory / "stop", 2**40)
+        chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
+        self.scheduler = registry.load(chosen.target)(ledger.spec)
+        self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)
+        self.flying: dict[str, TrialConfig] = {}
+        self._count = 0
+
+    def ask(self) -> Any:
+        """One suggestion: a trial's id, None, or FINISHED."""
+        trial_id = f"ray{self._count}"
+        answer = self.searcher.suggest(trial_id)
+        if not isinstance(answer, dict):
+            return answer
+        self._count += 1
+        self.flying[trial_id] = answer["trial"]
+        return trial_id
+
+    def end(self, trial_id: str, **result: Any) -> None:
+        """One trial ends; by default well."""
+        config = self.flying.pop(trial_id)
+        result = result or {"outcome": trade_off(config.params)}
+        self.searcher.on_trial_complete(trial_id, result)
+
+    def report(self, trial_id: str, measurement: Measurement) -> None:
+        """One trial has measured something."""
+        self.searcher.on_trial_result(trial_id, {"measurement": measurement})
+
+    def run(self) -> None:
+        """Until the searcher says that there is nothing more."""
+        while True:
+            answer = self.ask()
+            if answer == self.searcher.FINISHED:
+                return
+            if answer is None and self.flying:  # else a sampler is thinking
+                self.end(next(iter(self.flying)))

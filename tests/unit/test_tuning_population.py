@@ -1,0 +1,170 @@
+"""Population-based training by dominance: who takes over from whom, and with which values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpo_tune.spec import Choice, Uniform
+from gdpo_tune.trials import Exploit, Objective
+from gdpo_tune.tuning.schedulers.population import (
+    Exploration,
+    Standing,
+    crowding_distance,
+    decide,
+    explore,
+    moved,
+    ordered,
+)
+
+TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
+RATE = Uniform(low=1e-5, high=1e-3, log=True)
+WEIGHT = Uniform(low=0.0, high=2.0)
+GRID = Uniform(low=0.5, high=2.0, step=0.5)
+LISTED = Choice(choices=(1, 4, 2))
+DOMAINS = {
+    "learning_rate": RATE,
+    "reward_weights.format": WEIGHT,
+    "reward_weights.length": GRID,
+    "reward_weights.style": LISTED,
+}
+START = {
+    "learning_rate": 1e-4,
+    "reward_weights.format": 0.5,
+    "reward_weights.length": 1.0,
+    "reward_weights.style": 2,
+}
+USUAL = Exploration(0.25, (0.8, 1.25), 0.25, seed=0)
+SHARE = st.sampled_from([i / 8 for i in range(9)])
+POPULATIONS = st.lists(
+    st.tuples(SHARE, SHARE, st.sampled_from([-1.0, 0.0, 0.5, 2.0, math.nan])),
+    min_size=1,
+    max_size=24,
+)
+
+
+def member(number: int, a: float, b: float, excess: float = 0.0) -> Standing:
+    return Standing(number, (a, b), START, (excess,))
+
+
+def population(rows: Sequence[tuple[float, float, float]]) -> list[Standing]:
+    return [member(number, *row) for number, row in enumerate(rows)]
+
+
+def numbers(members: Sequence[Standing]) -> list[int]:
+    return [standing.number for standing in ordered(members, TWO)]
+
+
+def test_constraints_come_before_dominance_and_what_is_not_finite_comes_last():
+    broken = [member(3, 0.9, 0.1, excess=0.5), member(7, 0.9, 0.1, excess=0.2)]
+    lost = member(1, math.nan, 0.1)
+    members = [lost, *broken, member(5, 0.2, 0.6), member(2, 0.3, 0.5)]
+    assert numbers(members) == [2, 5, 7, 3, 1]
+
+
+def test_in_a_front_the_crowded_come_later_and_the_extremes_first():
+    front = [member(0, 0.0, 0.0), member(1, 0.5, 0.5), member(2, 0.6, 0.6), member(3, 1.0, 1.0)]
+    assert numbers(front) == [0, 3, 1, 2]
+
+
+def test_crowding_is_the_share_of_the_range_between_the_neighbours():
+    front = np.array([[0.0, 4.0, 1.0], [1.0, 2.0, 1.0], [4.0, 0.0, 1.0]])
+    assert crowding_distance(front).tolist() == [math.inf, 2.0, math.inf]
+    assert crowding_distance(front[:1]).tolist() == [0.0]
+
+
+@given(POPULATIONS, st.permutations(range(24)), st.sampled_from([0.1, 0.25, 0.5]))
+def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, quantile):
+    exploration = Exploration(quantile, (0.8, 1.25), 0.25, seed=3)
+    members = population(rows)
+    exploits = decide(10, members, TWO, DOMAINS, exploration)
+    shuffled = [members[i] for i in order if i < len(members)]
+    assert decide(10, shuffled, TWO, DOMAINS, exploration) == exploits
+    assert numbers(shuffled) == numbers(members)
+    ranking = numbers(members)
+    count = len(exploits)
+    assert count == min(len(members) // 2, max(1, int(quantile * len(members))))
+    assert {e.member for e in exploits} == set(ranking[len(ranking) - count :])
+    assert {e.donor for e in exploits} <= set(ranking[:count])
+    for exploit in exploits:
+        assert (exploit.step, set(exploit.params)) == (10, set(DOMAINS))
+        assert all(DOMAINS[name].contains(value) for name, value in exploit.params.items())
+
+
+@given(POPULATIONS)
+def test_nobody_takes_over_from_someone_who_is_worse(rows):
+    members = population(rows)
+    by_number = {standing.number: standing for standing in members}
+    for exploit in decide(10, members, TWO, DOMAINS, USUAL):
+        (a, b), (c, d) = by_number[exploit.donor].values, by_number[exploit.member].values
+        broken = [by_number[n].excess[0] for n in (exploit.donor, exploit.member)]
+        donor, taker = (math.inf if math.isnan(value) else max(value, 0.0) for value in broken)
+        assert donor <= taker
+        if taker == 0:
+            assert not (c >= a and d <= b and (c, d) != (a, b))
+
+
+def test_decisions_follow_from_seed_and_step_alone():
+    members = population([(i / 8, i / 8, 0.0) for i in range(8)])
+
+    def rates(step: int, seed: int) -> list[float]:
+        exploration = Exploration(0.5, (0.8, 1.25), 0.25, seed)
+        exploits = decide(step, members, TWO, DOMAINS, exploration)
+        return [float(exploit.params["learning_rate"]) for exploit in exploits]
+
+    drawn = [rates(step, seed) for step in (10, 20) for seed in (0, 1)]
+    assert rates(10, 0) == drawn[0]
+    assert len({tuple(found) for found in drawn}) == 4
+    assert len(set(drawn[0])) > 1, "each member has a chance of its own"
+
+
+def test_values_are_the_donors_and_not_the_members():
+    good = Standing(0, (1.0, 0.0), {"learning_rate": 2e-4})
+    bad = Standing(1, (0.0, 1.0), {"learning_rate": 9e-4})
+    fixed = Exploration(0.5, (1.0,), 0.0, seed=0)
+    (exploit,) = decide(5, [good, bad], TWO, DOMAINS, fixed)
+    assert exploit == Exploit(1, 0, 5, {"learning_rate": 2e-4})
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_without_resampling_values_move_by_the_factors(factor: float):
+    exploration = Exploration(0.25, (factor,), 0.0, seed=0)
+    values = explore(START, DOMAINS, exploration, np.random.default_rng(0))
+    assert values["learning_rate"] == 1e-4 * factor
+    assert values["reward_weights.format"] == 0.5 * factor
+    up = factor > 1
+    assert values["reward_weights.length"] == (1.5 if up else 0.5)
+    assert values["reward_weights.style"] == (4 if up else 1)
+
+
+def test_with_resampling_alone_values_cover_their_domains():
+    exploration = Exploration(0.25, (1.25,), 1.0, seed=0)
+    chance = np.random.default_rng(0)
+    drawn = [explore(START, DOMAINS, exploration, chance) for _ in range(200)]
+    rates = [values["learning_rate"] for values in drawn]
+    assert min(rates) < 2e-5
+    assert max(rates) > 5e-4
+    assert {values["reward_weights.style"] for values in drawn} == {1, 2, 4}
+
+
+@given(
+    st.floats(1e-6, 10), st.sampled_from([0.1, 0.8, 1.0, 1.25, 9.0]), st.sampled_from([*DOMAINS])
+)
+def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, name):
+    domain = DOMAINS[name]
+    result = float(moved(value, factor, domain))
+    assert domain.contains(result)
+    if domain.contains(value):
+        assert (result - value) * (factor - 1) >= 0
+        at_end = result in (min(domain.values() or [0]), max(domain.values() or [0]))
+        assert factor == 1 or result != value or at_end or result in (RATE.low, RATE.high, 2.0)
+
+
+def test_a_population_of_one_or_none_has_nothing_to_decide():
+    assert decide(1, [], TWO, DOMAINS, USUAL) == ()
+    assert decide(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL) == ()

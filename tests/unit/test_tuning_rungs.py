@@ -1,0 +1,251 @@
+"""Successive halving by dominance: who goes on from a rung, whatever the order and the numbers."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpo_tune.analysis.pareto import ranks
+from gdpo_tune.trials import Objective
+from gdpo_tune.tuning.schedulers.priority import Floats, first_in_order, net_order, total_excess
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant, levels
+
+TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
+SHARE = st.sampled_from([i / 8 for i in range(9)])
+POINTS = st.lists(st.tuples(SHARE, SHARE), min_size=1, max_size=40)
+EXCESS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])
+
+
+def rungs(variant: Variant = "stop", factor: float = 3, constraints: int = 0) -> Rungs:
+    return Rungs(TWO, [10, 30], factor, variant, constraints)
+
+
+def positions(losses: Floats, excess: Floats) -> list[int]:
+    """The whole order, laid out front by front: slow and plain."""
+    broken = total_excess(excess)
+    place: dict[int, int] = {}
+    for value in np.unique(broken):
+        rest = [row for row in range(len(losses)) if broken[row] == value]
+        while rest:
+            front = [row for row in rest if value or not beaten(losses, row, rest)]
+            order = net_order(losses[front])
+            place |= {row: len(place) + int(order[i]) for i, row in enumerate(front)}
+            rest = [row for row in rest if row not in front]
+    return [place[row] for row in range(len(losses))]
+
+
+def beaten(losses: Floats, row: int, others: Sequence[int]) -> bool:
+    return any((losses[o] <= losses[row]).all() and (losses[o] < losses[row]).any() for o in others)
+
+
+@pytest.mark.parametrize(
+    ("grace", "budget", "factor", "expected"),
+    [
+        (0.1, 60, 3, (7, 20)),
+        (0.1, 27, 3, (3, 9)),
+        (0.0, 27, 3, (1, 3, 9)),
+        (0.5, 60, 3, ()),
+        (0.4, 60, 2, (30,)),
+        (0.1, 2, 3, (1,)),
+        (0.1, 1, 3, ()),
+        (0.0, 3, 1.5, (1, 2)),
+    ],
+)
+def test_levels_part_the_budget(grace: float, budget: int, factor: float, expected: Sequence[int]):
+    assert levels(grace, budget, factor) == tuple(expected)
+
+
+@given(POINTS)
+def test_who_is_on_the_front_goes_on_and_who_is_in_the_worst_third_does_not(
+    points: list[tuple[float, float]],
+):
+    core = rungs()
+    for number, point in enumerate(points):
+        verdict = core.record(number, 10, point)
+        seen = points[: number + 1]
+        rank = ranks(seen, TWO)
+        place = positions(np.array([[-a, b] for a, b in seen]), np.empty((len(seen), 0)))[number]
+        if rank[number] == 0:
+            assert verdict == "continue"
+        elif len(seen) >= 3 and place >= len(seen) * 2 / 3:
+            assert verdict == "stop"
+        assert (verdict == "continue") == (rank[number] == 0 or place < max(1, len(seen) // 3))
+
+
+@given(st.lists(st.tuples(SHARE, SHARE, EXCESS), min_size=1, max_size=30))
+def test_recording_the_same_again_gives_the_same_verdicts(points: list[tuple[float, float, float]]):
+    first, second = (rungs(constraints=1) for _ in range(2))
+    given_first = [first.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)]
+    assert [second.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)] == given_first
+    # a trial that was killed between its rung and its end asks again, whatever came in since
+    assert [second.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)] == given_first
+    assert [second.verdict(n, 10) for n in range(len(points))] == given_first
+
+
+@given(POINTS, st.randoms(use_true_random=False))
+def test_the_last_verdict_does_not_depend_on_the_order_of_those_before(
+    points: list[tuple[float, float]], random: np.random.Generator
+):
+    *before, last = points
+    shuffled = list(before)
+    random.shuffle(shuffled)
+    verdicts: list[str] = []
+    for earlier in (before, shuffled):
+        core = rungs()
+        for number, point in enumerate(earlier):
+            core.record(number, 10, point)
+        verdicts.append(core.record(len(points), 10, last))
+    if last not in before:  # equal trials go by who came first
+        assert verdicts[0] == verdicts[1]
+
+
+@given(
+    st.lists(st.tuples(SHARE, SHARE, EXCESS), min_size=1, max_size=30),
+    st.sets(st.integers(0, 29), min_size=1),
+    st.integers(1, 10),
+)
+def test_the_first_of_some_is_the_one_that_laying_all_out_gives(
+    points: list[tuple[float, float, float]], chosen: set[int], room: int
+):
+    table = np.array(points)
+    losses, excess = table[:, :2], table[:, 2:]
+    candidates = np.array(sorted({row % len(points) for row in chosen}))
+    place = positions(losses, excess)
+    first = min(candidates, key=lambda row: place[row])
+    expected = first if place[first] < room else None
+    assert first_in_order(losses, excess, candidates, room) == expected
+
+
+def test_a_front_is_ordered_by_its_ends_and_then_by_distance():
+    front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
+    assert net_order(front).tolist() == [2, 0, 3, 1, 4]
+
+
+def test_objectives_of_any_unit_count_alike_in_the_order_of_a_front():
+    front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
+    assert net_order(front * [1, 1e6]).tolist() == net_order(front).tolist()
+
+
+def test_who_meets_the_constraints_comes_first_then_who_is_closest_to_them():
+    losses = np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 1.0], [2.0, 2.0]])
+    excess = np.array([[0.3], [-0.1], [0.1], [0.0]])
+    assert positions(losses, excess) == [3, 1, 2, 0]
+
+
+def test_no_constraint_drowns_another():
+    excess = np.array([[900.0, 0.1], [100.0, 0.2], [1000.0, 0.0]])
+    # in shares of the largest: 0.9 + 0.5, 0.1 + 1, 1 + 0
+    assert positions(np.zeros((3, 1)), excess) == [2, 1, 0]
+
+
+def test_a_trial_that_breaks_a_constraint_is_stopped_by_one_that_does_not():
+    core = rungs(constraints=1)
+    assert core.record(0, 10, (0.1, 0.9), (0.0,)) == "continue"
+    assert core.record(1, 10, (0.9, 0.1), (0.2,)) == "stop"
+    assert core.better(1, 10) == (0,)
+    assert core.record(2, 10, (0.9, 0.1), (-0.2,)) == "continue"
+
+
+def test_who_dominated_a_stopped_trial_is_known():
+    core = rungs()
+    for number, point in enumerate([(0.5, 0.5), (0.9, 0.9), (0.6, 0.4), (0.4, 0.6)]):
+        core.record(number, 10, point)
+    assert core.verdict(3, 10) == "stop"
+    core.record(4, 10, (0.95, 0.05))
+    assert core.better(3, 10) == (0, 2)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_has_no_rank_is_refused(value: float):
+    with pytest.raises(ValueError, match="trial 7"):
+        rungs().record(7, 10, (0.5, value))
+    with pytest.raises(ValueError, match="trial 7"):
+        rungs(constraints=1).record(7, 10, (0.5, 0.5), (value,))
+
+
+def test_a_measurement_between_the_levels_decides_nothing():
+    core = rungs()
+    core.record(0, 10, (0.9, 0.1))
+    assert core.record(1, 20, (0.1, 0.9)) == "continue"
+    assert core.verdict(1, 20) == "continue"
+    assert core.record(1, 10, (0.1, 0.9)) == "stop"
+
+
+def test_another_reduction_factor_lets_others_go_on():
+    points = [(0.9, 0.1), (0.1, 0.9), (0.2, 0.8), (0.8, 0.2)]
+    verdicts: dict[float, str] = {}
+    for factor in (1.5, 3.0):
+        core = rungs(factor=factor)
+        for number, point in enumerate(points):
+            verdicts[factor] = core.record(number, 10, point)
+    assert verdicts == {1.5: "continue", 3.0: "stop"}
+
+
+def test_a_trial_waits_until_enough_have_come_in_behind_it():
+    core = rungs("promote")
+    assert core.record(0, 10, (0.9, 0.1)) == "continue"
+    assert core.record(1, 10, (0.8, 0.2)) == "pause"
+    assert core.promotable() is None
+    for number in range(2, 6):
+        assert core.record(number, 10, (0.1, 0.9)) == "pause"
+        assert core.promotable() == (1 if number == 5 else None)
+    core.promote(1)
+    assert core.promotable() is None
+    assert core.verdict(1, 10) == "continue"
+    assert core.record(1, 30, (0.8, 0.2)) == "continue"
+
+
+def test_of_several_levels_the_highest_is_promoted_from_first():
+    core = rungs("promote")
+    for completions in (30, 10):
+        for number in range(6):
+            core.record(number + completions, completions, (0.9 - number / 10, 0.1))
+    assert core.promotable() == 31
+    core.promote(31)
+    assert core.promotable() == 11
+    core.promote(11)
+    assert core.promotable() is None
+
+
+@given(
+    st.lists(st.tuples(SHARE, SHARE), min_size=5, max_size=30),
+    st.integers(1, 4),
+    st.sampled_from(["stop", "promote"]),
+)
+def test_it_never_comes_to_a_halt(points: list[tuple[float, float]], slots: int, variant: Variant):
+    """Every trial either ends, is stopped or waits, and a slot is never without work."""
+    core = Rungs(TWO, levels(0, 27, 3), 3, variant)
+    done: dict[int, int] = {}
+    waiting: set[int] = set()
+    queue, running = list(range(len(points))), list[tuple[int, int]]()
+    clock = 0
+    while True:
+        while len(running) < slots:
+            promoted = core.promotable()
+            if promoted is not None:
+                core.promote(promoted)
+                waiting.remove(promoted)
+                heapq.heappush(running, (clock, promoted))
+            elif queue:
+                heapq.heappush(running, (clock, queue.pop(0)))
+            else:
+                break
+        if not running:
+            break
+        clock, number = heapq.heappop(running)
+        done[number] = done.get(number, 0) + 1
+        verdict = core.record(number, done[number], points[number])
+        if done[number] < 27 and verdict == "continue":
+            heapq.heappush(running, (clock + 1, number))
+        elif verdict == "pause":
+            waiting.add(number)
+    assert set(done) == set(range(len(points)))
+    assert 27 in done.values()
+    if variant == "stop":
+        assert not waiting
