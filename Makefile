@@ -19,6 +19,9 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/driver.py
 	python benchmarks/utilisation.py
 	python benchmarks/normalization.py
+	python benchmarks/search/samplers.py
+	python benchmarks/search/schedulers.py
+	python benchmarks/search/replay.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
@@ -29,6 +32,9 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/driver.py --small
 	python benchmarks/utilisation.py --small
 	python benchmarks/normalization.py --small
+	python benchmarks/search/samplers.py --small
+	python benchmarks/search/schedulers.py --small
+	python benchmarks/search/curves.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small

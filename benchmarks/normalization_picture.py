@@ -15,7 +15,7 @@ from normalization_report import Cell
 from normalization_trials import MODES, RANGES
 
 from gdpo_tune.figures import style
-from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE
+from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
 from gdpo_tune.files import write_whole
 
 ACROSS, UP = "correctness", ("length", "format")
@@ -36,7 +36,7 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
             drawn = [cell for cell in cells if (cell.task, cell.ranges) == (task, ranges)]
             for cell in drawn:
                 _draw(axis, cell, up)
-            _dress(axis, up)
+            dress(axis, ACROSS, up)
             low, high = RANGES[ranges]
             axis.set_title(
                 f"{task}, correctness earns {low:g} to {high:g}", size=10, color=style.INK
@@ -88,17 +88,6 @@ def _mean_and_error(cell: Cell, name: str) -> tuple[list[float], list[float]]:
     values = np.array([[one.test[name] for one in seeds] for seeds in cell.results])
     errors = values.std(axis=1, ddof=1) / values.shape[1] ** 0.5
     return values.mean(axis=1).tolist(), errors.tolist()
-
-
-def _dress(axis: Axes, up: str) -> None:
-    axis.set_xlabel(ACROSS, color=style.INK)
-    axis.set_ylabel(up, color=style.INK)
-    axis.grid(color=style.GRID, linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.tick_params(colors=style.MUTED, labelsize=FONT_SIZE)
-    for side, spine in axis.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(style.FAINT)
 
 
 def _legend() -> list[Line2D]:

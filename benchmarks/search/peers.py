@@ -1,0 +1,213 @@
+"""Other libraries in simulated time, each through its public interface and with its own defaults.
+
+Where a peer judges trials early, it gets the rungs and the reduction factor that ours has.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import Trial
+from problems import REDUCTION, Estimates, Problem, spec_of
+from simulator import Verdict
+
+from gdpo_tune.ledger import create_study, distribution, excess, quiet_optuna
+from gdpo_tune.spec import Choice, Search, Uniform
+from gdpo_tune.trials import Params
+
+
+class OptunaAlone:
+    """A plain Optuna study over ask and tell; it is told constraints, and every trial runs on."""
+
+    def __init__(self, problem: Problem, sampler: BaseSampler) -> None:
+        self._problem = problem
+        self._study = create_study(
+            InMemoryStorage(), problem.name, spec_of(problem, Search()), sampler
+        )
+        self._distributions = {n: distribution(d) for n, d in problem.domains.items()}
+        self._trials: dict[int, Trial] = {}
+
+    def start(self, number: int) -> Params:
+        """What the sampler proposes."""
+        with quiet_optuna():
+            self._trials[number] = self._study.ask(self._distributions)
+        return self._trials[number].params
+
+    def judge(self, number: int, level: int, values: Estimates) -> Verdict:
+        """Optuna has no early stopping for several objectives."""
+        del number, level, values
+        return "continue"
+
+    def finish(self, number: int, values: Estimates) -> None:
+        """Tell the study."""
+        trial = self._trials[number]
+        for name, bound in self._problem.constraints.items():
+            trial.set_constraint(name, excess(bound, values[name].mean))
+        self._study.tell(trial, [values[name].mean for name in self._problem.objectives])
+
+    def promote(self) -> int | None:
+        """Nothing waits."""
+        return None
+
+
+def optuna_sampler(name: str, seed: int) -> BaseSampler:
+    """A sampler of Optuna's with its defaults.
+
+    Raises:
+        ImportError: it needs a package that is not installed.
+    """
+    if name == "qnehvi":
+        return _qnehvi(seed)
+    samplers: dict[str, Callable[..., BaseSampler]] = {
+        "random": optuna.samplers.RandomSampler,
+        "tpe": optuna.samplers.TPESampler,
+        "nsga2": optuna.samplers.NSGAIISampler,
+        "gp": optuna.samplers.GPSampler,
+    }
+    return samplers[name](seed=seed)
+
+
+def _qnehvi(seed: int) -> BaseSampler:
+    """BoTorch's noisy expected hypervolume improvement, behind Optuna's sampler for BoTorch."""
+    from optuna_integration.botorch import BoTorchSampler, qnehvi_candidates_func
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return BoTorchSampler(candidates_func=qnehvi_candidates_func, seed=seed)
+
+
+class RayOptuna:
+    """Ray Tune's `OptunaSearch`, alone or with Ray's ASHA on the first objective.
+
+    It has no way to take constraints. A trial that ASHA stops is told to it as Ray tells it: as
+    finished, with the values of its last rung.
+    """
+
+    def __init__(self, problem: Problem, seed: int, *, asha: bool) -> None:
+        from ray.tune.schedulers import AsyncHyperBandScheduler
+        from ray.tune.search.optuna import OptunaSearch
+
+        self._problem = problem
+        with quiet_optuna():
+            self._search = OptunaSearch(
+                {name: distribution(d) for name, d in problem.domains.items()},
+                metric=list(problem.objectives),
+                mode=[goal.direction[:3] for goal in problem.objectives.values()],
+                seed=seed,
+            )
+        first, goal = next(iter(problem.objectives.items()))
+        self._scheduler = AsyncHyperBandScheduler(
+            time_attr="completions",
+            metric=first,
+            mode=goal.direction[:3],
+            max_t=problem.levels[-1],
+            grace_period=problem.levels[0],
+            reduction_factor=REDUCTION,
+        )
+        self._asha = asha
+
+    def start(self, number: int) -> Params:
+        """What the searcher proposes."""
+        self._scheduler.on_trial_add(None, _trial(number))
+        with quiet_optuna():
+            return self._search.suggest(str(number))
+
+    def judge(self, number: int, level: int, values: Estimates) -> Verdict:
+        """What ASHA says of the first objective."""
+        if not self._asha:
+            return "continue"
+        result = self._result(level, values)
+        if self._scheduler.on_trial_result(None, _trial(number), result) == "CONTINUE":
+            return "continue"
+        with quiet_optuna():
+            self._search.on_trial_complete(str(number), result)
+        return "stop"
+
+    def finish(self, number: int, values: Estimates) -> None:
+        """Tell both."""
+        result = self._result(self._problem.levels[-1], values)
+        self._scheduler.on_trial_complete(None, _trial(number), result)
+        with quiet_optuna():
+            self._search.on_trial_complete(str(number), result)
+
+    def promote(self) -> int | None:
+        """Nothing waits."""
+        return None
+
+    def _result(self, level: int, values: Estimates) -> dict[str, float]:
+        means = {name: values[name].mean for name in self._problem.objectives}
+        return {**means, "completions": level}
+
+
+class SyneTuneMoasha:
+    """Syne Tune's multi-objective ASHA, which draws configurations at random.
+
+    It draws from NumPy's global generator, so that one simulation has a process's to itself; it
+    takes one direction for all metrics, so maximised ones are given to it as losses.
+
+    Raises:
+        ImportError: syne-tune is not installed.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        from syne_tune.optimizer.schedulers.multiobjective.moasha import MOASHA
+
+        np.random.seed(seed)
+        self._problem = problem
+        self._scheduler = MOASHA(
+            {name: _syne_tune_domain(domain) for name, domain in problem.domains.items()},
+            metrics=list(problem.objectives),
+            time_attr="completions",
+            max_t=problem.levels[-1],
+            grace_period=problem.levels[0],
+            reduction_factor=REDUCTION,
+            random_seed=seed,
+        )
+
+    def start(self, number: int) -> Params:
+        """A random configuration."""
+        self._scheduler.on_trial_add(_trial(number))
+        return self._scheduler.suggest().config
+
+    def judge(self, number: int, level: int, values: Estimates) -> Verdict:
+        """What its bracket says."""
+        result = {
+            name: values[name].mean * (-1 if goal.direction == "maximize" else 1)
+            for name, goal in self._problem.objectives.items()
+        }
+        decision = self._scheduler.on_trial_result(_trial(number), {**result, "completions": level})
+        return "continue" if decision == "CONTINUE" else "stop"
+
+    def finish(self, number: int, values: Estimates) -> None:
+        """Its brackets hear of no trial's end."""
+        del number, values
+
+    def promote(self) -> int | None:
+        """Nothing waits."""
+        return None
+
+
+def _trial(number: int) -> Any:
+    """What schedulers look at in a trial of theirs."""
+    return SimpleNamespace(trial_id=str(number))
+
+
+def _syne_tune_domain(domain: Choice | Uniform) -> Any:
+    from syne_tune import config_space
+
+    if isinstance(domain, Choice):
+        return config_space.choice(list(domain.choices))
+    if domain.integer:
+        return (config_space.lograndint if domain.log else config_space.randint)(
+            int(domain.low), int(domain.high)
+        )
+    return (config_space.loguniform if domain.log else config_space.uniform)(
+        domain.low, domain.high
+    )

@@ -1,0 +1,82 @@
+"""Hypervolume against budget: a panel a problem, a line a contestant, a band for its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from measures import at_budgets, median_of
+
+from gdpo_tune.figures import style
+from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
+from gdpo_tune.files import write_whole
+
+if TYPE_CHECKING:
+    from comparison import Sweep
+
+OURS = "gdpo_tune"
+ACROSS = 3
+"""Panels side by side, at most."""
+LEGEND = 2.6
+"""Inches of the legend, on the right."""
+GRID = 181
+"""Budgets at which a line is drawn."""
+COLORS = [mark.color for mark in style.MODES.values()]
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
+"""Of our lines, of the peers', and of those peers that come after all colours."""
+
+
+def write_picture(sweeps: Sequence[Sweep], budget: int, path: Path) -> None:
+    """Draw all sweeps; the file appears whole or not at all."""
+    problems = list(dict.fromkeys(sweep.problem for sweep in sweeps))
+    names = list(dict.fromkeys(sweep.contestant for sweep in sweeps))
+    columns = min(ACROSS, len(problems))
+    lines = -(-len(problems) // columns)
+    figure = Figure(
+        figsize=(columns * 1.35 * SIDE + LEGEND, lines * SIDE + 0.4), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axis in axes[len(problems) :]:
+        axis.set_visible(False)
+    for axis, problem in zip(axes, problems, strict=False):
+        for name in names:
+            mine = [s for s in sweeps if (s.problem, s.contestant) == (problem, name)]
+            if mine:
+                _draw(axis, mine, budget, *_look(name, names))
+        axis.set_title(problem, size=10, color=style.INK)
+        dress(axis, "budget spent, in full trials", "hypervolume of finished trials")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        title="Median over seeds,\nand 95 % of its bootstrap",
+        title_fontsize=FONT_SIZE,
+        alignment="left",
+        loc="outside right upper",
+        frameon=False,
+        fontsize=FONT_SIZE,
+    )
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
+    write_whole(path, picture.getvalue())
+
+
+def _look(name: str, names: Sequence[str]) -> tuple[str, object]:
+    """Colour and dash: whole lines are ours, dashed ones the peers'."""
+    turn, color = divmod(names.index(name), len(COLORS))
+    return COLORS[color], DASHES[0 if name.startswith(OURS) else 1 + turn]
+
+
+def _draw(axis: Axes, sweeps: Sequence[Sweep], budget: int, color: str, dash: object) -> None:
+    budgets = np.linspace(0, budget, GRID)
+    interval = median_of(np.array([at_budgets(sweep.steps, budgets) for sweep in sweeps]))
+    axis.fill_between(budgets, interval.low, interval.high, color=color, alpha=0.12, linewidth=0)
+    name = sweeps[0].contestant
+    axis.plot(budgets, interval.value, color=color, linestyle=dash, linewidth=1.4, label=name)

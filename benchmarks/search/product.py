@@ -1,0 +1,113 @@
+"""This product in simulated time: its projection, samplers and schedulers, driven as by a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from problems import REDUCTION, Estimates, Problem, spec_of
+from simulator import Verdict
+
+from gdpo_tune.ledger import excess
+from gdpo_tune.spec import Search, SweepSpec
+from gdpo_tune.trials import Cost, Params, Rung, State, TrialRecord
+from gdpo_tune.tuning.projection import Projection
+from gdpo_tune.tuning.schedulers.rungs import Rungs
+
+Core = Callable[[Problem, SweepSpec], Rungs]
+
+
+def no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+    """First in, first out: there is no level at which trials are compared."""
+    del problem
+    return Rungs(spec.objective_list(), ())
+
+
+def stopping(problem: Problem, spec: SweepSpec) -> Rungs:
+    """Whoever does not go on at a level of the problem ends there."""
+    bounds = len(spec.constraints)
+    return Rungs(spec.objective_list(), problem.levels[:-1], REDUCTION, "stop", bounds)
+
+
+def promoting(problem: Problem, spec: SweepSpec) -> Rungs:
+    """Whoever does not go on waits, and may be promoted later."""
+    bounds = len(spec.constraints)
+    return Rungs(spec.objective_list(), problem.levels[:-1], REDUCTION, "promote", bounds)
+
+
+class Product:
+    """Proposes by the projection of its records; judges by the core of a scheduler."""
+
+    def __init__(self, problem: Problem, sampler: str, core: Core, trials: int, seed: int) -> None:
+        """
+        Args:
+            problem: what is searched.
+            sampler: one of the registry.
+            core: makes the scheduler's.
+            trials: what `search.trials` says, from which samplers conclude how long they have.
+            seed: of the sweep.
+        """
+        self._full = problem.levels[-1]
+        self._spec = spec_of(problem, Search(trials=trials, sampler=sampler, seed=seed))
+        self._projection = Projection(self._spec)
+        self._rungs = core(problem, self._spec)
+        self._records: dict[int, TrialRecord] = {}
+
+    def start(self, number: int) -> Params:
+        """What the sampler proposes."""
+        suggestion = self._projection.ask()
+        record = TrialRecord(
+            number=number,
+            role="search",
+            state="running",
+            params=suggestion.params,
+            seed=number,
+            proposer=suggestion.proposer,
+        )
+        self._records[number] = record
+        self._projection.observe(record, suggestion.sampler_state)
+        return suggestion.params
+
+    def judge(self, number: int, level: int, values: Estimates) -> Verdict:
+        """What the scheduler says; the sampler learns from a trial that does not go on."""
+        means = [values[name].mean for name in self._spec.objectives]
+        broken = [excess(bound, values[n].mean) for n, bound in self._spec.constraints.items()]
+        verdict = self._rungs.record(number, level, means, broken)
+        record = self._records[number]
+        rung = Rung(step=level, validation=values, cost=Cost(completions=level))
+        states: dict[Verdict, State] = {"continue": "running", "stop": "pruned", "pause": "paused"}
+        self._change(
+            replace(record, state=states[verdict], rungs=(*record.rungs, rung), cost=rung.cost)
+        )
+        return verdict
+
+    def finish(self, number: int, values: Estimates) -> None:
+        """The sampler learns from it."""
+        record = self._records[number]
+        rung = Rung(step=self._full, validation=values, cost=Cost(completions=self._full))
+        self._change(
+            replace(
+                record,
+                state="complete",
+                validation=values,
+                test=values,
+                rungs=(*record.rungs, rung),
+                cost=rung.cost,
+            )
+        )
+
+    def promote(self) -> int | None:
+        """The trial that the scheduler wants to go on with."""
+        number = self._rungs.promotable()
+        if number is not None:
+            self._rungs.promote(number)
+            self._change(replace(self._records[number], state="running"))
+        return number
+
+    def model_share(self) -> float:
+        """Share of the trials that the sampler's model proposed."""
+        return sum(r.proposer == "model" for r in self._records.values()) / len(self._records)
+
+    def _change(self, record: TrialRecord) -> None:
+        self._records[record.number] = record
+        self._projection.observe(record)

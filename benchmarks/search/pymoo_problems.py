@@ -1,0 +1,87 @@
+"""Problems of pymoo as problems of a search: no fidelity, one measurement a trial, at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from problems import Curve, exactly
+
+from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Uniform
+from gdpo_tune.trials import Params
+
+REFERENCES: Mapping[str, tuple[float, ...]] = {
+    "zdt1": (1.1, 6.0),
+    "zdt2": (1.1, 6.0),
+    "zdt3": (1.1, 6.0),
+    "dtlz2": (1.5, 1.5, 1.5),
+    "bnh": (140.0, 50.0),
+    "osy": (0.0, 80.0),
+}
+"""Problem -> worst values of interest: beyond what the front spans, and where random points that
+meet the constraints count."""
+BEST: Mapping[str, tuple[float, ...]] = {
+    "zdt1": (0.0, 0.0),
+    "zdt2": (0.0, 0.0),
+    "zdt3": (0.0, -0.774),
+    "dtlz2": (0.0, 0.0, 0.0),
+    "bnh": (0.0, 4.0),
+    "osy": (-274.0, 4.0),
+}
+"""Problem -> the ideal point of its front."""
+DIMENSIONS: Mapping[str, dict[str, int]] = {
+    "zdt1": {"n_var": 6},
+    "zdt2": {"n_var": 6},
+    "zdt3": {"n_var": 6},
+    "dtlz2": {"n_var": 6, "n_obj": 3},
+    "bnh": {},
+    "osy": {},
+}
+"""As many as a search space of a training has; the last two have 2 and 6 of their own."""
+
+
+class PymooProblem:
+    """A test problem by name; every objective is minimised, every constraint is `<= 0`.
+
+    Raises:
+        ImportError: pymoo is not installed.
+    """
+
+    levels = (1,)
+
+    def __init__(self, name: str) -> None:
+        from pymoo.problems import get_problem
+
+        self.name = name
+        self._problem = get_problem(name, **DIMENSIONS[name])
+        bounds = zip(self._problem.xl, self._problem.xu, strict=True)
+        self.domains: Mapping[str, Choice | Uniform] = {
+            f"x{index + 1}": Uniform(low=float(low), high=float(high))
+            for index, (low, high) in enumerate(bounds)
+        }
+        self.objectives: Mapping[str, ObjectiveSpec] = {
+            f"f{index + 1}": ObjectiveSpec(direction="minimize", reference=worst)
+            for index, worst in enumerate(REFERENCES[name])
+        }
+        self.best: Mapping[str, float] = dict(zip(self.objectives, BEST[name], strict=True))
+        self.constraints: Mapping[str, Constraint] = {
+            f"g{index + 1}": Constraint(op="<=", bound=0.0)
+            for index in range(self._problem.n_ieq_constr)
+        }
+
+    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        """The values at the only level."""
+        del rng
+        return lambda level: exactly(self.truth(params))
+
+    def truth(self, params: Params) -> Mapping[str, float]:
+        """Objectives and constraints."""
+        point = np.array([params[name] for name in self.domains], dtype=np.float64)
+        found = self._problem.evaluate(point, return_as_dictionary=True)
+        values = [*found["F"], *found["G"]] if self.constraints else list(found["F"])
+        return dict(zip([*self.objectives, *self.constraints], map(float, values), strict=True))
+
+    def seconds(self, params: Params, start: int, end: int) -> float:
+        """One a trial."""
+        del params
+        return float(end - start)

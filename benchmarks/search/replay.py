@@ -1,0 +1,46 @@
+"""Searches on real learning curves, replayed: what a sweep of word problems would have found.
+
+    python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out FOLDER] [--small]
+
+The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` says how a
+trial is made of it. A budget of 30 full trials, 4 in flight. `reaches random and TPE at` is the
+share of the budget at which the median hypervolume is at the final one of random search and of
+Optuna's TPE, both without stopping. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets
+`table.md` and `replay.png`. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+from comparison import Plan, asked, compare, show
+
+FULL = Plan(
+    "replay",
+    problems=["math"],
+    contestants=[
+        "gdpo_tune auto + asha",
+        "gdpo_tune auto + asha promote",
+        "gdpo_tune random + asha",
+        "gdpo_tune auto",
+        "optuna random",
+        "optuna tpe",
+        "optuna nsga2",
+        "optuna gp",
+        "botorch qnehvi",
+        "ray optunasearch",
+        "ray optunasearch + asha",
+        "syne-tune moasha",
+    ],
+    budget=30,
+    seeds=30,
+)
+SMALL = Plan(
+    "replay",
+    problems=["math"],
+    contestants=["gdpo_tune auto + asha", "optuna random"],
+    budget=6,
+    seeds=2,
+)
+
+
+if __name__ == "__main__":
+    show(compare(asked(__doc__ or "", FULL, SMALL))[1])

@@ -1,0 +1,142 @@
+"""Tables of simulated sweeps, and the same figures for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from measures import Share, at_budgets, median_of, reached
+
+if TYPE_CHECKING:
+    from comparison import Sweep
+
+NOTHING = "\N{EM DASH}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one contestant came to on one problem, over its seeds."""
+
+    problem: str
+    contestant: str
+    seeds: int
+    median: float
+    """Hypervolume at the whole budget."""
+    low: float
+    high: float
+    mean: float
+    deviation: float
+    """Standard deviation over seeds."""
+    at_third: float
+    """Median hypervolume at a third of the budget."""
+    to_reach: float | None
+    """Share of the budget at which the median reaches the final ones of all `TO_REACH`; None if it
+    never does, or is one of them."""
+    started: float
+    complete: float
+    model_share: float | None
+    front_continues: float | None
+    worst_third_continues: float | None
+    usual_ask: float
+    slowest_ask: float
+
+
+TO_REACH = ("optuna random", "optuna tpe")
+"""Whose final hypervolume is to be reached with less."""
+
+
+def rows(sweeps: Sequence[Sweep], budget: int) -> Iterator[Row]:
+    """One for each problem and contestant, problem by problem."""
+    for problem in dict.fromkeys(sweep.problem for sweep in sweeps):
+        here = [sweep for sweep in sweeps if sweep.problem == problem]
+        names = list(dict.fromkeys(sweep.contestant for sweep in here))
+        of = {name: [sweep for sweep in here if sweep.contestant == name] for name in names}
+        goals = [_final(of[name], budget) for name in TO_REACH if name in of]
+        for name, mine in of.items():
+            yield _row(mine, budget, None if name in TO_REACH else max(goals, default=None))
+
+
+def _final(sweeps: Sequence[Sweep], budget: int) -> float:
+    return float(np.median([at_budgets(sweep.steps, [budget])[0] for sweep in sweeps]))
+
+
+def _row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
+    values = np.array([at_budgets(sweep.steps, [budget / 3, budget]) for sweep in sweeps])
+    final = median_of(values)
+    enough = None if goal is None else reached([sweep.steps for sweep in sweeps], goal, budget)
+    shares = [sweep.model_share for sweep in sweeps if sweep.model_share is not None]
+    return Row(
+        problem=sweeps[0].problem,
+        contestant=sweeps[0].contestant,
+        seeds=len(sweeps),
+        median=float(final.value[1]),
+        low=float(final.low[1]),
+        high=float(final.high[1]),
+        mean=float(values[:, 1].mean()),
+        deviation=float(values[:, 1].std(ddof=1)) if len(sweeps) > 1 else 0.0,
+        at_third=float(final.value[0]),
+        to_reach=None if enough is None else enough / budget,
+        started=float(np.mean([sweep.started for sweep in sweeps])),
+        complete=float(np.mean([sweep.complete for sweep in sweeps])),
+        model_share=float(np.mean(shares)) if shares else None,
+        front_continues=_pooled(sweeps, "front"),
+        worst_third_continues=_pooled(sweeps, "worst third"),
+        usual_ask=float(np.median([sweep.usual_ask for sweep in sweeps])),
+        slowest_ask=max(sweep.slowest_ask for sweep in sweeps),
+    )
+
+
+def _pooled(sweeps: Sequence[Sweep], standing: str) -> float | None:
+    shares = [sweep.continued[standing] for sweep in sweeps]
+    pooled = Share(sum(share.hits for share in shares), sum(share.of for share in shares))
+    return pooled.value if pooled.of else None
+
+
+def markdown(sweeps: Sequence[Sweep], budget: int) -> str:
+    """A table a problem."""
+    found = list(rows(sweeps, budget))
+    tables = [
+        _table([row for row in found if row.problem == problem], budget)
+        for problem in dict.fromkeys(row.problem for row in found)
+    ]
+    return "\n".join(tables)
+
+
+def figures(sweeps: Sequence[Sweep], budget: int) -> list[dict[str, Any]]:
+    """The rows as JSON has them."""
+    return [
+        {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
+        for row in rows(sweeps, budget)
+    ]
+
+
+def _table(found: Sequence[Row], budget: int) -> str:
+    lines = [
+        f"### {found[0].problem}, budget of {budget} full trials",
+        "",
+        "| | hypervolume, median [95 %] | mean ± sd | at a third | reaches random and TPE at | "
+        "trials: complete of started | from the model | P(continue): front, worst third | "
+        "ask: median, slowest (s) | seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        cells = [
+            row.contestant,
+            f"{row.median:.3f} [{row.low:.3f}, {row.high:.3f}]",
+            f"{row.mean:.3f} ± {row.deviation:.3f}",
+            f"{row.at_third:.3f}",
+            _share(row.to_reach),
+            f"{row.complete:.0f} of {row.started:.0f}",
+            _share(row.model_share),
+            f"{_share(row.front_continues)}, {_share(row.worst_third_continues)}",
+            f"{row.usual_ask:.3f}, {row.slowest_ask:.2f}",
+            str(row.seeds),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"

@@ -1,0 +1,131 @@
+"""Samplers of this product against Optuna's own, which see a plain study, on problems of pymoo.
+
+    python benchmarks/search/samplers.py [--seeds 5] [--processes 2] [--out FOLDER] [--small]
+
+60 trials, 4 of them in flight, nothing is stopped early; hypervolume by moocore, as a share of the
+box between the references and the ideal point. Then the time of one proposal when 500 trials have
+finished and 4 run. Sweeps are kept in FOLDER/sweeps.jsonl: a run that was ended goes on where it
+was, and a sweep is simulated again once its line is deleted. FOLDER also gets `table.md` and
+`samplers.png`. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+
+import numpy as np
+from comparison import Plan, asked, compare, show
+from pymoo_problems import REFERENCES
+
+from gdpo_tune.spec import Choice, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
+from gdpo_tune.trials import Estimate, TrialRecord
+from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.projection import Projection
+
+OURS = ("auto", "gp", "tpe", "nsga2", "nsga3", "random")
+PEERS = ("optuna random", "optuna tpe", "optuna nsga2", "optuna gp", "botorch qnehvi")
+FULL = Plan(
+    "samplers",
+    problems=["branin_currin", *REFERENCES],
+    contestants=[*(f"gdpo_tune {name}" for name in OURS), *PEERS],
+    budget=60,
+    seeds=5,
+)
+SMALL = Plan(
+    "samplers",
+    problems=["branin_currin"],
+    contestants=["gdpo_tune auto", "gdpo_tune random", "optuna random", "optuna tpe"],
+    budget=8,
+    seeds=2,
+)
+MANY, FEW = 500, 12
+"""Finished trials when a proposal is timed, in full and in short."""
+RUNNING, ASKS = 4, 3
+SPACE: dict[str, Domain] = {
+    **{f"x{index}": Uniform(low=0.05, high=2.0, log=True) for index in range(5)},
+    "mode": Choice(choices=("a", "b", "c")),
+}
+"""As large as a search space of a training."""
+
+
+@dataclass(frozen=True)
+class AskTime:
+    """How long a proposal takes, real seconds."""
+
+    sampler: str
+    objectives: int
+    trials: int
+    median: float
+    slowest: float
+
+
+def ask_time(sampler: str, objectives: int, trials: int) -> AskTime:
+    """Time proposals of a sweep with so many finished trials, and some in flight."""
+    goals = [f"f{index}" for index in range(objectives)]
+    spec = SweepSpec(
+        name="timed",
+        task="timed",
+        policy="timed",
+        objectives={n: ObjectiveSpec(direction="maximize", reference=0.0) for n in goals},
+        space=Space(domains=SPACE),
+        search=Search(trials=trials + 100, sampler=sampler),
+    )
+    projection = Projection(spec)
+    values = np.random.default_rng(0).random((trials, objectives))
+    known = [
+        _record(spec, number, dict(zip(goals, row, strict=True)))
+        for number, row in enumerate(values)
+    ]
+    known += [_record(spec, trials + number, {}) for number in range(RUNNING)]
+    projection.load((record, {}) for record in known)
+    seconds: list[float] = []
+    for number in range(len(known), len(known) + ASKS):
+        started = time.perf_counter()
+        suggestion = projection.ask()
+        seconds.append(time.perf_counter() - started)
+        record = replace(_record(spec, number, {}), params=suggestion.params)
+        projection.observe(record, suggestion.sampler_state)
+    return AskTime(sampler, objectives, trials, median(seconds), max(seconds))
+
+
+def _record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialRecord:
+    """A trial at a quasi-random point: finished if it has values, else in flight."""
+    return TrialRecord(
+        number=number,
+        role="search",
+        state="complete" if values else "running",
+        params=quasi_random.point(spec, number),
+        seed=number,
+        proposer="startup",
+        validation={name: Estimate(float(value), 0.02) for name, value in values.items()},
+    )
+
+
+def ask_times(samplers: Sequence[str], trials: int) -> list[AskTime]:
+    """Of every sampler, with two and with three objectives."""
+    times = [ask_time(sampler, count, trials) for sampler in samplers for count in (2, 3)]
+    print(f"| one proposal at {trials} trials | objectives | median s | slowest s |")
+    print("|---|---|---|---|")
+    for one in times:
+        print(f"| {one.sampler} | {one.objectives} | {one.median:.3f} | {one.slowest:.3f} |")
+    print()
+    return times
+
+
+def main() -> None:
+    """Compare, time, print."""
+    options = asked(__doc__ or "", FULL, SMALL)
+    _, figures = compare(options)
+    samplers = [name.split()[1] for name in options.plan.contestants if name.startswith("gdpo")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = ask_times(samplers, FEW if options.small else MANY)
+    show({**figures, "asks": [asdict(one) for one in times]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Schedulers on Branin-Currin with a fidelity: whose finished trials are worth more.
+
+    python benchmarks/search/schedulers.py [--seeds 40] [--processes 2] [--out FOLDER] [--small]
+
+A budget of 30 full trials, 4 in flight, rungs at 1/27, 1/9 and 1/3 of a trial, a reduction factor
+of 3. The hypervolume is that of the trials that had their full budget. `random + ...` tells
+schedulers apart, `auto + ...` is what a sweep does. P(continue) is asked at every rung from its
+third trial on. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets `table.md` and
+`schedulers.png`. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+from comparison import Plan, asked, compare, show
+
+FULL = Plan(
+    "schedulers",
+    problems=["branin_currin"],
+    contestants=[
+        "gdpo_tune random",
+        "gdpo_tune random + asha",
+        "gdpo_tune random + asha promote",
+        "gdpo_tune auto",
+        "gdpo_tune auto + asha",
+        "optuna random",
+        "optuna tpe",
+        "ray optunasearch",
+        "ray optunasearch + asha",
+        "syne-tune moasha",
+    ],
+    budget=30,
+    seeds=40,
+)
+SMALL = Plan(
+    "schedulers",
+    problems=["branin_currin"],
+    contestants=["gdpo_tune random", "gdpo_tune random + asha", "gdpo_tune random + asha promote"],
+    budget=9,
+    seeds=2,
+)
+
+
+if __name__ == "__main__":
+    show(compare(asked(__doc__ or "", FULL, SMALL))[1])
