@@ -31,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     spec = load_spec(options.space, options.overrides, options.name)
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.records()
-    write_report(spec, records)
+        sessions = ledger.sessions()
+    write_report(spec, records, ending=sessions[-1].get("ending", "") if sessions else "")
     write_front_png(spec, records)
     print_summary(spec, records)
     return 0

@@ -1,9 +1,52 @@
 """What every test shares."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
+
+from gdpo_tune import parameters, registry
 
 # No deadline: a test says nothing about time. CI has the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")
+
+TABLES = {
+    f"{module.__name__}.{name}": table
+    for module in (registry, parameters)
+    for name, table in vars(module).items()
+    if name.isupper() and isinstance(table, dict)
+}
+"""What exists, by name: every test of a process sees the same."""
+
+
+def copies() -> dict[str, dict[str, object]]:
+    return {name: dict(table) for name, table in TABLES.items()}
+
+
+def restore(before: dict[str, dict[str, object]]) -> list[str]:
+    """Make the tables what they were; return the names of those that were not."""
+    changed = [name for name, table in TABLES.items() if table != before[name]]
+    for name in changed:
+        TABLES[name].clear()
+        TABLES[name].update(before[name])
+    return changed
+
+
+AT_FIRST = copies()
+
+
+def pytest_collection_finish() -> None:
+    changed = restore(AT_FIRST)
+    if changed:
+        raise pytest.UsageError(f"importing a test module changed {', '.join(changed)}")
+
+
+@pytest.fixture(autouse=True)
+def tables_stay_as_they_are() -> Iterator[None]:
+    """Refuse a test that leaves a change for the others, and take the change back."""
+    before = copies()
+    yield
+    changed = restore(before)
+    assert not changed, f"the test left {', '.join(changed)} changed: use monkeypatch.setitem"

@@ -17,8 +17,10 @@ from gdpo_tune.display.tables import front_table, role, running_table
 from gdpo_tune.figures import style
 from gdpo_tune.trials import (
     Event,
+    SearchStarted,
     SweepStarted,
     TrialFinished,
+    TrialPaused,
     TrialProgress,
     TrialRecord,
     TrialStarted,
@@ -67,7 +69,7 @@ class LiveDisplay(Closing):
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
-        if self._console.is_terminal:
+        if self._console.is_terminal and not isinstance(event, SearchStarted):
             return
         line = self._line(event)
         if line:
@@ -116,7 +118,8 @@ class LiveDisplay(Closing):
         counts = self._progress.counts()
         ended = sum(counts[state] for state in ENDED)
         parts = [f"{counts['running']} running"]
-        parts += [f"{counts[state]} {state}" for state in ("pruned", "failed") if counts[state]]
+        others = ("paused", "pruned", "failed")
+        parts += [f"{counts[state]} {state}" for state in others if counts[state]]
         return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
 
     def _left(self) -> str:
@@ -128,8 +131,14 @@ class LiveDisplay(Closing):
             return ""
         if isinstance(event, SweepStarted):
             return f"{self._spec.name}: {self._counts()}; {self._spec.directory}"
+        if isinstance(event, SearchStarted):
+            return (
+                f"{self._spec.name}: {event.side_by_side} at a time; proposals by {event.sampler}"
+            )
         if isinstance(event, TrialStarted):
             return f"trial {event.record.number} starts: {_what(event.record)}"
+        if isinstance(event, TrialPaused):
+            return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
         if isinstance(event, TrialFinished):
             return self._ended(event.record)
         return f"{self._spec.name}: {self.note}"

@@ -13,6 +13,7 @@ from gdpo_tune.trials import (
     Event,
     Measurement,
     Objective,
+    SearchStarted,
     SweepFinished,
     SweepStarted,
     TrialProgress,
@@ -81,7 +82,7 @@ class Progress:
                 self._latest[event.number] = event.measurement
                 if event.measurement.validated:
                     self._validated[event.number] = event.measurement
-            else:
+            elif not isinstance(event, SearchStarted):
                 self._records[event.record.number] = event.record
                 if isinstance(event, TrialStarted):
                     self._started_any = True
@@ -132,7 +133,10 @@ class Progress:
     def _ending(self, event: SweepFinished) -> str:
         if event.interrupted:
             return "interrupted"
-        return "finished" if self._started_any else "was finished already: nothing was started"
+        why = f" ({event.reason})" if event.reason else ""
+        if self._started_any:
+            return f"finished{why}"
+        return f"was finished already{why}: nothing was started"
 
     def _done(self) -> float:
         """Trials that ended, and the shares of those that run."""

@@ -49,10 +49,12 @@ def print_summary(
     if front.members or front.baselines:
         out.print(front_table(front, spec.space.dimensions, out))
     if any(member.provisional for member in front.members):
-        out.print(
-            Text("provisional: one seed, so the noise of training is unknown", style="dim"),
-            soft_wrap=True,
+        noise = (
+            "its error bar is at least the spread of seeds elsewhere in this sweep"
+            if front.seeds_compared
+            else "so the noise of training is unknown and its error bar too short"
         )
+        out.print(Text(f"provisional: one seed, {noise}", style="dim"), soft_wrap=True)
     _print_failures(out, records)
     _print_places(out, spec, front)
 
@@ -68,7 +70,8 @@ def _head(spec: SweepSpec, front: Front, note: str) -> Text:
         f": {note}; " if note else ": ",
         f"{counts}, {style.duration(sum(record.cost.seconds for record in front.records))} of "
         f"training; {len(front.members)} on the front, "
-        f"hypervolume {style.number(front.hypervolume)}",
+        f"hypervolume {style.number(front.hypervolume)}"
+        + (f" (95 %: {style.interval(front.hypervolume_interval)})" if front.members else ""),
     )
 
 

@@ -89,17 +89,22 @@ def front_picture(front: Front, name: str) -> Figure:
     return figure
 
 
-def _draw(axis: Axes, front: Front, panel: Panel) -> None:
-    axis.set_xlim(*panel.x.range)
-    axis.set_ylim(*panel.y.range)
-    axis.set_xlabel(panel.x.title, color=style.INK)
-    axis.set_ylabel(panel.y.title, color=style.INK)
+def dress(axis: Axes, across: str, up: str) -> None:
+    """Give an axis its titles and the look that all PNGs share."""
+    axis.set_xlabel(across, color=style.INK)
+    axis.set_ylabel(up, color=style.INK)
     axis.grid(color=style.GRID, linewidth=0.8)
     axis.set_axisbelow(True)
-    axis.tick_params(colors=style.MUTED, labelsize=8.5)
+    axis.tick_params(colors=style.MUTED, labelsize=FONT_SIZE)
     for side, spine in axis.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(style.FAINT)
+
+
+def _draw(axis: Axes, front: Front, panel: Panel) -> None:
+    axis.set_xlim(*panel.x.range)
+    axis.set_ylim(*panel.y.range)
+    dress(axis, panel.x.title, panel.y.title)
     axis.plot(
         [x for x, _ in panel.staircase],
         [y for _, y in panel.staircase],

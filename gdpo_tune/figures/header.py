@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 
-def header(spec: SweepSpec, front: Front) -> str:
-    """Name, identity and the main figures of a sweep."""
+def header(spec: SweepSpec, front: Front, ending: str = "") -> str:
+    """Name, identity and the main figures of a sweep; `ending`: why nothing was left to run."""
     states = Counter(record.state for record in front.records)
     provisional = sum(member.provisional for member in front.members)
     tiles = [
         ("trials complete", str(states["complete"]), other_states(states) or "none failed"),
         ("on the front", str(len(front.members)), f"{provisional} provisional"),
-        ("hypervolume", style.number(front.hypervolume), _references(front)),
+        ("hypervolume", style.number(front.hypervolume), _hypervolume_note(front)),
         (
             "from first start to last end",
             style.duration(wall_time(front.records)),
@@ -38,6 +38,8 @@ def header(spec: SweepSpec, front: Front) -> str:
     if spec.constraints:
         bounds = ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items())
         asked.insert(2, ("constraints", bounds))
+    if ending:
+        asked.append(("ended", ending))
     too_long = left_out(front.records)
     if too_long:
         asked.append(("prompts too long, left out", too_long))
@@ -63,7 +65,13 @@ def wall_time(records: Sequence[TrialRecord]) -> float:
 
 def other_states(states: Counter[str]) -> str:
     """The trials that are not complete, such as `2 unfinished, 1 failed`; or nothing."""
-    words = {"running": "unfinished", "waiting": "waiting", "pruned": "pruned", "failed": "failed"}
+    words = {
+        "running": "unfinished",
+        "waiting": "waiting",
+        "paused": "paused at a rung",
+        "pruned": "stopped early",
+        "failed": "failed",
+    }
     named = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
     return ", ".join(named)
 
@@ -79,9 +87,12 @@ def left_out(records: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{split} {count}" for split, count in found.items())
 
 
-def _references(front: Front) -> str:
+def _hypervolume_note(front: Front) -> str:
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    return f"reference: {points}"
+    reference = f"reference: {points}"
+    if not front.members:
+        return reference
+    return f"95 %: {style.interval(front.hypervolume_interval)}; {reference}"
 
 
 def _work(records: Sequence[TrialRecord]) -> str:

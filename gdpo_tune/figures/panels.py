@@ -129,7 +129,9 @@ def _labels(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], 
     # With one objective the knee is the best point, so naming both would say nothing.
     named = [("knee", front.knee)] if len(goals) > 1 else []
     named += [
-        (f"best {style.short_name(goal.name)}", front.extremes.get(goal.name)) for goal in goals
+        (front.leads(goal.name), front.extremes[goal.name])
+        for goal in goals
+        if goal.name in front.extremes
     ]
     for text, configuration in named:
         if configuration is not None:

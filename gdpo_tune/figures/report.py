@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 
-def write_report(spec: SweepSpec, records: Sequence[TrialRecord], path: Path | None = None) -> Path:
+def write_report(
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    path: Path | None = None,
+    *,
+    ending: str = "",
+) -> Path:
     """Write the interactive report and return where it is.
 
     The file appears whole or not at all, so a reader never meets half of one.
@@ -39,17 +45,18 @@ def write_report(spec: SweepSpec, records: Sequence[TrialRecord], path: Path | N
         spec: the sweep.
         records: all its trials; there may be none.
         path: default: `report.html` in the sweep's folder.
+        ending: why nothing was left to run, if so.
 
     Raises:
         OSError: the file cannot be written.
     """
     target = path or spec.directory / REPORT
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, report_html(spec, records))
+    write_whole(target, report_html(spec, records, ending))
     return target
 
 
-def report_html(spec: SweepSpec, records: Sequence[TrialRecord]) -> str:
+def report_html(spec: SweepSpec, records: Sequence[TrialRecord], ending: str = "") -> str:
     """The whole page, plotly.js included once; equal records give an equal page."""
     front = build_front(records, spec.objective_list())
     sections = _sections(front, spec.space.dimensions, steps_of(records))
@@ -58,7 +65,7 @@ def report_html(spec: SweepSpec, records: Sequence[TrialRecord]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(spec.name)}: Pareto front</title>"
         f"<style>{_asset('report.css')}</style><script>{get_plotlyjs()}</script></head><body>"
-        f"{header(spec, front)}<main>{''.join(sections)}</main>"
+        f"{header(spec, front, ending)}<main>{''.join(sections)}</main>"
         f"<footer>{escape(_age(records))}</footer>"
         f"<script>{_asset('report.js')}</script></body></html>"
     )
@@ -107,8 +114,10 @@ def _sections(
 
 _FRONT = (
     "Configurations that no other one beats, by their means over seeds on test prompts ± one "
-    "standard error. With one seed the noise of training is unknown: the place is provisional. "
-    "P(front) is the probability of a place on the front, given means and standard errors."
+    "standard error. With one seed a configuration's own noise of training is unknown: its place "
+    "is provisional, and its error at least the spread of seeds elsewhere in the sweep. P(front): "
+    "the probability of a place on the front, given means and standard errors. Best: ahead by more "
+    "than noise; ahead: another one may be as good."
 )
 _PAIRS = (
     "Better is right and up. Filled: two seeds or more. Hollow: one seed, provisional. Faded: "
@@ -122,7 +131,7 @@ _PARALLEL = (
 )
 _PROGRESS = (
     "Hypervolume of the front, against fixed references, after each trial. It falls where a "
-    "replicate corrects a lucky first trial."
+    "replicate corrects a lucky first trial. The interval above takes off what luck adds to it."
 )
 _SHARES = (
     "Share of the training signal that each reward gave, |weight * standard deviation| over their "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.trials import Estimate, Params, ParamValue
 
 INK = "#1c2430"
@@ -87,6 +88,11 @@ def estimate(value: Estimate | None) -> str:
     if value is None:
         return NOTHING
     return f"{number(value.mean)} ± {value.se:,.{_decimals(value.mean)}f}"
+
+
+def interval(value: Interval) -> str:
+    """`low to high`."""
+    return f"{number(value.low)} to {number(value.high)}"
 
 
 def _decimals(value: float) -> int:

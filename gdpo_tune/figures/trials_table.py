@@ -70,8 +70,8 @@ def _role(record: TrialRecord) -> Cell:
     text = record.role
     if record.role == "replicate":
         text = f"replicate of {record.replicate_of}"
-    elif record.role == "search":
-        text = f"search ({record.proposer})"
+    elif record.role in ("search", "member"):
+        text = f"{record.role} ({record.proposer})"
     return (escape(text), text)
 
 

@@ -80,6 +80,13 @@ def front_table(front: Front) -> str:
     return file.getvalue()
 
 
+def _interval(front: Front) -> str:
+    if not front.members:
+        return ""
+    where = front.hypervolume_interval
+    return f" (95 %: {where.low:.4f} to {where.high:.4f})"
+
+
 def _note(spec: SweepSpec, front: Front) -> str:
     """Description of the parent run, in Markdown."""
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
@@ -88,7 +95,7 @@ def _note(spec: SweepSpec, front: Front) -> str:
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
         f"{len(front.members)} configurations on the front, "
-        f"hypervolume {front.hypervolume:.4f}.\n\n"
+        f"hypervolume {front.hypervolume:.4f}{_interval(front)}.\n\n"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         "`metrics.pareto/rank`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
     )

@@ -22,9 +22,11 @@ from gdpo_tune.tracking.spool import Message, Spool
 from gdpo_tune.trials import (
     Event,
     Measurement,
+    SearchStarted,
     SweepFinished,
     SweepStarted,
     TrialFinished,
+    TrialPaused,
     TrialProgress,
     TrialRecord,
     TrialStarted,
@@ -84,12 +86,16 @@ class MlflowSink:
         match event:
             case SweepStarted():
                 self._open(event.records)
+            case SearchStarted():
+                pass  # the ledger has it; MLflow shows trials
             case TrialStarted():
                 # Not sooner: a sweep that was finished has nothing to start, and stays as it is.
                 self._say(SWEEP, Content(status="RUNNING"))
                 self._update_trial(event.record)
             case TrialProgress():
                 self._add_points(event.number, event.measurement, self._now())
+            case TrialPaused():
+                self._update_trial(event.record)
             case TrialFinished():
                 self._update_trial(event.record)
                 self._front_stale = True

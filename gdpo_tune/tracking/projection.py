@@ -32,6 +32,7 @@ LONGEST_TEXT = 5000
 STATUS: Mapping[State, str] = {
     "waiting": "SCHEDULED",
     "running": "RUNNING",
+    "paused": "SCHEDULED",
     "complete": "FINISHED",
     "pruned": "KILLED",
     "failed": "FAILED",

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.analysis import next_replicate
@@ -38,7 +39,12 @@ def make_records(
         found = next_replicate(records, spec.objective_list(), 2, replicates)
         assert found is not None
         number = len(records)
-        records.append(_trial(spec, number, "replicate", found.params, draw, of=found.of))
+        again = _trial(spec, number, "replicate", found.params, draw, of=found.of)
+        near = {
+            name: Estimate(first.mean * draw.uniform(0.97, 1.03), first.se)
+            for name, first in records[found.of].test.items()
+        }
+        records.append(replace(again, test=near, validation=near))
     return records
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from figures_support import NASTY, make_records, make_spec
 from rich.console import Console
+from tuning_support import measured
 
 from gdpo_tune.analysis import build_front
 from gdpo_tune.display import LiveDisplay, print_summary
@@ -37,7 +38,7 @@ def events(records, planned=30):
     yield SweepStarted((), planned)
     for record in records:
         yield TrialStarted(replace(record, state="running"))
-        yield TrialProgress(record.number, Measurement(30, {"validation/format": 0.5}, Cost()))
+        yield TrialProgress(record.number, measured(30, format=0.5))
         yield TrialFinished(record)
     yield SweepFinished(tuple(records), interrupted=False)
 
@@ -110,6 +111,10 @@ def test_a_sweep_that_was_finished_says_that_nothing_was_started(spec):
     display(SweepStarted(records, len(records)))
     display(SweepFinished(records, interrupted=False))
     assert display.note == "was finished already: nothing was started"
+    display(SweepFinished(records, interrupted=False, reason="the budget of 2 hours is spent"))
+    assert display.note == (
+        "was finished already (the budget of 2 hours is spent): nothing was started"
+    )
     assert console.file.getvalue().splitlines()[-1].endswith(display.note)
 
 
@@ -149,7 +154,7 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
     for event in list(events(records))[:-1]:
         display(event)
     display(TrialStarted(replace(records[2], number=12, state="running")))
-    display(TrialProgress(12, Measurement(30, {"validation/format": 0.5, "loss": 1}, Cost())))
+    display(TrialProgress(12, measured(30, format=0.5)))
     text = picture(display)
     assert "12 of at most 30 trials done, 1 running, 1 failed" in text
     assert "30/60" in text
@@ -162,7 +167,7 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
 def test_validation_values_stay_until_there_are_newer_ones(spec):
     display = LiveDisplay(spec, paper(140, terminal=True))
     display(TrialStarted(replace(make_records(spec, 3)[2], state="running")))
-    display(TrialProgress(2, Measurement(30, {"validation/format": 0.5}, Cost())))
+    display(TrialProgress(2, measured(30, format=0.5)))
     display(TrialProgress(2, Measurement(31, {"train/loss": 1.0}, Cost())))
     text = picture(display)
     assert "31/60" in text
@@ -245,10 +250,12 @@ def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
     for configuration in (*front.members, *front.baselines):
         for goal in front.objectives:
             assert style.estimate(configuration.mean[goal.name]) in text
-    for word in ("knee", "best correctness", "best format", "best length", "untrained policy"):
+    leading = [front.leads(goal.name) for goal in front.objectives]
+    for word in ("knee", *leading, "untrained policy"):
         assert word in text
     assert "published weights" in text
-    assert f"hypervolume {style.number(front.hypervolume)}" in text
+    where = style.interval(front.hypervolume_interval)
+    assert f"hypervolume {style.number(front.hypervolume)} (95 %: {where})" in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 130, 200])

@@ -1,6 +1,7 @@
 """What the single pictures hold: the data, not the looks."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from figures_support import make_records, make_spec, write_steps
@@ -216,13 +217,14 @@ def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them
 
 def test_shares_are_means_over_steps_and_seeds(front):
     member = next(member for member in front.members if member.seeds > 1)
+    shares = [0.2 + 0.4 * seed for seed in range(member.seeds)]
     name = "train/reward/format/"
     steps = {
         number: [measured(1, {f"{name}mean": 0.0, f"{name}share": share})]
-        for number, share in zip(member.numbers, (0.2, 0.6), strict=True)
+        for number, share in zip(member.numbers, shares, strict=True)
     }
     (bars,) = shares_figure(front, steps).data
-    assert list(bars.x) == pytest.approx([0.4])
+    assert list(bars.x) == pytest.approx([fmean(shares)])
 
 
 def test_a_long_front_is_thinned_in_the_shares(tmp_path):

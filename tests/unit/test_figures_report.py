@@ -195,3 +195,11 @@ def test_the_empty_png_says_so(tmp_path):
     assert {text.get_text() for axis in figure.axes for text in axis.texts} == {
         "no trial is complete yet"
     }
+
+
+def test_the_report_says_why_the_sweep_ended(tmp_path):
+    spec = make_spec(tmp_path)
+    assert (
+        "the budget of 2 hours is spent"
+        in Page(report_html(spec, make_records(spec, 3), "the budget of 2 hours is spent")).text
+    )
