@@ -13,7 +13,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
@@ -134,9 +133,6 @@ def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
     with MlflowSink(spec) as sink, LiveDisplay(spec) as display:
         result = run_sweep(spec, fresh=fresh, listeners=[sink, display])
         display.close()
-        # The tracking thread may be in the middle of importing pandas, of which plotly would see
-        # half; an import of our own waits until it is whole.
-        import_module("pandas")
         # Only now: plotting libraries take a second to import, and a refusal needs none.
         from gdpo_tune.figures import write_front_png, write_report
 

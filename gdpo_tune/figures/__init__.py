@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def __getattr__(name: str) -> Any:
 
         return write_front_png
     if name == "write_report":
+        # plotly takes pandas as it finds it among the loaded modules: half of it, while a thread
+        # that tracks is importing MLflow. An import of our own waits until it is whole.
+        import_module("pandas")
         from gdpo_tune.figures.report import write_report
 
         return write_report

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -203,3 +205,66 @@ def test_the_report_says_why_the_sweep_ended(tmp_path):
         "the budget of 2 hours is spent"
         in Page(report_html(spec, make_records(spec, 3), "the budget of 2 hours is spent")).text
     )
+
+
+HALFWAY = """
+import sys, threading, time
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+halfway, go_on = threading.Event(), threading.Event()
+
+
+class Pause(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "pandas.core.api":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def pause_and_execute(module):
+            halfway.set()
+            go_on.wait()
+            execute(module)
+
+        spec.loader.exec_module = pause_and_execute
+        return spec
+
+
+def waits_for_pandas(thread):
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None:
+        lock = frame.f_locals.get("self")
+        if frame.f_code.co_name == "acquire" and getattr(lock, "name", "") == "pandas":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def finish_once_somebody_waits():
+    main = threading.main_thread()
+    while main.is_alive() and not waits_for_pandas(main):
+        time.sleep(0.01)
+    go_on.set()
+
+
+sys.meta_path.insert(0, Pause())
+threading.Thread(target=__import__, args=("pandas",)).start()
+halfway.wait()
+threading.Thread(target=finish_once_somebody_waits).start()
+
+from gdpo_tune.figures import write_report
+import plotly.graph_objects as go
+
+go.Figure(go.Scatter(x=[1, 2], y=[3, 4]))
+assert go_on.is_set()
+print(hasattr(sys.modules["pandas"], "DataFrame"))
+"""
+
+
+def test_pandas_is_whole_before_plotly_looks_for_it():
+    """Another thread imports it while the report is drawn, and is in the middle of that."""
+    done = subprocess.run(
+        [sys.executable, "-c", HALFWAY], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout == "True\n", done.stderr
