@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import FRONT, REPORT, style
@@ -55,6 +56,8 @@ def print_summary(
             else "so the noise of training is unknown and its error bar too short"
         )
         out.print(Text(f"provisional: one seed, {noise}", style="dim"), soft_wrap=True)
+    for line in agreements(records, spec.objective_list()):
+        out.print(Text(str(line), style="dim"), soft_wrap=True)
     _print_failures(out, records)
     _print_places(out, spec, front)
 

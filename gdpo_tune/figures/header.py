@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures import style
 from gdpo_tune.trials import LEFT_OUT, TrialRecord
@@ -40,6 +41,9 @@ def header(spec: SweepSpec, front: Front, ending: str = "") -> str:
         asked.insert(2, ("constraints", bounds))
     if ending:
         asked.append(("ended", ending))
+    told = agreements(front.records, front.objectives)
+    if told:
+        asked.append(("rungs against the end", "; ".join(map(str, told))))
     too_long = left_out(front.records)
     if too_long:
         asked.append(("prompts too long, left out", too_long))

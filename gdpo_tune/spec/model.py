@@ -17,7 +17,7 @@ from gdpo_tune.settings import (
 )
 from gdpo_tune.spec.base import Finite, Section
 from gdpo_tune.spec.problems import show
-from gdpo_tune.spec.schedulers import FifoSettings, SchedulerSettings
+from gdpo_tune.spec.schedulers import AshaSettings, SchedulerSettings
 from gdpo_tune.spec.space import Space
 from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConfig
 
@@ -83,7 +83,7 @@ class Search(Section):
     """Configurations to train, baselines and replicates aside."""
     sampler: str = "auto"
     """One of the samplers below."""
-    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = FifoSettings()
+    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
     """What stops a trial before its end."""
     replicates: Replicates = Replicates()
     """How the front is trained again before it is claimed."""

@@ -65,10 +65,11 @@ class Drift:
         return self._known[key]
 
     def _counted(self) -> Collection[TrialRecord]:
-        ended = sorted(
-            self._complete.values(), key=lambda record: (record.finished or math.inf, record.number)
-        )
-        return ended[: self._leap]
+        return sorted(self._complete.values(), key=_end)[: self._leap]
+
+
+def _end(record: TrialRecord) -> tuple[float, int]:
+    return math.inf if record.finished is None else record.finished, record.number
 
 
 def leap_to(count: int) -> int:

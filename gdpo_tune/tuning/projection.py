@@ -5,6 +5,8 @@ it draws uniformly, replicates look like new points). So each proposal is asked 
 study with one entry a configuration:
 
     complete        the mean over its seeds, on validation prompts
+    stopped early   its last rung plus the median change from there to the end, see `drift`
+    waiting         the same, also once it goes on
     running         pending
     failed          pending for good
     untrained       left out: its parameters had no effect
@@ -37,6 +39,7 @@ from gdpo_tune.ledger import create_study, distribution, excess
 from gdpo_tune.spec import Choice, SweepSpec, Uniform, choose_sampler
 from gdpo_tune.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.drift import Drift, stopped_at
 from gdpo_tune.tuning.samplers import Sampling
 
 STUDY = "projection"
@@ -92,7 +95,10 @@ class Projection:
         """Trials of earlier sweeps, by configuration."""
         self._moving: set[int] = set()
         """Numbers of the members of a population."""
+        self._stopped = False
+        """Whether any trial was stopped at a rung."""
         self._quasi_random_asked = 0
+        self._drift = Drift(spec)
         self._rebuild()
 
     @property
@@ -103,10 +109,13 @@ class Projection:
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
         """Take in a record that is new or has changed.
 
-        A configuration that was complete and changes its mean costs a rebuild of the whole study;
-        everything else is one small step.
+        A configuration that was complete and changes its mean costs a rebuild of the whole study,
+        and so does a complete trial that changes what stopped ones are worth; everything else is
+        one small step.
         """
-        point = self._place(record, sampler_state or {})
+        point, moved = self._place(record, sampler_state or {})
+        if moved:
+            self._rebuild()
         if point is None:
             return
         known = self._entries.get(point)
@@ -173,20 +182,30 @@ class Projection:
             return  # nothing in the study stands for the proposal
         self._study.tell(self._entries.pop(point).number, state=TrialState.FAIL)
 
-    def _place(self, record: TrialRecord, sampler_state: Mapping[str, Any]) -> Point | None:
-        """File a record under its point; None if a sampler has nothing to learn from it."""
+    def _place(
+        self, record: TrialRecord, sampler_state: Mapping[str, Any]
+    ) -> tuple[Point | None, bool]:
+        """File a record under its point.
+
+        Returns:
+            The point, or None if a sampler has nothing to learn from the record; and whether
+            stopped trials are worth something else now.
+        """
         point = self._point(record.params)
         if record.role == "member":
             self._moving.add(record.number)
         moving = record.number in self._moving or record.replicate_of in self._moving
-        if moving or record.role == "untrained" or record.state == "pruned" or point is None:
-            return None
+        if moving or record.role == "untrained" or point is None:
+            return None, False
         members = self._members.setdefault(point, {})
         if record.number not in members and record.proposer == "startup":
             self._quasi_random_asked += 1
         members[record.number] = record
         self._states.setdefault(point, sampler_state)
-        return point
+        if stopped_at(record) is not None:
+            self._stopped = True
+        learned = record.state == "complete" and self._drift.add(record)
+        return point, learned and self._stopped
 
     def _rebuild(self) -> None:
         """Begin a new study."""
@@ -224,22 +243,29 @@ class Projection:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         for name, bound in self.spec.constraints.items():
             Trial(self._study, trial_id).set_constraint(
-                name, excess(bound, fmean(r.validation[name].mean for r in self._finished(point)))
+                name, excess(bound, fmean(values[name] for values in self._worth(point)))
             )
         self._study.tell(number, mean)
         self._entries[point] = Entry(number, mean)
         self._completed += 1
 
-    def _finished(self, point: Point) -> list[TrialRecord]:
-        own = self._members.get(point, {}).values()
-        return [r for r in own if r.state == "complete"] or self._earlier.get(point, [])
+    def _worth(self, point: Point) -> list[dict[str, float]]:
+        """Metric -> value of each complete seed; if there is none, of each that was stopped; if
+        this sweep knows nothing of the point, of each trial of an earlier one."""
+        members = self._members.get(point, {}).values()
+        complete = [record for record in members if record.state == "complete"]
+        stopped = [rung for record in members if (rung := stopped_at(record)) is not None]
+        if stopped and not complete:
+            return [self._drift.guess(rung) for rung in stopped]
+        told = complete or self._earlier.get(point, [])
+        return [{name: e.mean for name, e in record.validation.items()} for record in told]
 
     def _mean(self, point: Point) -> tuple[float, ...]:
-        """Mean over seeds, an objective each; empty while no seed is complete."""
-        finished = self._finished(point)
-        if not finished:
+        """Mean over seeds, an objective each; empty while nothing is known of any."""
+        worth = self._worth(point)
+        if not worth:
             return ()
-        return tuple(fmean(r.validation[o].mean for r in finished) for o in self.spec.objectives)
+        return tuple(fmean(values[name] for values in worth) for name in self.spec.objectives)
 
     def _point(self, params: Params) -> Point | None:
         """Where a configuration lies, or None if the space does not hold it."""

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 SHORT = (
     "search.trials=4",
+    "search.scheduler={type: fifo}",
     "search.replicates={per_point: 1, max_runs: 1}",
     "training.steps=20",
     "training.checkpoint_every=5",

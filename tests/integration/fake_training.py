@@ -1,7 +1,7 @@
 """A `train()` without training: instant, deterministic, and it misbehaves on request.
 
 `faults.json` in the sweep's folder maps a trial's number to what it does; `log.jsonl` there tells
-which process ran which steps. Trials import this module by name, so its folder is on PYTHONPATH.
+which process began at which step, and where checkpoints were written. Trials import this module by name, so its folder is on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     attempts = len(executions(sweep, config.directory.name))
     known = read_checkpoint(resume) if resume else None
     start = known.step if known else 0
-    with (sweep / "log.jsonl").open("a") as log:
-        entry = {"trial": config.directory.name, "from": start, "pid": os.getpid()}
-        log.write(json.dumps(entry) + "\n")
+    note(config, {"from": start, "pid": os.getpid()})
     if known:
         report(Measurement(start, {}, known.cost, known.validation), resume)
     checkpoint = resume
@@ -58,10 +56,17 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             lambda folder: (folder / "weights").touch(),
             found.validation,
         ).path
+        note(config, {"checkpoint": step})
         report(found, None)
     estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def note(config: TrialConfig, entry: dict[str, int]) -> None:
+    """Add a line to the log of the sweep."""
+    with (config.directory.parent.parent / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"trial": config.directory.name, **entry}) + "\n")
 
 
 def measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:
@@ -104,4 +109,4 @@ def executions(sweep: Path, trial: str | None = None) -> list[dict[str, object]]
     """Which starts of `train` the log holds, of one trial or of all."""
     path = sweep / "log.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [entry for entry in entries if trial in (None, entry["trial"])]
+    return [e for e in entries if "from" in e and trial in (None, e["trial"])]

@@ -41,7 +41,12 @@ pytestmark = [
 HERE = Path(__file__).resolve().parent
 SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
 TRAIN = "fake_training:train"
-SMALL = ["search.sampler=random", "training.steps=4", "search.replicates.max_runs=2"]
+SMALL = [
+    "search.sampler=random",
+    "search.scheduler={type: fifo}",
+    "training.steps=4",
+    "search.replicates.max_runs=2",
+]
 SWEEP = """
 import json, sys
 from gdpo_tune.spec import load_spec

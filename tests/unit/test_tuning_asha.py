@@ -18,6 +18,7 @@ from gdpo_tune.tuning.plan import is_finished
 from gdpo_tune.tuning.trainable import HALT
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
+FIFO = "search.scheduler={type: fifo}"
 ASHA = "search.scheduler={type: asha}"
 PROMOTE = "search.scheduler={type: asha, variant: promote}"
 RUNGS = (7, 20)
@@ -120,7 +121,7 @@ def test_trials_that_others_dominate_end_at_a_rung_and_say_so(tmp_path: Path):
 
 
 def test_no_other_scheduler_asks_for_rungs(tmp_path: Path):
-    _, records = sweep(tmp_path)
+    _, records = sweep(tmp_path, FIFO)
     assert {record.state for record in records} == {"complete"}
     assert {tuple(rung.step for rung in record.rungs) for record in records} == {(60,)}
 
@@ -282,7 +283,7 @@ def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path)
                 driver.advance(next(iter(driver.flying)))
     with Ledger.open(promoting) as ledger:
         assert "paused" in {record.state for record in ledger.records()}
-    plain = spec_in(tmp_path, [*QUICK])
+    plain = spec_in(tmp_path, [*QUICK, FIFO])
     with Ledger.open(plain) as ledger:
         Steps(ledger).run()
         assert {record.state for record in ledger.records()} == {"complete"}

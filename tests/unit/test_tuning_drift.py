@@ -70,8 +70,8 @@ def test_a_stopped_trial_stands_at_its_rung_plus_the_median_change_to_the_end(sp
         )
     projection.observe(record(spec, 4, "pruned", (7, 0.1), (20, 0.25)))
     assert {n: seen(projection)[n] for n in (0, 4)} == {
-        0: ("COMPLETE", 0.1 + 0.2),
-        4: ("COMPLETE", 0.25 + 0.1),
+        0: ("COMPLETE", 0.3),
+        4: ("COMPLETE", 0.35),
     }
 
 
