@@ -250,6 +250,10 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
         "gdpo_tune.tuning.schedulers.asha:build",
         "successive halving by dominance: trials that others dominate end at the next rung",
     ),
+    "pbt": SchedulerInfo(
+        "gdpo_tune.tuning.schedulers.pbt:build",
+        "a population whose weights and learning rate move: the last take over from the first",
+    ),
 }
 
 _CODE = ("code", "code_bug_free")

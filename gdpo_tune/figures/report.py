@@ -20,6 +20,7 @@ from gdpo_tune.figures.hypervolume import hypervolume_figure
 from gdpo_tune.figures.learning import learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import is_drawable, parallel_figure
+from gdpo_tune.figures.population import has_moved, population_figure
 from gdpo_tune.figures.shares import shares_figure
 from gdpo_tune.figures.steps import steps_of
 from gdpo_tune.figures.trials_table import failures, trials_table
@@ -106,6 +107,9 @@ def _sections(
     if steps:
         figure = learning_figure(front, steps)
         sections.append(_section("Training", _LEARNING, _div(figure, "training")))
+    if has_moved(front.records):
+        figure = population_figure(front)
+        sections.append(_section("Population", _POPULATION, _div(figure, "population")))
     if any(record.state == "failed" for record in front.records):
         sections.append(_section("Failures", _FAILURES, failures(front)))
     sections.append(_section("All trials", _TRIALS, trials_table(front, dimensions)))
@@ -140,6 +144,11 @@ _SHARES = (
 _LEARNING = (
     "Running means over five steps. Strong: trials of the front. A dead group has equal rewards "
     "throughout and teaches nothing."
+)
+_POPULATION = (
+    "Values of each member over its steps, in the colour of its mode. Strong: on the front. Dot: "
+    "it took over another one's training and parameters. Tables show the values that members began "
+    "with; schedule.json in a member's folder has the one training that its policy comes from."
 )
 _FAILURES = (
     "Trials that ended without a result. They count neither for the front nor for the search."

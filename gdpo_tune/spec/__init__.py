@@ -19,7 +19,7 @@ from gdpo_tune.spec.model import (
 )
 from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler
 from gdpo_tune.spec.sandbox import sandbox_doubts
-from gdpo_tune.spec.schedulers import AshaSettings
+from gdpo_tune.spec.schedulers import AshaSettings, PbtSettings
 from gdpo_tune.spec.space import Space
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Fixed",
     "Keep",
     "ObjectiveSpec",
+    "PbtSettings",
     "Replicates",
     "Resources",
     "SamplerChoice",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.schedulers import PbtSettings
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def shares(spec: SweepSpec) -> list[Share]:
     setting, which is trained like any trial. Replicates are counted as if all were needed.
     """
     settings, search = spec.training, spec.search
-    validations = -(-settings.steps // settings.evaluate_every)
+    validations = len(evaluated_at(spec))
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
@@ -38,6 +39,14 @@ def shares(spec: SweepSpec) -> list[Share]:
         Share("published baseline", training, f"1 x {training}"),
         Share("held-out evaluation", evaluation, a_run),
     ]
+
+
+def evaluated_at(spec: SweepSpec) -> set[int]:
+    """Steps at which a trial answers validation prompts, rungs of successive halving aside."""
+    settings, chosen = spec.training, spec.search.scheduler
+    met = chosen.meetings(settings.steps) if isinstance(chosen, PbtSettings) else ()
+    usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
+    return {*usual, *met, settings.steps}
 
 
 def total(spec: SweepSpec) -> int:

@@ -10,6 +10,7 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import describe
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
+from gdpo_tune.spec.schedulers import PbtSettings
 
 
 def dry_run(spec: SweepSpec) -> str:
@@ -32,6 +33,7 @@ def dry_run(spec: SweepSpec) -> str:
         "",
         f"# A trial: {workers(spec)}",
         f"# Sampler: {choose_sampler(spec)}",
+        *population(spec),
         f"# Ends early: {ends_early(spec)}",
         f"# Sandbox: {sandbox(spec)}",
         f"# Rollouts: {rollouts(spec)}",
@@ -63,6 +65,15 @@ def kind(domain: Domain) -> str:
     if isinstance(domain, Fixed | Choice):
         return "choice"
     return ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
+
+
+def population(spec: SweepSpec) -> list[str]:
+    """Where members of a population meet, if trials are one."""
+    chosen = spec.search.scheduler
+    if not isinstance(chosen, PbtSettings):
+        return []
+    steps = one_of(chosen.meetings(spec.training.steps))
+    return [f"# Population: {spec.search.trials} members meet at steps {steps}"]
 
 
 def ends_early(spec: SweepSpec) -> str:

@@ -33,6 +33,7 @@ from gdpo_tune.spec.model import (
     Tracking,
 )
 from gdpo_tune.spec.parse_space import parse_space
+from gdpo_tune.spec.population import check_population
 from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean, one_of, scalars
 from gdpo_tune.spec.rollout import check_rollout
 from gdpo_tune.spec.sandbox import check_sandbox
@@ -106,6 +107,7 @@ class Document:
         limits.check_positions(training, policy, self.root, self.problems)
         limits.check_prompts(training, data, task, self.root, self.problems)
         checks.check_search(self.root, self.problems)
+        check_population(search, space, training, self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_workers(resources, space, training, rollout, self.root, self.problems)
         checks.check_gpu_cost(

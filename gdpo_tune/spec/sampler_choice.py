@@ -31,8 +31,8 @@ class SamplerChoice:
 def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerChoice:
     """The sampler that is asked for, or what `auto` picks by the first of these that holds.
 
-    All trials side by side, and no earlier sweep: nothing could be learned, so they cover the space
-    evenly.
+    A population, or all trials side by side without an earlier sweep: nothing could be learned, so
+    they cover the space evenly.
     Many objectives, many trials, nothing but choices, many slots: TPE. Else the Gaussian process.
 
     Args:
@@ -41,6 +41,8 @@ def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerC
     """
     if spec.search.sampler != AUTO:
         return SamplerChoice(spec.search.sampler, "asked for")
+    if spec.search.scheduler.type == "pbt":
+        return SamplerChoice("qmc", "the members of a population begin spread over the space")
     trials, objectives = most_trials(spec), len(spec.objectives)
     domains = [spec.space.domains[name] for name in spec.space.dimensions]
     alone = side_by_side is not None and side_by_side >= trials and not spec.search.warm_start

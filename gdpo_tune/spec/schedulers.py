@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
 
 from gdpo_tune.spec.base import Finite, Section
+
+TOLERANCE = 1e-9
+"""Keeps a share of 0.2 at five parts."""
 
 
 class FifoSettings(Section):
@@ -31,6 +36,36 @@ class AshaSettings(Section):
     a process, until it is among the best after all."""
 
 
-SchedulerSettings = FifoSettings | AshaSettings
-SCHEDULERS: dict[str, type[SchedulerSettings]] = {"fifo": FifoSettings, "asha": AshaSettings}
+class PbtSettings(Section):
+    """Population-based training by dominance: weights and learning rate move while trials train."""
+
+    type: Literal["pbt"] = "pbt"
+    """One of the schedulers below."""
+    interval: Annotated[Finite, Gt(0), Lt(1)] = 0.2
+    """Share of a trial's steps after which all members meet, again and again. Each runs up to the
+    meeting, in turns where slots are fewer, and goes on once all are there."""
+    quantile: Annotated[Finite, Gt(0), Le(0.5)] = 0.25
+    """Share of the members, one at least, that take over the training of one of as many that come
+    first: by constraints, dominance, and distance to others in their front."""
+    factors: Annotated[tuple[Annotated[Finite, Gt(0)], ...], Field(min_length=1, strict=False)] = (
+        0.8,
+        1.25,
+    )
+    """Who takes over multiplies each value that it gets by one of these, inside of its domain."""
+    resample: Annotated[Finite, Ge(0), Le(1)] = 0.25
+    """Probability with which it draws the value anew from its domain instead."""
+
+    def meetings(self, steps: int) -> tuple[int, ...]:
+        """Steps at which members meet, of a trial with so many."""
+        count = math.ceil(1 / self.interval - TOLERANCE) - 1
+        places = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
+        return tuple(sorted(places - {0, steps}))
+
+
+SchedulerSettings = FifoSettings | AshaSettings | PbtSettings
+SCHEDULERS: dict[str, type[SchedulerSettings]] = {
+    "fifo": FifoSettings,
+    "asha": AshaSettings,
+    "pbt": PbtSettings,
+}
 """Type -> its settings."""

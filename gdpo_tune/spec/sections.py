@@ -19,6 +19,7 @@ KINDS_OF_VALUE = {
     "float_type": ("not a number", "write a number"),
     "finite_number": ("not finite", "write a finite number"),
     "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
+    "too_short": ("empty", "write one value or more, such as [0.8, 1.25]"),
     "string_too_short": ("empty", "write a word, or remove the key"),
     "string_pattern_mismatch": (
         "not the address of a tracking server or database",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdpo_tune import task_files
 from gdpo_tune.analysis import has_stagnated, next_replicate
-from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.budget import spent_budget
@@ -47,12 +47,16 @@ def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.
         return Step("untrained", "baseline", published(spec))
     if "published" not in roles:
         return Step("published", "baseline", published(spec))
-    if roles.count("search") < spec.search.trials:
+    if count_begun(records) < spec.search.trials:
         enqueued = enqueued_step(spec, records)
+        if isinstance(spec.search.scheduler, PbtSettings):
+            return replace(enqueued, role="member") if enqueued else member_step(spec, records)
         if enqueued is not None:
             return enqueued
         if not has_stagnated(records, spec.objective_list(), spec.search.patience):
             return Step("search", "model", None)
+    if any(r.role == "member" and r.state in ("running", "paused") for r in records):
+        return None  # until they end, nobody knows who is on the front
     wanted = spec.search.replicates
     replicate = next_replicate(records, spec.objective_list(), wanted.per_point, wanted.max_runs)
     if replicate is None:
@@ -74,6 +78,12 @@ def enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | Non
     return None
 
 
+def member_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step:
+    """A further member of a population; all of them together cover the space evenly."""
+    known = sum(record.role == "member" and record.proposer == "startup" for record in records)
+    return Step("member", "startup", spec.space.complete(quasi_random.point(spec, known)))
+
+
 def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
     """Whether a trial's parameters are what `given` asks for, where it has an effect."""
     active = spec.space.active(params)
@@ -91,15 +101,20 @@ def ending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) 
     reason = spent_budget(spec, records, hours)
     if reason:
         return reason
-    tried = sum(record.role == "search" for record in records)
+    tried = count_begun(records)
     if tried < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
 
 
+def count_begun(records: Sequence[TrialRecord]) -> int:
+    """Configurations that were begun, baselines and replicates aside."""
+    return sum(record.role in ("search", "member") for record in records)
+
+
 def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Trials that will exist at the end, at most: replicates depend on how large the front is."""
-    search = max(spec.search.trials, sum(record.role == "search" for record in records))
+    search = max(spec.search.trials, count_begun(records))
     most = 2 + search + spec.search.replicates.most
     return max(len(records), min(most, spec.search.budget.trials or most))
 

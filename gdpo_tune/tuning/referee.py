@@ -12,6 +12,7 @@ from pathlib import Path
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.training.checkpoints import remove_all_but
 from gdpo_tune.trials import Rung, TrialRecord
+from gdpo_tune.tuning import handover
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.rungs import Verdict
 from gdpo_tune.tuning.trainable import HALT
@@ -23,8 +24,6 @@ class Referee:
     """Between the ledger, the scheduler and the running trials."""
 
     def __init__(self, ledger: Ledger, scheduler: Scheduler) -> None:
-        self.evaluate_at = scheduler.evaluate_at
-        """Steps at which trials of the search have to be evaluated."""
         self._ledger = ledger
         self._scheduler = scheduler
         self._halting: dict[int, tuple[Verdict, Rung]] = {}
@@ -32,6 +31,7 @@ class Referee:
 
     def catch_up(self) -> list[TrialRecord]:
         """Rebuild the scheduler, and do what is overdue; return the trials that this changed."""
+        handover.finish(self._ledger)
         for number, rung in self._ledger.rungs():
             self._scheduler.judge(self._ledger.record(number), rung)
         changed = [self._settle(record) for record in self._ledger.records()]
@@ -65,9 +65,13 @@ class Referee:
         self._halting.pop(number, None)
         self._halt(number).unlink(missing_ok=True)
 
-    def promotable(self) -> int | None:
-        """Number of the waiting trial that may go on now; None if there is none."""
-        return self._scheduler.promotable()
+    def promotable(self, *, alone: bool = False) -> int | None:
+        """Number of the waiting trial that may go on now; None if there is none.
+
+        Args:
+            alone: no other trial is to be started as things stand.
+        """
+        return self._scheduler.promotable(alone=alone)
 
     def promote(self, number: int) -> TrialRecord:
         """Record that a waiting trial goes on."""

@@ -159,7 +159,7 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
     if asked.workers > 1:
         group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
     chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
-    scheduler = registry.load(chosen.target)(ledger.spec)
+    scheduler = registry.load(chosen.target)(ledger)
     setup = Setup(train, stop_file, memory, group)
     searcher = LedgerSearcher(ledger, setup, width, emit, scheduler)
     interruption = Interruption(stop_file, ray_up.is_alive)

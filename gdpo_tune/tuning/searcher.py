@@ -15,6 +15,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
+from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.errors import DiskFullError
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger
@@ -31,6 +32,7 @@ from gdpo_tune.trials import (
     TrialStarted,
 )
 from gdpo_tune.tuning.budget import hours_of, spent_budget
+from gdpo_tune.tuning.handover import write_schedule
 from gdpo_tune.tuning.plan import Step, next_step, trial_seed
 from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.proposals import Proposals
@@ -72,6 +74,7 @@ class LedgerSearcher(Searcher):
         self._spent: dict[int, Cost] = {}
         """What running trials have cost so far: a failure has a price too."""
         self._stopping = False
+        self._scheduler = scheduler
         self._referee = Referee(ledger, scheduler)
         for record in self._referee.catch_up():
             self._tell(record)
@@ -102,7 +105,7 @@ class LedgerSearcher(Searcher):
         record = self._unfinished.pop(0) if self._unfinished else None
         if record is None:
             with self._recording():
-                record = self._promoted() or self._new_trial()
+                record = self._promoted() or self._new_trial() or self._promoted(alone=True)
         if self._stopping:
             return self.FINISHED
         if record is None:
@@ -110,7 +113,8 @@ class LedgerSearcher(Searcher):
         self._numbers[trial_id] = record.number
         self._referee.clear(record.number)  # a process that was killed may have left a request
         self._emit(TrialStarted(record))
-        return {"trial": self._config(record), "setup": self._setup}
+        ends_at = self._scheduler.ends_at(record)
+        return {"trial": self._config(record), "setup": self._setup, "ends_at": ends_at}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take a measurement of a running trial."""
@@ -198,10 +202,13 @@ class LedgerSearcher(Searcher):
     def _tell(self, record: TrialRecord) -> None:
         self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
 
-    def _promoted(self) -> TrialRecord | None:
-        number = self._referee.promotable()
+    def _promoted(self, *, alone: bool = False) -> TrialRecord | None:
+        number = self._referee.promotable(alone=alone)
+        if number is None:
+            return None
         records = self._ledger.records()
-        if number is None or spent_budget(self._spec, records, self._hours(records)):
+        spent = spent_budget(self._spec, records, self._hours(records))
+        if spent and not self._scheduler.promotes_beyond_budget:
             return None
         return self._referee.promote(number)
 
@@ -242,6 +249,12 @@ class LedgerSearcher(Searcher):
 
     def _config(self, record: TrialRecord) -> TrialConfig:
         directory = Path(self._ledger.trial_directory(record.number))
-        config = self._spec.trial_config(record.params, record.seed, directory)
-        rungs = self._referee.evaluate_at if record.role == "search" else ()
-        return replace(config, train=record.role != "untrained", evaluate_at=rungs)
+        if record.role == "member":
+            write_schedule(self._ledger, record.number)
+        training = training_of(self._ledger.records(), record.number)
+        return replace(
+            self._spec.trial_config(training.params, training.seed, directory),
+            train=record.role != "untrained",
+            evaluate_at=self._scheduler.evaluate_at(record),
+            schedule=training.schedule,
+        )

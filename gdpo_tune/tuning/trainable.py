@@ -7,6 +7,7 @@ has grown past its memory limit.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,13 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     """Train one trial and return how it ended.
 
     Args:
-        config: `trial`, a `TrialConfig`, and `setup`, a `Setup`.
+        config: `trial`, a `TrialConfig`; `setup`, a `Setup`; `ends_at`, steps after which the trial
+            ends whatever the driver says.
 
     Returns:
         `outcome`: an `Outcome`; or `failure`: why the trial cannot go on, not worth a retry; or
         `fatal`: an error that every other trial would meet too, such as a full disk; or
-        `interrupted`: true; the driver asked it to end.
+        `interrupted`: true; the driver asked it to end, or it ended where it was to.
 
     Raises:
         ActorWornOut: start again in a fresh process.
@@ -94,7 +96,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     _trials_served += 1
     found = find_checkpoint(trial.directory)
     try:
-        outcome = train(trial, setup, found.newest)
+        outcome = train(trial, setup, found.newest, config["ends_at"])
     except TrialFailure as failure:
         return {"failure": str(failure)}
     except (UsageError, SandboxUnavailable, DiskFullError) as error:
@@ -111,14 +113,16 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": outcome}
 
 
-def train(trial: TrialConfig, setup: Setup, resume: Path | None) -> Outcome | None:
-    """Train in this process, or in several others; None if the driver asked for an end."""
+def train(
+    trial: TrialConfig, setup: Setup, resume: Path | None, ends_at: Collection[int] = ()
+) -> Outcome | None:
+    """Train in this process, or in several others; None if the trial ended before its end."""
     if setup.group is not None:
         # Only who has several processes a trial pays for importing Ray Train.
         from gdpo_tune.tuning.workers import train_in_group
 
-        return train_in_group(trial, setup, setup.group, resume)
-    reporter = Reporter(trial, setup.stop)
+        return train_in_group(trial, setup, setup.group, resume, ends_at)
+    reporter = Reporter(trial, setup.stop, ends_at)
     try:
         return registry.load(setup.train)(trial, resume=resume, report=reporter)
     except SystemExit:
@@ -139,10 +143,11 @@ class Reporter:
     hear of it a step later.
     """
 
-    def __init__(self, trial: TrialConfig, stop: Path) -> None:
+    def __init__(self, trial: TrialConfig, stop: Path, ends_at: Collection[int] = ()) -> None:
         self.stopped = False
-        """Whether it has ended the trial because the driver asked."""
+        """Whether it has ended the trial."""
         self._stop = stop
+        self._ends_at = ends_at
         self._halt = trial.directory / HALT
         self._last = trial.training.steps
         self._sent = float("-inf")
@@ -151,13 +156,14 @@ class Reporter:
         """Pass a measurement on if it is due.
 
         Raises:
-            SystemExit: the sweep was interrupted, or the scheduler stopped the trial; what holds
-                resources lets go in `finally`.
+            SystemExit: the sweep was interrupted, the scheduler stopped the trial, or it was to end
+                at this step; what holds resources lets go in `finally`.
         """
         stop, due = self.decide(measurement)
         if due and not stop:
             self.send(measurement)
-            stop = measurement.validated and self.halted()
+            ends = measurement.step in self._ends_at
+            stop = ends or (measurement.validated and self.halted())
         if stop:
             self.stopped = True
             raise SystemExit

@@ -7,6 +7,7 @@ for: see `runner.resources_of`. The trial's folder has to be on a disk that all 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,13 @@ PATIENCE = 3600
 
 
 def train_in_group(
-    trial: TrialConfig, setup: Setup, group: Group, resume: Path | None
+    trial: TrialConfig,
+    setup: Setup,
+    group: Group,
+    resume: Path | None,
+    ends_at: Collection[int] = (),
 ) -> Outcome | None:
-    """Train one trial in processes of its own; None if the driver asked for an end.
+    """Train one trial in processes of its own; None if the trial ended before its end.
 
     Raises:
         GdpoTuneError: what ended one of them on purpose; it ends all.
@@ -38,7 +43,12 @@ def train_in_group(
     """
     trainer = TorchTrainer(
         work,
-        train_loop_config={"trial": trial, "setup": setup, "resume": resume},
+        train_loop_config={
+            "trial": trial,
+            "setup": setup,
+            "resume": resume,
+            "ends_at": ends_at,
+        },
         torch_config=TorchConfig(backend="nccl" if group.gpus else "gloo", timeout_s=PATIENCE),
         scaling_config=ScalingConfig(
             num_workers=group.workers,
@@ -63,7 +73,7 @@ def work(config: dict[str, Any]) -> Outcome | None:
     """What each process does; the first one's outcome counts."""
     trial: TrialConfig = config["trial"]
     setup: Setup = config["setup"]
-    reporter = GroupReporter(trial, setup.stop)
+    reporter = GroupReporter(trial, setup.stop, config["ends_at"])
     try:
         return registry.load(setup.train)(trial, resume=config["resume"], report=reporter)
     except SystemExit:

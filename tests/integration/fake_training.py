@@ -1,7 +1,8 @@
 """A `train()` without training: instant, deterministic, and it misbehaves on request.
 
 `faults.json` in the sweep's folder maps a trial's number to what it does; `log.jsonl` there tells
-which process began at which step, and where checkpoints were written. Trials import this module by name, so its folder is on PYTHONPATH.
+which process began at which step, and where checkpoints were written. Trials import this module by
+name, so its folder is on PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ class Driver:
         self.events: list[Event] = []
         setup = Setup("none:none", ledger.directory / "stop", 2**40)
         chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
-        self.scheduler = registry.load(chosen.target)(ledger.spec)
+        self.scheduler = registry.load(chosen.target)(ledger)
         self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)
         self.flying: dict[str, TrialConfig] = {}
+        self.ends_at: dict[str, tuple[int, ...]] = {}
         self._count = 0
 
     def ask(self) -> Any:
@@ -33,6 +34,7 @@ class Driver:
             return answer
         self._count += 1
         self.flying[trial_id] = answer["trial"]
+        self.ends_at[trial_id] = answer["ends_at"]
         return trial_id
 
     def end(self, trial_id: str, **result: Any) -> None:

@@ -11,7 +11,9 @@ from plotly.offline import get_plotlyjs
 from gdpo_tune.analysis import build_front
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.front_png import DPI, front_picture
+from gdpo_tune.figures.population import population_figure
 from gdpo_tune.figures.report import report_html
+from gdpo_tune.trials import Cost, Exploit, Rung, TrialRecord
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -268,3 +270,28 @@ def test_pandas_is_whole_before_plotly_looks_for_it():
         [sys.executable, "-c", HALFWAY], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_the_report_shows_how_members_of_a_population_moved(tmp_path):
+    spec = make_spec(tmp_path)
+    plain = make_records(spec, 4)
+    assert page_of(spec, plain).count("div", id="figure-population") == 0
+    members = [moved(record) for record in plain[2:]]
+    page = page_of(spec, [*plain[:2], *members])
+    assert page.count("div", id="figure-population") == 1
+    assert "member (model)" in page.text
+    figure = population_figure(build_front([*plain[:2], *members], spec.objective_list()))
+    assert [axis.title.text for axis in figure.select_yaxes()] == ["w format", "learning rate"]
+    assert [axis.type for axis in figure.select_yaxes()] == ["linear", "log"]
+    line = figure.data[-1]
+    number = int(line.text[0].split()[1].rstrip(","))
+    assert list(line.x) == [0, 4 + number, 20]
+    assert line.text[1] == f"trial {number} from 2, step {4 + number}: 2e-4"
+
+
+def moved(record: TrialRecord) -> TrialRecord:
+    """A member that took over from trial 2."""
+    step, found = 4 + record.number, {"reward_weights.format": 0.0, "learning_rate": 2e-4}
+    rung = Rung(20, record.validation, Cost(64 * 20))
+    lineage = (Exploit(record.number, 2, step, found),)
+    return replace(record, role="member", rungs=(rung,), lineage=lineage)

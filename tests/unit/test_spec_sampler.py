@@ -10,6 +10,7 @@ from tuning_support import spec_in
 from gdpo_tune.spec import choose_sampler, dry_run
 from gdpo_tune.tuning.projection import Projection
 
+FIFO = "search.scheduler={type: fifo}"
 FOUR = "objectives.mean_length={direction: minimize, reference: 64}"
 CHOICES = (
     "space.learning_rate=[1.0e-4, 2.0e-4]",
@@ -26,11 +27,13 @@ CHOICES = (
         (("search.trials=300",), 2, "gp", "300 trials"),
         (("search.trials=301",), 2, "tpe", "301 trials takes many seconds"),
         (("search.trials=301", "search.budget.trials=40"), 2, "gp", "40 trials"),
-        (("search.trials=301", "search.budget.completions=38400"), 2, "gp", "10 trials"),
+        (("search.trials=301", "search.budget.completions=38400"), 2, "tpe", "301 trials"),
+        (("search.trials=301", "search.budget.completions=38400", FIFO), 2, "gp", "10 trials"),
         ((FOUR,), 2, "tpe", "4 objectives are too many"),
         (CHOICES, 2, "tpe", "every parameter is a choice"),
         (("search.trials=100",), 33, "tpe", "33 slots would wait"),
         (("search.sampler=nsga2",), 2, "nsga2", "asked for"),
+        (("search.scheduler={type: pbt}",), 2, "qmc", "members of a population begin spread"),
     ],
 )
 def test_auto_picks_by_what_is_asked_and_says_why(

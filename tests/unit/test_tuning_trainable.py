@@ -58,7 +58,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
 
 def run(config: TrialConfig, memory_limit: int = 2**40) -> dict[str, Any]:
     setup = Setup(f"{__name__}:train", config.directory / "stop", memory_limit)
-    return run_trial({"trial": config, "setup": setup})
+    return run_trial({"trial": config, "setup": setup, "ends_at": ()})
 
 
 @pytest.mark.parametrize("steps", [1, 7, 20, 21, 59, 60, 61, 100, 119, 199, 200, 400, 1000, 5000])

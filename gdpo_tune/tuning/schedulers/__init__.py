@@ -1,1 +1,1 @@
-"""What stops a trial before its end: one file a scheduler, each with a `build(spec)`."""
+"""What stops a trial before its end: one file a scheduler, each with a `build(ledger)`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdpo_tune.ledger import excess
+from gdpo_tune.ledger import Ledger, excess
 from gdpo_tune.ledger.costs import with_costs
 from gdpo_tune.spec import AshaSettings, SweepSpec
 from gdpo_tune.trials import Rung, TrialRecord
@@ -13,10 +13,10 @@ NAMED = 3
 """So many of the trials that dominate another are named."""
 
 
-def build(spec: SweepSpec) -> Scheduler:
+def build(ledger: Ledger) -> Scheduler:
     """The scheduler of a sweep that stops trials at rungs."""
-    assert isinstance(spec.search.scheduler, AshaSettings)
-    return Asha(spec, spec.search.scheduler)
+    assert isinstance(ledger.spec.search.scheduler, AshaSettings)
+    return Asha(ledger.spec, ledger.spec.search.scheduler)
 
 
 class Asha(Scheduler):
@@ -25,15 +25,19 @@ class Asha(Scheduler):
     def __init__(self, spec: SweepSpec, settings: AshaSettings) -> None:
         super().__init__()
         factor, training = settings.reduction_factor, spec.training
-        self.evaluate_at = levels(settings.grace, training.steps, factor)
+        self._steps = levels(settings.grace, training.steps, factor)
         self._spec = spec
         self._rungs = Rungs(
             spec.objective_list(),
-            [step * training.completions_per_step for step in self.evaluate_at],
+            [step * training.completions_per_step for step in self._steps],
             factor,
             settings.variant,
             len(spec.constraints),
         )
+
+    def evaluate_at(self, record: TrialRecord) -> tuple[int, ...]:
+        """The rungs, for trials of the search."""
+        return self._steps if record.role == "search" else ()
 
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
         """What a trial is to do; rungs elsewhere than at the levels decide nothing."""
@@ -47,7 +51,7 @@ class Asha(Scheduler):
             [excess(bound, found[name].mean) for name, bound in self._spec.constraints.items()],
         )
 
-    def promotable(self) -> int | None:
+    def promotable(self, *, alone: bool = False) -> int | None:
         """The waiting trial that is next."""
         return self._rungs.promotable()
 

@@ -17,8 +17,16 @@ from gdpo_tune.tuning.schedulers.rungs import Verdict
 class Scheduler(FIFOScheduler):
     """Lets every trial run to its end; others override what they decide."""
 
-    evaluate_at: tuple[int, ...] = ()
-    """Steps at which trials of the search have to be evaluated."""
+    promotes_beyond_budget = False
+    """Whether waiting trials go on when the budget is spent, as running ones do."""
+
+    def evaluate_at(self, record: TrialRecord) -> tuple[int, ...]:
+        """Steps at which a trial has to be evaluated."""
+        return ()
+
+    def ends_at(self, record: TrialRecord) -> tuple[int, ...]:
+        """Those of them after which it ends whatever was measured, and waits."""
+        return ()
 
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
         """What a trial is to do after a rung that is in the ledger.
@@ -28,8 +36,12 @@ class Scheduler(FIFOScheduler):
         """
         return "continue"
 
-    def promotable(self) -> int | None:
-        """Number of the waiting trial that may go on now; None if there is none."""
+    def promotable(self, *, alone: bool = False) -> int | None:
+        """Number of the waiting trial that may go on now; None if there is none.
+
+        Args:
+            alone: no other trial is to be started as things stand.
+        """
         return None
 
     def promote(self, number: int) -> None:

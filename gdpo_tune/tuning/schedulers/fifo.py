@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gdpo_tune.spec import SweepSpec
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.schedulers.base import Scheduler
 
 
-def build(spec: SweepSpec) -> Scheduler:
+def build(ledger: Ledger) -> Scheduler:
     """The scheduler of a sweep that stops no trial early."""
-    del spec
+    del ledger
     return Scheduler()
