@@ -21,18 +21,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gdpo_tune.events import Event, TrialProgress, TrialStarted
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import (
-    Cost,
-    Estimate,
-    Event,
-    Measurement,
-    Outcome,
-    Report,
-    TrialConfig,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
 
 LIMIT_MS = 25.0
 """CPU a trial that the driver may cost."""

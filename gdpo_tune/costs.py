@@ -17,7 +17,7 @@ def gpu_hours(cost: Cost, gpus: float) -> float:
 def priced(
     measured: Mapping[str, Estimate], cost: Cost, names: Collection[str], gpus: float
 ) -> dict[str, Estimate]:
-    """Held-out metrics and, of `registry.COST_METRICS`, those that are asked for.
+    """Held-out metrics and, of `metrics.COST_METRICS`, those that are asked for.
 
     A cost is known exactly, so its standard error within a trial is 0. A metric that the task
     itself measures under such a name stays as it is.

@@ -18,7 +18,8 @@ from typing import Any, get_args
 
 from gdpo_tune import registry
 from gdpo_tune.errors import TaskFileError
-from gdpo_tune.registry import MetricInfo, TaskInfo
+from gdpo_tune.metrics import MetricInfo
+from gdpo_tune.registry import TaskInfo
 from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.trials import Direction
 

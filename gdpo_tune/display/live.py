@@ -14,17 +14,17 @@ from rich.text import Text
 from gdpo_tune.closing import Closing
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import front_table, role, running_table
-from gdpo_tune.figures import style
-from gdpo_tune.trials import (
+from gdpo_tune.events import (
     Event,
     SearchStarted,
     SweepStarted,
     TrialFinished,
     TrialPaused,
     TrialProgress,
-    TrialRecord,
     TrialStarted,
 )
+from gdpo_tune.figures import style
+from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

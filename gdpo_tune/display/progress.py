@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from threading import Lock
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.trials import (
+from gdpo_tune.events import (
     Event,
-    Measurement,
-    Objective,
     SearchStarted,
     SweepFinished,
     SweepStarted,
     TrialProgress,
-    TrialRecord,
     TrialStarted,
 )
+from gdpo_tune.trials import Measurement, Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
 PATIENCE = 1.0

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gdpo_tune import registry, task_files
+from gdpo_tune.metrics import MetricInfo
 from gdpo_tune.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
 from gdpo_tune.spec.model import LEAST_RESOURCE, ObjectiveSpec, Resources, Search
@@ -54,7 +55,7 @@ def check_policy(policy: str, task: str, root: Node, problems: Problems) -> None
 
 
 def check_reference(
-    name: str, objective: ObjectiveSpec, info: registry.MetricInfo, node: Node, problems: Problems
+    name: str, objective: ObjectiveSpec, info: MetricInfo, node: Node, problems: Problems
 ) -> None:
     """Some value of the metric is better than the reference."""
     path = ("objectives", name, "reference")
@@ -263,7 +264,7 @@ def check_storage(storage: str, root: Node, problems: Problems) -> None:
 
 
 def check_bound(
-    op: str, bound: float, info: registry.MetricInfo, node: Node, path: KeyPath, problems: Problems
+    op: str, bound: float, info: MetricInfo, node: Node, path: KeyPath, problems: Problems
 ) -> None:
     """Some value of the metric respects the bound."""
     if (op == ">=" and bound > info.high) or (op == "<=" and bound < info.low):

@@ -11,6 +11,7 @@ from typing import get_args
 
 from gdpo_tune import registry, task_files
 from gdpo_tune.errors import TaskFileError
+from gdpo_tune.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo, parameters_of
 from gdpo_tune.settings import (
     DataSettings,
@@ -260,9 +261,7 @@ class Document:
             result[name] = Constraint.model_validate({"op": op, "bound": bound})
         return result
 
-    def metric(
-        self, name: str, node: Node, key: str, task: str | None
-    ) -> registry.MetricInfo | None:
+    def metric(self, name: str, node: Node, key: str, task: str | None) -> MetricInfo | None:
         """What the task says of a metric; None if it measures no such thing."""
         if task is None:
             return None
@@ -271,7 +270,7 @@ class Document:
             reason = (
                 "every trial of a sweep samples the same number, so nothing can be traded for it"
             )
-            fix = f"name another cost, {one_of(registry.COST_METRICS)}, or write search.budget"
+            fix = f"name another cost, {one_of(COST_METRICS)}, or write search.budget"
             self.problems.at(node, (key, name), reason, fix)
         elif name not in metrics:
             fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gdpo_tune import registry
+from gdpo_tune.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.settings import (
     DataSettings,
@@ -98,7 +99,7 @@ def reference() -> str:
     parts += [parameters(), *tasks()]
     parts += [
         "## Costs as metrics\n\n" + COST_NOTE,
-        metrics_table(registry.COST_METRICS),
+        metrics_table(COST_METRICS),
         listing("Normalization modes", registry.NORMALIZATIONS, mode_doc),
         listing("Samplers", registry.SAMPLERS, lambda info: info.doc),
         listing("Schedulers", registry.SCHEDULERS, lambda info: info.doc),
@@ -218,7 +219,7 @@ def tasks() -> list[str]:
     return parts
 
 
-def metrics_table(metrics: Mapping[str, registry.MetricInfo]) -> str:
+def metrics_table(metrics: Mapping[str, MetricInfo]) -> str:
     """Metrics with their better side and range."""
     rows = [
         (f"`{metric}`", info.direction, f"{info.low:g} to {info.high:g}", info.doc)

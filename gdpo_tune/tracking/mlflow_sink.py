@@ -10,6 +10,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gdpo_tune.events import (
+    Event,
+    SearchStarted,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialPaused,
+    TrialProgress,
+    TrialStarted,
+)
 from gdpo_tune.spec import shown_yaml, without_password
 from gdpo_tune.steps import read_steps
 from gdpo_tune.tracking import projection
@@ -19,18 +29,7 @@ from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milli
 from gdpo_tune.tracking.sender import Sender
 from gdpo_tune.tracking.server import absolute_uri, set_environment
 from gdpo_tune.tracking.spool import Message, Spool
-from gdpo_tune.trials import (
-    Event,
-    Measurement,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    TrialFinished,
-    TrialPaused,
-    TrialProgress,
-    TrialRecord,
-    TrialStarted,
-)
+from gdpo_tune.trials import Measurement, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -13,18 +13,12 @@ import psutil
 
 from gdpo_tune import registry
 from gdpo_tune.errors import ClusterLostError
+from gdpo_tune.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
-from gdpo_tune.trials import (
-    Event,
-    Listener,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    TrialRecord,
-)
+from gdpo_tune.trials import TrialRecord
 from gdpo_tune.tuning import cluster
 from gdpo_tune.tuning.budget import hours_of
 from gdpo_tune.tuning.checkpoints import tidy

@@ -17,20 +17,10 @@ from ray.tune.search import Searcher
 
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.errors import DiskFullError
+from gdpo_tune.events import Event, TrialFinished, TrialPaused, TrialProgress, TrialStarted
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import (
-    Cost,
-    Event,
-    Measurement,
-    Outcome,
-    TrialConfig,
-    TrialFinished,
-    TrialPaused,
-    TrialProgress,
-    TrialRecord,
-    TrialStarted,
-)
+from gdpo_tune.trials import Cost, Measurement, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.tuning.budget import hours_of, spent_budget
 from gdpo_tune.tuning.handover import write_schedule
 from gdpo_tune.tuning.plan import Step, next_step, trial_seed

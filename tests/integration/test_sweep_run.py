@@ -19,9 +19,7 @@ from fake_training import executions
 
 from gdpo_tune.analysis import build_front
 from gdpo_tune.errors import DiskFullError, SandboxUnavailable
-from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.trials import (
+from gdpo_tune.events import (
     Event,
     SearchStarted,
     SweepFinished,
@@ -29,6 +27,8 @@ from gdpo_tune.trials import (
     TrialFinished,
     TrialStarted,
 )
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
 from gdpo_tune.tuning import cluster, run_sweep, runner
 
 pytestmark = [

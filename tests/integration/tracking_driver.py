@@ -11,19 +11,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tracking import MlflowSink, check_server
-from gdpo_tune.trials import (
-    Cost,
-    Estimate,
-    Measurement,
-    SweepFinished,
-    SweepStarted,
-    TrialFinished,
-    TrialProgress,
-    TrialRecord,
-    TrialStarted,
-)
+from gdpo_tune.trials import Cost, Estimate, Measurement, TrialRecord
 
 SPACE = """
 name: tiny

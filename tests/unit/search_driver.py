@@ -7,8 +7,9 @@ from typing import Any
 from tuning_support import trade_off
 
 from gdpo_tune import registry
+from gdpo_tune.events import Event
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Event, Measurement, TrialConfig
+from gdpo_tune.trials import Measurement, TrialConfig
 from gdpo_tune.tuning.searcher import LedgerSearcher
 from gdpo_tune.tuning.trainable import Setup
 

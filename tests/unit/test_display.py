@@ -12,17 +12,10 @@ from gdpo_tune.analysis import build_front
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import front_table
+from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.spec import Constraint
-from gdpo_tune.trials import (
-    Cost,
-    Measurement,
-    SweepFinished,
-    SweepStarted,
-    TrialFinished,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.trials import Cost, Measurement
 
 
 @pytest.fixture

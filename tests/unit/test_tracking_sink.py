@@ -5,16 +5,10 @@ from dataclasses import replace
 import pytest
 from tracking_support import complete, measurement, running, tiny_spec
 
+from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.steps import append_step
 from gdpo_tune.tracking import MlflowSink, mlflow_sink
 from gdpo_tune.tracking.sender import Away
-from gdpo_tune.trials import (
-    SweepFinished,
-    SweepStarted,
-    TrialFinished,
-    TrialProgress,
-    TrialStarted,
-)
 
 LONG = 30.0
 

@@ -10,9 +10,10 @@ import pytest
 from search_driver import Driver
 from tuning_support import measured, outcome, spec_in
 
+from gdpo_tune.events import TrialFinished, TrialPaused
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Outcome, TrialConfig, TrialFinished, TrialPaused, TrialRecord
+from gdpo_tune.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.plan import is_finished
 from gdpo_tune.tuning.trainable import HALT

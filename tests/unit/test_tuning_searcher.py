@@ -16,16 +16,11 @@ from search_driver import Driver
 from tuning_support import measured, outcome, spec_in, trade_off
 
 from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.events import TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import (
-    Cost,
-    Measurement,
-    TrialFinished,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.trials import Cost, Measurement
 from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.failures import reason
 from gdpo_tune.tuning.plan import is_finished, planned, trial_seed
