@@ -17,7 +17,7 @@ from gdpo_tune.spec.model import (
     SweepSpec,
     Tracking,
 )
-from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler
+from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler, most_trials
 from gdpo_tune.spec.sandbox import sandbox_doubts
 from gdpo_tune.spec.schedulers import AshaSettings, PbtSettings
 from gdpo_tune.spec.space import Space
@@ -47,6 +47,7 @@ __all__ = [
     "lint",
     "load_spec",
     "local_cpus",
+    "most_trials",
     "sandbox_doubts",
     "shown_yaml",
     "without_password",

@@ -1,11 +1,12 @@
-"""What a trial that did not go on from a rung would have come to: a guess for the sampler.
+"""What a trial that is not at its end will come to, or would have: a guess for the sampler.
 
-Stopped trials are most of a sweep, and those that a sampler does not see it proposes again. Their
-values at a rung are not comparable with values at full budget. So each gets the median change from
-that rung to the end over the trials that ran to their end.
+Stopped trials are most of a sweep, and those that a sampler does not see it proposes again; those
+that still run are most of what there is to learn from while a sweep is young. Their values at a
+rung are not comparable with values at full budget. So each gets the median change from that rung to
+the end over the trials that ran to their end.
 
 The guess rests on the first so many of those trials, by the time of their end, and on more of them
-only in leaps: every change of it moves all stopped trials, and a new process with the same records
+only in leaps: every change of it moves all of those, and a new process with the same records
 has to guess the same.
 """
 
@@ -80,10 +81,14 @@ def leap_to(count: int) -> int:
     return leap
 
 
-def stopped_at(record: TrialRecord) -> Rung | None:
-    """The rung at which a trial was stopped, or last waited; None if it never was."""
-    if record.state in ("pruned", "paused") and record.rungs:
-        return record.rungs[-1]
+def last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
+    """The newest rung of a trial that has not come to its end, and may never; None without one.
+
+    Args:
+        record: the trial.
+        under_way: whether one counts that runs and never waited.
+    """
+    counts = record.state in ("pruned", "paused")
     if record.state == "running":
-        return next((r for r in record.rungs if r.completions == record.paused_at), None)
-    return None
+        counts = under_way or record.paused_at > 0
+    return record.rungs[-1] if counts and record.rungs else None

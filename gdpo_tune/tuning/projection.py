@@ -7,7 +7,7 @@ study with one entry a configuration:
     complete        the mean over its seeds, on validation prompts
     stopped early   its last rung plus the median change from there to the end, see `drift`
     waiting         the same, also once it goes on
-    running         pending
+    running         the same from its first rung on, in sweeps of up to 300 trials; else pending
     failed          pending for good
     untrained       left out: its parameters had no effect
     population      left out, replicates too: the parameters of a member moved while it trained
@@ -36,13 +36,15 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from gdpo_tune import registry
 from gdpo_tune.ledger import create_study, distribution, excess
-from gdpo_tune.spec import Choice, SweepSpec, Uniform, choose_sampler
-from gdpo_tune.trials import Params, ParamValue, Proposer, TrialRecord
+from gdpo_tune.spec import Choice, SweepSpec, Uniform, choose_sampler, most_trials
+from gdpo_tune.trials import Params, ParamValue, Proposer, Rung, TrialRecord
 from gdpo_tune.tuning import quasi_random
-from gdpo_tune.tuning.drift import Drift, stopped_at
+from gdpo_tune.tuning.drift import Drift, last_rung
 from gdpo_tune.tuning.samplers import Sampling
 
 STUDY = "projection"
+FEW = 300
+"""Trials up to which those under way are worth looking at: each look costs a new study."""
 UNSEEN_TRIES = 64
 """Quasi-random points tried in place of a configuration that was proposed before."""
 
@@ -95,8 +97,9 @@ class Projection:
         """Trials of earlier sweeps, by configuration."""
         self._moving: set[int] = set()
         """Numbers of the members of a population."""
-        self._stopped = False
-        """Whether any trial was stopped at a rung."""
+        self._guessed = False
+        """Whether any trial stands at what it would come to."""
+        self._under_way = most_trials(spec) <= FEW
         self._quasi_random_asked = 0
         self._drift = Drift(spec)
         self._rebuild()
@@ -189,7 +192,7 @@ class Projection:
 
         Returns:
             The point, or None if a sampler has nothing to learn from the record; and whether
-            stopped trials are worth something else now.
+            guesses have changed.
         """
         point = self._point(record.params)
         if record.role == "member":
@@ -202,10 +205,10 @@ class Projection:
             self._quasi_random_asked += 1
         members[record.number] = record
         self._states.setdefault(point, sampler_state)
-        if stopped_at(record) is not None:
-            self._stopped = True
+        if self._rung(record) is not None:
+            self._guessed = True
         learned = record.state == "complete" and self._drift.add(record)
-        return point, learned and self._stopped
+        return point, learned and self._guessed
 
     def _rebuild(self) -> None:
         """Begin a new study."""
@@ -249,14 +252,17 @@ class Projection:
         self._entries[point] = Entry(number, mean)
         self._completed += 1
 
+    def _rung(self, record: TrialRecord) -> Rung | None:
+        return last_rung(record, under_way=self._under_way)
+
     def _worth(self, point: Point) -> list[dict[str, float]]:
-        """Metric -> value of each complete seed; if there is none, of each that was stopped; if
+        """Metric -> value of each complete seed; if there is none, of each that came to a rung; if
         this sweep knows nothing of the point, of each trial of an earlier one."""
         members = self._members.get(point, {}).values()
         complete = [record for record in members if record.state == "complete"]
-        stopped = [rung for record in members if (rung := stopped_at(record)) is not None]
-        if stopped and not complete:
-            return [self._drift.guess(rung) for rung in stopped]
+        rungs = [rung for record in members if (rung := self._rung(record)) is not None]
+        if rungs and not complete:
+            return [self._drift.guess(rung) for rung in rungs]
         told = complete or self._earlier.get(point, [])
         return [{name: e.mean for name, e in record.validation.items()} for record in told]
 

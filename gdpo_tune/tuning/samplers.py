@@ -129,8 +129,8 @@ def qmc(spec: SweepSpec) -> Sampling:
 
 
 def startup_trials(spec: SweepSpec) -> int:
-    """Trials before a model: few enough that it proposes more than half of a short sweep."""
-    return min(10, max(4, spec.search.trials // 3))
+    """Trials before a model: few, since even with four it beats chance; see docs/search.md."""
+    return min(10, max(4, spec.search.trials // 8))
 
 
 def population_size(spec: SweepSpec) -> int:

@@ -118,6 +118,7 @@ class LedgerSearcher(Searcher):
                 self._step_is_known = False
                 if self._ledger.progress(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
+                    self._proposals.observe(self._ledger.record(number))
         self._emit(TrialProgress(number, measurement))
 
     def on_trial_complete(

@@ -83,7 +83,19 @@ def test_constraints_are_guessed_like_objectives(spec: SweepSpec):
     assert guessed.constraints["correctness"] == pytest.approx(0.2 - 0.25)
 
 
-def test_a_waiting_trial_is_known_and_stays_so_when_it_goes_on(spec: SweepSpec):
+def test_a_trial_under_way_is_known_from_its_first_rung_on(spec: SweepSpec):
+    projection = Projection(spec)
+    projection.observe(record(spec, 0, "running"))
+    assert seen(projection) == {0: ("RUNNING", None)}
+    projection.observe(record(spec, 0, "running", (7, 0.1)))
+    assert seen(projection) == {0: ("COMPLETE", 0.1)}
+    projection.observe(record(spec, 1, "complete", (7, 0.3), (20, 0.4), end=0.5))
+    projection.observe(record(spec, 0, "running", (7, 0.1), (20, 0.2)))
+    assert seen(projection) == {0: ("COMPLETE", 0.3), 1: ("COMPLETE", 0.5)}
+
+
+def test_a_waiting_trial_of_a_large_sweep_is_known_and_stays_so_when_it_goes_on(tmp_path: Path):
+    spec = spec_in(tmp_path, ["search.trials=301"])
     projection = Projection(spec)
     running = record(spec, 0, "running", (7, 0.1))
     projection.observe(running)
@@ -171,3 +183,18 @@ def test_at_least_half_of_the_suggestions_come_from_the_model(tmp_path: Path):
         driver.searcher.close()
     assert "pruned" in {record.state for record in records}
     assert sum(record.proposer == "model" for record in records) >= 8
+
+
+def test_the_sampler_hears_of_rungs_before_any_trial_is_at_its_end(tmp_path: Path):
+    given = ["search.sampler=tpe", "search.trials=24"]
+    with Ledger.open(spec_in(tmp_path, given)) as ledger:
+        driver = Driver(ledger, slots=8)
+        while len(driver.flying) < 7:
+            driver.ask()
+        for trial in driver.flying:
+            driver.report(trial, measured(7, **same(0.3)))
+        while len(driver.flying) < 8:
+            driver.ask()
+        newest = ledger.records()[-1]
+        driver.searcher.close()
+    assert newest.proposer == "model"
