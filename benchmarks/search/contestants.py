@@ -28,32 +28,39 @@ class Contestant:
     """A package that it needs besides the project's own."""
     takes_constraints: bool = True
     most_seeds: int | None = None
-    """Of one whose proposals take minutes."""
+    """Of one whose proposals take seconds to minutes."""
 
 
-def _product(sampler: str, core: Core) -> Contestant:
-    return Contestant(lambda problem, trials, seed: Product(problem, sampler, core, trials, seed))
+def _product(sampler: str, core: Core, most_seeds: int | None = None) -> Contestant:
+    return Contestant(
+        lambda problem, trials, seed: Product(problem, sampler, core, trials, seed),
+        most_seeds=most_seeds,
+    )
 
 
-def _optuna(sampler: str) -> Contestant:
-    return Contestant(lambda p, trials, seed: OptunaAlone(p, optuna_sampler(sampler, seed)))
+def _optuna(sampler: str, most_seeds: int | None = None) -> Contestant:
+    return Contestant(
+        lambda p, trials, seed: OptunaAlone(p, optuna_sampler(sampler, seed)),
+        most_seeds=most_seeds,
+    )
 
 
 CONTESTANTS: Mapping[str, Contestant] = {
-    "gdpo_tune auto": _product("auto", no_rungs),
+    "gdpo_tune auto": _product("auto", no_rungs, most_seeds=10),
     "gdpo_tune gp": _product("gp", no_rungs),
     "gdpo_tune tpe": _product("tpe", no_rungs),
     "gdpo_tune nsga2": _product("nsga2", no_rungs),
     "gdpo_tune nsga3": _product("nsga3", no_rungs),
     "gdpo_tune random": _product("random", no_rungs),
     "gdpo_tune auto + asha": _product("auto", stopping),
-    "gdpo_tune auto + asha promote": _product("auto", promoting),
+    "gdpo_tune tpe + asha": _product("tpe", stopping),
+    "gdpo_tune tpe + asha promote": _product("tpe", promoting),
     "gdpo_tune random + asha": _product("random", stopping),
     "gdpo_tune random + asha promote": _product("random", promoting),
     "optuna random": _optuna("random"),
     "optuna tpe": _optuna("tpe"),
     "optuna nsga2": _optuna("nsga2"),
-    "optuna gp": _optuna("gp"),
+    "optuna gp": _optuna("gp", most_seeds=10),
     "botorch qnehvi": Contestant(
         lambda p, trials, seed: OptunaAlone(p, optuna_sampler("qnehvi", seed)),
         needs="optuna_integration",

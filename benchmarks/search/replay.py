@@ -18,9 +18,11 @@ FULL = Plan(
     problems=["math"],
     contestants=[
         "gdpo_tune auto + asha",
-        "gdpo_tune auto + asha promote",
+        "gdpo_tune tpe + asha",
+        "gdpo_tune tpe + asha promote",
         "gdpo_tune random + asha",
         "gdpo_tune auto",
+        "gdpo_tune tpe",
         "optuna random",
         "optuna tpe",
         "optuna nsga2",

@@ -4,7 +4,7 @@
 
 A budget of 30 full trials, 4 in flight, rungs at 1/27, 1/9 and 1/3 of a trial, a reduction factor
 of 3. The hypervolume is that of the trials that had their full budget. `random + ...` tells
-schedulers apart, `auto + ...` is what a sweep does. P(continue) is asked at every rung from its
+schedulers apart, `tpe + ...` is both together. P(continue) is asked at every rung from its
 third trial on. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets `table.md` and
 `schedulers.png`. The last line is JSON.
 """
@@ -21,7 +21,7 @@ FULL = Plan(
         "gdpo_tune random + asha",
         "gdpo_tune random + asha promote",
         "gdpo_tune auto",
-        "gdpo_tune auto + asha",
+        "gdpo_tune tpe + asha",
         "optuna random",
         "optuna tpe",
         "ray optunasearch",
