@@ -22,6 +22,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/samplers.py
 	python benchmarks/search/schedulers.py
 	python benchmarks/search/replay.py
+	python benchmarks/search/sweeps.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
@@ -34,7 +35,9 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/normalization.py --small
 	python benchmarks/search/samplers.py --small
 	python benchmarks/search/schedulers.py --small
+	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
+	python benchmarks/search/sweeps.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small
