@@ -14,7 +14,7 @@ GdpoTuneError                 anything that this package raises on purpose
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
 |- DiskFullError              no space left: the sweep ends, and goes on once there is room
-|- ClusterLostError           Ray's servers died: the sweep ends, and the same command goes on
+|- ClusterLostError           Ray's servers died or did not start: the same command goes on
 |- SandboxUnavailable         no isolation on this machine: fail closed
 `- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
 """

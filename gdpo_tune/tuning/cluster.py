@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import write_whole
 from gdpo_tune.spec import local_cpus
 
@@ -44,6 +45,11 @@ SAME_START = 2.0
 which moves when the clock is set."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
+STARTS = 4
+"""Attempts to start a cluster of our own. Ray gives its servers half a minute, which they may need
+more than once where something else keeps the machine busy."""
+TOO_SLOW = "timed out during startup"
+"""In the message of Ray's error, which has no type of its own, when that was not enough."""
 
 
 def connected() -> bool:
@@ -71,6 +77,9 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
         processes: file that remembers the processes of a cluster of our own. Most of Ray's follow a
             killed driver into its end, but two agents wait for each other's, and on a busy machine
             a process that was just starting may stay; the next start ends what is left.
+
+    Raises:
+        ClusterLostError: the servers of a cluster of our own did not start.
     """
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
@@ -81,17 +90,14 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
     import ray
 
     others = children()
-    local: dict[str, Any] = {
-        "num_cpus": local_cpus(),
-        "include_dashboard": False,
-        "object_store_memory": OBJECT_STORE,
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.CRITICAL,  # what trials die of is in the ledger
     }
-    ray.init(
-        address=os.environ["RAY_ADDRESS"] if connected() else "local",
-        log_to_driver=False,
-        logging_level=logging.CRITICAL,  # what trials die of is in the ledger
-        **({} if connected() else local),
-    )
+    if connected():
+        ray.init(address=os.environ["RAY_ADDRESS"], **quiet)
+    else:
+        start_servers(others, quiet)
 
     def remember_all() -> None:
         if not connected():
@@ -109,6 +115,39 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
         if lost:
             end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
         processes.unlink(missing_ok=True)
+
+
+def start_servers(others: Collection[tuple[int, float]], options: Mapping[str, Any]) -> None:
+    """Start a cluster of our own, once more where its servers took too long.
+
+    Args:
+        others: processes below this one that are not Ray's.
+        options: for `ray.init`.
+
+    Raises:
+        ClusterLostError: they took too long every time.
+    """
+    import ray
+
+    for _ in range(STARTS):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=local_cpus(),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE,
+                **options,
+            )
+        except Exception as error:
+            if TOO_SLOW not in str(error):
+                raise
+            end(children().difference(others))
+        else:
+            return
+    raise ClusterLostError(
+        f"the servers of Ray did not start in time, {STARTS} times over; something else keeps this "
+        "machine busy"
+    )
 
 
 def servers_watched() -> Callable[[], bool]:
@@ -196,9 +235,14 @@ def remembered(file: Path) -> list[tuple[int, float]]:
 
 def end_orphans(file: Path) -> None:
     """End what is left of the processes that a killed run wrote down."""
-    for pid, created in remembered(file):
+    end(remembered(file))
+    file.unlink(missing_ok=True)
+
+
+def end(processes: Iterable[tuple[int, float]]) -> None:
+    """End those of these processes that are still there and ours to end."""
+    for pid, created in processes:
         process = process_of(pid, created)
         if process is not None:
             with suppress(psutil.Error):
                 process.kill()
-    file.unlink(missing_ok=True)

@@ -67,7 +67,7 @@ def run_sweep(
         IdentityError: another sweep lives under this name.
         PolicyError, SandboxUnavailable: what every trial needs is not there.
         DiskFullError: there is no room for checkpoints or the ledger; the same call goes on.
-        ClusterLostError: Ray's servers died; the same call goes on.
+        ClusterLostError: Ray's servers did not start, or died; the same call goes on.
     """
     check_resources(spec)
     with Ledger.open(spec, fresh=fresh) as ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import ray
 from ray._private.accelerators import accelerator
 
+from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.tuning import cluster
 from gdpo_tune.tuning.interruption import ClusterLost, Interruption
 
@@ -58,6 +60,55 @@ def test_only_processes_of_the_cluster_are_remembered(
         up.remember()
         assert sorted(pid for pid, _ in cluster.remembered(file)) == sorted(new)
     assert not file.exists()
+
+
+def slow_starts(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, times: int
+) -> list[subprocess.Popen[bytes]]:
+    """Let Ray's servers take too long so often; return all that are started."""
+    monkeypatch.setattr(cluster, "ENVIRONMENT", {})
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def init(**options: object) -> None:
+        started.append(spawn())
+        if len(started) <= times:
+            raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr(ray, "init", init)
+    return started
+
+
+def test_servers_that_take_too_long_are_ended_and_started_again(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    other = spawn()
+    started = slow_starts(spawn, monkeypatch, times=2)
+    with cluster.ray_cluster(file):
+        first, second, third = started
+        assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+        assert third.poll() is None
+    assert other.poll() is None
+
+
+def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    started = slow_starts(spawn, monkeypatch, times=cluster.STARTS)
+    late = pytest.raises(ClusterLostError, match="did not start in time, 4 times over")
+    with late, cluster.ray_cluster(file):
+        pytest.fail("there is no cluster")
+    assert len(started) == cluster.STARTS
+
+
+def test_another_error_of_ray_is_its_own(file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch):
+    slow_starts(spawn, monkeypatch, times=0)
+    monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), cluster.ray_cluster(file):
+        pytest.fail("there is no cluster")
 
 
 def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path, spawn: Spawn):
