@@ -81,9 +81,8 @@ class Progress(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say again what was measured where this run goes on."""
-        start = self._start
-        if start is not None and start.validation:
-            self._report(Measurement(start.step, {}, start.cost, start.validation), start.path)
+        if self._start is not None:
+            say_again(self._start, self._report)
 
     def on_log(
         self,
@@ -152,6 +151,12 @@ class Progress(TrainerCallback):
     def _fill(self, folder: Path, states: Sequence[RandomState], *, last: bool) -> None:
         save_state(self._trainer, states, folder, last=last)
         self._state.prompts.save(folder)
+
+
+def say_again(start: Checkpoint, report: Report) -> None:
+    """Report what was measured at a checkpoint that a run goes on from, if anything was."""
+    if start.validation:
+        report(Measurement(start.step, {}, start.cost, start.validation), start.path)
 
 
 def step_metrics(logs: Mapping[str, Any]) -> dict[str, float]:

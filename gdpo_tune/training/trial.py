@@ -22,7 +22,7 @@ from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import read_checkpoint
 from gdpo_tune.training.exhaustion import memory_guard
 from gdpo_tune.training.held_out import evaluate_split, held_out_sampler
-from gdpo_tune.training.progress import Clock, Progress
+from gdpo_tune.training.progress import Clock, Progress, say_again
 from gdpo_tune.training.schedule import Schedule
 from gdpo_tune.training.warm import Warm, warm
 from gdpo_tune.trials import Cost, Outcome, Report, TrialConfig
@@ -76,6 +76,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         clock = Clock(Cost() if start is None else start.cost, config)
         sampler = held_out_sampler(config)
         if start is not None and start.step >= config.training.steps:
+            say_again(start, report)
             model = _placed(_trained_policy(config, state, start.path))
             steps = config.training.steps
             validation = evaluate_split(config, state, model, state.validation(), steps, sampler)

@@ -273,12 +273,16 @@ def test_a_resumed_trial_tells_again_what_it_had_measured_where_it_goes_on(polic
     assert [m.step for m in read_steps(tmp_path)] == [1, 2, 3]
 
 
-def test_a_trial_that_died_before_its_last_evaluation_only_evaluates(policy, tmp_path):
+def test_a_trial_that_died_after_its_last_step_tells_what_it_measured_and_only_evaluates(
+    policy, tmp_path
+):
     whole, expected = run(trial(policy, tmp_path / "whole"))
     config = trial(policy, tmp_path / "cut")
-    newest = stopped_at(config, SETTINGS.steps)
+    newest = stopped_at(config, SETTINGS.steps)  # nobody has heard of what it measured there
     reports, outcome = run(config, resume=newest)
-    assert reports == []
+    ((again, path),) = reports
+    assert (again.step, again.validation) == (SETTINGS.steps, expected.validation)
+    assert (dict(again.metrics), path) == ({}, newest)
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     assert outcome.checkpoint == newest
     assert len(whole) == SETTINGS.steps
