@@ -34,7 +34,10 @@ class Referee:
         handover.finish(self._ledger)
         for number, rung in self._ledger.rungs():
             self._scheduler.judge(self._ledger.record(number), rung)
-        changed = [self._settle(record) for record in self._ledger.records()]
+        records = self._ledger.records()
+        for record in records:
+            self.clear(record.number)  # a process that was killed may have left a request
+        changed = [self._settle(record) for record in records]
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:

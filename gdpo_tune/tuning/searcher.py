@@ -101,7 +101,6 @@ class LedgerSearcher(Searcher):
         if record is None:
             return None if self._numbers or self._thinking else self._nothing_left()
         self._numbers[trial_id] = record.number
-        self._referee.clear(record.number)  # a process that was killed may have left a request
         self._emit(TrialStarted(record))
         ends_at = self._scheduler.ends_at(record)
         return {"trial": self._config(record), "setup": self._setup, "ends_at": ends_at}

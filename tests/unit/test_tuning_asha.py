@@ -217,6 +217,7 @@ def test_a_verdict_that_was_not_carried_out_is_by_the_next_process(tmp_path: Pat
         driver = Driver(ledger)
         assert ledger.record(3).state == "pruned"
         assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
+        assert not (ledger.trial_directory(3) / HALT).exists()
         assert [event.record.number for event in driver.events] == [3]
         assert driver.flying[driver.ask()].directory.name == "2"
 
