@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import mlflow
 import psutil
 import pytest
+from killed_sweeps import WAIT, step_lines, wait_until
+from sweep_properties import mlflow_trials
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -34,8 +34,6 @@ SHORT = (
     "training.validation_prompts=16",
     "training.test_prompts=16",
 )
-WAIT = 180.0
-"""Seconds after which something that was waited for is taken never to come."""
 
 
 def arguments() -> list[str]:
@@ -64,32 +62,6 @@ def sweep_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
         finally:
             if process.poll() is None:
                 process.kill()
-
-
-def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Wait for a moment in the life of a sweep that must not end before it."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def step_lines(directory: Path) -> list[int]:
-    """The step of every line that a trial has written, repeated ones too."""
-    file = directory / "steps.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
-
-
-def trials_of(folder: Path) -> list[mlflow.entities.Run]:
-    """MLflow's runs of the trials of the one sweep."""
-    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    experiment = client.get_experiment_by_name("code")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], max_results=1000)
-    assert [run.data.tags["role"] for run in runs].count("sweep") == 1
-    return [run for run in runs if run.data.tags["role"] != "sweep"]
 
 
 def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path: Path):
@@ -127,7 +99,7 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
     assert sorted(ends) == [record.number for record in records]
     assert 1 <= sum("finished" not in session for session in sessions) <= len(moments)
 
-    runs = trials_of(tmp_path)
+    runs = mlflow_trials(tmp_path, "code")
     assert sorted(int(run.data.tags["trial"]) for run in runs) == [r.number for r in records]
     assert {run.info.status for run in runs} == {"FINISHED"}
 
