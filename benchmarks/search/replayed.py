@@ -19,7 +19,15 @@ from surrogate import Floats, Surrogate, features, nearest
 from table import SHIPPED, Curves, read_table
 
 from gdpo_tune import registry
-from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, SweepSpec, Uniform, load_spec
+from gdpo_tune.spec import (
+    AshaSettings,
+    Choice,
+    Constraint,
+    ObjectiveSpec,
+    SweepSpec,
+    Uniform,
+    load_spec,
+)
 from gdpo_tune.trials import Estimate, Params
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
@@ -123,7 +131,7 @@ class Replayed:
         return list(dict.fromkeys([*self.objectives, *self.constraints]))
 
 
-def levels_of(known: tuple[int, ...], grace_share: float = 0.1) -> tuple[int, ...]:
+def levels_of(known: tuple[int, ...], grace_share: float = AshaSettings().grace) -> tuple[int, ...]:
     """Levels of a table nearest to those of halving by 3, from the full budget down."""
     full, wanted = known[-1], [1.0]
     while wanted[-1] / 3 >= grace_share:

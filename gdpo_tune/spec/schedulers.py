@@ -29,7 +29,7 @@ class AshaSettings(Section):
     reduction_factor: Annotated[Finite, Gt(1)] = 3.0
     """At each rung, one of so many trials goes on, and all on the front of that rung. Rungs lie at
     the budget divided by it once, twice, and so on."""
-    grace: Annotated[Finite, Ge(0), Lt(1)] = 0.1
+    grace: Annotated[Finite, Ge(0), Lt(1)] = 0.3
     """Share of a trial's budget before which it is compared with no other."""
     variant: Literal["stop", "promote"] = "stop"
     """What happens to a trial that does not go on: `stop` ends it; `promote` lets it wait, without

@@ -23,8 +23,8 @@ REAL = (
     "training={steps: 6, completions_per_step: 16, train_prompts: 64, validation_prompts: 8, "
     "test_prompts: 8, evaluate_every: 3, checkpoint_every: 2}",
 )
-STOP = "search.scheduler={type: asha, variant: stop}"
-PROMOTE = "search.scheduler={type: asha, variant: promote, reduction_factor: 2}"
+STOP = "search.scheduler={type: asha, grace: 0.1, variant: stop}"
+PROMOTE = "search.scheduler={type: asha, grace: 0.1, variant: promote, reduction_factor: 2}"
 TPE, RANDOM = "search.sampler=tpe", "search.sampler=random"
 ONE_SLOT = f"resources.cpus={local_cpus() / 2 + 0.5}"
 TWO_SLOTS = f"resources.cpus={local_cpus() / 2}"

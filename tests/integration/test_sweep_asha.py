@@ -33,7 +33,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep(folder: Path, variant: str) -> SweepSpec:
-    scheduler = f"search.scheduler={{type: asha, variant: {variant}}}"
+    scheduler = f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}"
     given = [f"storage={folder}", *SMALL, "search.trials=20", scheduler]
     return load_spec(SPACE, given, "sweep")
 

@@ -181,8 +181,8 @@ def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec:
 
 
 def test_levels_of_a_table_are_those_of_halving_by_three():
-    assert levels_of(LEVELS) == (7 * 64, 20 * 64, 60 * 64)
-    assert levels_of(LEVELS, grace_share=0.3) == (20 * 64, 60 * 64)
+    assert levels_of(LEVELS, grace_share=0.1) == (7 * 64, 20 * 64, 60 * 64)
+    assert levels_of(LEVELS) == (20 * 64, 60 * 64), "by default"
 
 
 def test_the_sheet_says_what_the_table_holds(tmp_path: Path, spec: SweepSpec):

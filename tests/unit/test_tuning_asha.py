@@ -20,8 +20,8 @@ from gdpo_tune.tuning.trainable import HALT
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
 FIFO = "search.scheduler={type: fifo}"
-ASHA = "search.scheduler={type: asha}"
-PROMOTE = "search.scheduler={type: asha, variant: promote}"
+ASHA = "search.scheduler={type: asha, grace: 0.1}"
+PROMOTE = "search.scheduler={type: asha, grace: 0.1, variant: promote}"
 RUNGS = (7, 20)
 
 
@@ -135,8 +135,8 @@ def test_baselines_and_replicates_are_compared_with_nobody(tmp_path: Path):
     assert {len(record.rungs) for record in others} == {1}
 
 
-def test_more_grace_and_another_factor_move_the_rungs(tmp_path: Path):
-    expected = {"reduction_factor: 2": {8, 15, 30}, "grace: 0.3": {20}, "grace: 0.05": {3, 7, 20}}
+def test_less_grace_and_another_factor_move_the_rungs(tmp_path: Path):
+    expected = {"reduction_factor: 2": {30}, "grace: 0.1": {7, 20}, "grace: 0.05": {3, 7, 20}}
     for index, (setting, steps) in enumerate(expected.items()):
         _, records = sweep(tmp_path / str(index), f"search.scheduler={{type: asha, {setting}}}")
         assert {rung.step for r in records for rung in r.rungs} == {*steps, 60}

@@ -167,7 +167,11 @@ def test_a_stopped_configuration_is_not_proposed_again(tmp_path: Path):
 
 
 def test_at_least_half_of_the_suggestions_come_from_the_model(tmp_path: Path):
-    given = ["search.scheduler={type: asha}", "search.trials=16", "search.replicates.max_runs=0"]
+    given = [
+        "search.scheduler={type: asha, grace: 0.1}",
+        "search.trials=16",
+        "search.replicates.max_runs=0",
+    ]
     with Ledger.open(spec_in(tmp_path, given)) as ledger:
         driver = Driver(ledger)
         while (answer := driver.ask()) != driver.searcher.FINISHED:
