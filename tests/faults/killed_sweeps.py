@@ -117,9 +117,10 @@ class KilledSweep:
 
 
 def kill_again_and_again(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:
-    """Kill a sweep so many times, at moments within its first `records` records."""
+    """Kill a sweep so many times: once in each of as many equal parts of its first records."""
     chance = random.Random(seed)
-    for moment in sorted(chance.sample(range(1, records), kills)):
+    for part in range(kills):
+        moment = 1 + int((part + chance.random()) * (records - 1) / kills)
         starting, late, whole_machine = (
             chance.random() < 0.25,
             chance.random(),

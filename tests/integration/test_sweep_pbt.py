@@ -108,6 +108,7 @@ def told(spec: SweepSpec) -> object:
         return states, [dataclasses.asdict(g) for g in ledger.generations()]
 
 
+@pytest.mark.fault
 def test_a_population_whose_driver_is_killed_comes_to_the_same(tmp_path: Path):
     whole, cut = spec_in(tmp_path / "whole"), spec_in(tmp_path / "cut")
     run_sweep(whole, train="fake_training:train")

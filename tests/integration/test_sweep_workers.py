@@ -63,6 +63,7 @@ def trial_folder(spec: SweepSpec, number: int) -> Path:
     return spec.directory / "trials" / str(number)
 
 
+@pytest.mark.slow
 def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
     spec = spec_in(tmp_path, "keep=all")
     result = run_sweep(spec)
