@@ -37,7 +37,6 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
-	python benchmarks/search/sweeps.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small
