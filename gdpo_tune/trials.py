@@ -97,6 +97,14 @@ class TrialConfig:
     schedule: tuple[Segment, ...] = ()
     """What of `params` changes on the way; they hold where it says nothing."""
 
+    def __deepcopy__(self, memo: object) -> TrialConfig:
+        """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
+        return self
+
+    def __str__(self) -> str:
+        """Short: Ray makes a label of it."""
+        return self.directory.name
+
     def params_at(self, step: int) -> dict[str, ParamValue]:
         """The parameters that hold once `step` steps are done."""
         params = dict(self.params)

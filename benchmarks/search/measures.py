@@ -62,7 +62,7 @@ def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
     return steps
 
 
-def at_budgets(steps: Sequence[tuple[int, float]], budgets: ArrayLike) -> Floats:
+def at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:
     """The hypervolume at each of B budgets, 0 before the first step."""
     spent = [step[0] for step in steps]
     volumes = np.array([0.0, *(step[1] for step in steps)])
@@ -77,7 +77,9 @@ def median_of(values: Floats, seed: int = 0) -> Interval:
     return Interval(np.median(values, axis=0), low, high)
 
 
-def reached(steps: Sequence[Sequence[tuple[int, float]]], target: float, budget: int) -> int | None:
+def reached(
+    steps: Sequence[Sequence[tuple[float, float]]], target: float, budget: float
+) -> float | None:
     """The least budget at which the median over seeds is at `target`; None if it never is."""
     moments = sorted({spent for seed in steps for spent, _ in seed if spent <= budget})
     if not moments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,9 +17,6 @@ from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
 from gdpo_tune.files import write_whole
 
-if TYPE_CHECKING:
-    from comparison import Sweep
-
 OURS = "gdpo_tune"
 ACROSS = 3
 """Panels side by side, at most."""
@@ -28,12 +25,32 @@ LEGEND = 2.6
 GRID = 181
 """Budgets at which a line is drawn."""
 COLORS = [mark.color for mark in style.MODES.values()]
+SPENT = "budget spent, in full trials"
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 """Of our lines, of the peers', and of those peers that come after all colours."""
 
 
-def write_picture(sweeps: Sequence[Sweep], budget: int, path: Path) -> None:
-    """Draw all sweeps; the file appears whole or not at all."""
+class Line(Protocol):
+    """What a picture needs of a sweep."""
+
+    @property
+    def problem(self) -> str:
+        """Its panel."""
+        ...
+
+    @property
+    def contestant(self) -> str:
+        """Its line's name."""
+        ...
+
+    @property
+    def steps(self) -> Sequence[tuple[float, float]]:
+        """Spent, and the hypervolume from then on."""
+        ...
+
+
+def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str = SPENT) -> None:
+    """Draw all sweeps; the file appears whole or not at all. `spent` names the horizontal axis."""
     problems = list(dict.fromkeys(sweep.problem for sweep in sweeps))
     names = list(dict.fromkeys(sweep.contestant for sweep in sweeps))
     columns = min(ACROSS, len(problems))
@@ -51,7 +68,7 @@ def write_picture(sweeps: Sequence[Sweep], budget: int, path: Path) -> None:
             if mine:
                 _draw(axis, mine, budget, *_look(name, names))
         axis.set_title(problem, size=10, color=style.INK)
-        dress(axis, "budget spent, in full trials", "hypervolume of finished trials")
+        dress(axis, spent, "hypervolume of finished trials")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -74,7 +91,7 @@ def _look(name: str, names: Sequence[str]) -> tuple[str, object]:
     return COLORS[color], DASHES[0 if name.startswith(OURS) else 1 + turn]
 
 
-def _draw(axis: Axes, sweeps: Sequence[Sweep], budget: int, color: str, dash: object) -> None:
+def _draw(axis: Axes, sweeps: Sequence[Line], budget: float, color: str, dash: object) -> None:
     budgets = np.linspace(0, budget, GRID)
     interval = median_of(np.array([at_budgets(sweep.steps, budgets) for sweep in sweeps]))
     axis.fill_between(budgets, interval.low, interval.high, color=color, alpha=0.12, linewidth=0)

@@ -126,6 +126,10 @@ def _memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
     Returns:
         Whether the point is, `bool[D]`, and whether each of the others still is, `bool[D, F]`.
     """
-    below = np.all(rest[None] <= moved[:, None], axis=2)
-    above = np.all(rest[None] >= moved[:, None], axis=2)
+    # An objective at a time: numpy is slow at reducing an axis as short as M.
+    below = np.ones((len(moved), len(rest)), dtype=np.bool_)
+    above = below.copy()
+    for places, values in zip(moved.T, rest.T, strict=True):
+        below &= values <= places[:, None]
+        above &= values >= places[:, None]
     return ~np.any(below & ~above, axis=1), ~(above & ~below)

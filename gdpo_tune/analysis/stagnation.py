@@ -35,9 +35,11 @@ def has_stagnated(
         objectives: what the hypervolume is over.
         patience: trials; 0 never stagnates.
     """
+    if not patience:
+        return False
     tried = [r for r in records if r.role in ("search", "published") and r.state in ENDED]
     search = [r for r in tried if r.role == "search"]
-    if not patience or len(search) < patience:
+    if len(search) < patience:
         return False
     search.sort(key=lambda record: (record.finished or math.inf, record.number))
     latest = {record.number for record in search[-patience:]}

@@ -13,7 +13,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gdpo_tune.ledger.rungs import estimates, pairs, rungs_of
 from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
@@ -51,7 +51,7 @@ def to_record(
         number=trial.number,
         role=about["role"],
         state="paused" if waits else STATES[trial.state],
-        params={**spec.space.later_defaults, **about["params"]},
+        params=complete(spec, about["params"]),
         seed=about["seed"],
         proposer=about["proposer"],
         replicate_of=about["replicate_of"],
@@ -71,9 +71,26 @@ def to_record(
     )
 
 
+def complete(spec: SweepSpec, params: Params) -> Params:
+    """The parameters of a trial with those that did not exist yet when it was run."""
+    later = spec.space.later_defaults
+    return params if later.keys() <= params.keys() else {**later, **params}
+
+
 def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
     """Whether every constraint holds on validation."""
     return all(bound.holds(validation[name].mean) for name, bound in spec.constraints.items())
+
+
+def running(spec: SweepSpec, params: Params, about: Mapping[str, Any]) -> FrozenTrial:
+    """A trial that begins, for the study; `about` is what is kept of it beside its parameters."""
+    domains = distributions(spec, params)
+    return create_trial(
+        state=TrialState.RUNNING,
+        params={name: params[name] for name in domains},
+        distributions=domains,
+        user_attrs={"trial": about},
+    )
 
 
 def distributions(spec: SweepSpec, params: Params) -> dict[str, BaseDistribution]:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,18 @@ def _is_record(line: bytes) -> bool:
         return False
 
 
+def _shared(mapping: dict[str, Any]) -> dict[str, Any]:
+    """The same with one copy in memory of each key and word, of which a journal repeats a few."""
+    intern = sys.intern
+    return {
+        intern(key): intern(value) if isinstance(value, str) else value
+        for key, value in mapping.items()
+    }
+
+
+DECODER = json.JSONDecoder(object_hook=_shared)
+
+
 class JournalFile(BaseJournalBackend):
     """Optuna's journal in one local file, for one writer and any number of readers.
 
@@ -155,7 +168,7 @@ class JournalFile(BaseJournalBackend):
             offset += len(line)
             if number == len(self._offsets):
                 self._offsets.append(offset)
-            yield json.loads(line)
+            yield DECODER.decode(line.decode())
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append records and wait until the disk has them.

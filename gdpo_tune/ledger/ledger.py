@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from optuna.storages import JournalStorage
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.closing import Closing
 from gdpo_tune.errors import UsageError
 from gdpo_tune.ledger.costs import measurement_with_costs, outcome_with_costs
-from gdpo_tune.ledger.format import distributions, encode, excess, to_record, trial_directory
+from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
 from gdpo_tune.ledger.generations import Generations
 from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.rungs import RUNG, encode_rung, in_order, stored_rungs
@@ -62,11 +62,10 @@ class Ledger(Generations, Closing):
         super().__init__(storage, open_study(storage, spec, writable=lease is not None))
         self.moved_aside: Path | None = None
         """Where an earlier sweep of this name is now, if opening this one moved it."""
-        self._records: dict[int, TrialRecord] = {}
-        self._stale.update(range(len(self._trials())))
         self._rungs = sum(len(stored_rungs(trial)) for trial in self._trials())
         if lease is not None:
             self._finish_what_was_known()
+        self._records = self._read_all()
 
     @classmethod
     def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
@@ -128,16 +127,15 @@ class Ledger(Generations, Closing):
     def records(self) -> list[TrialRecord]:
         """Every trial, by number."""
         if self._lease is None:
-            self._stale.update(range(len(self._trials())))
+            self._records = self._read_all()
         for number in sorted(self._stale):
             self.record(number)
-        return [self._records[number] for number in range(len(self._records))]
+        return list(self._records)
 
     def record(self, number: int) -> TrialRecord:
         """One trial."""
         if number in self._stale:
-            trial, lineage = self._trials()[number], self.lineage(number)
-            self._records[number] = to_record(trial, self.spec, self.directory, lineage)
+            self._records[number] = self._read(self._trial(number))
             self._stale.discard(number)
         return self._records[number]
 
@@ -164,7 +162,6 @@ class Ledger(Generations, Closing):
             replicate_of: number of the trial whose parameters it repeats.
             sampler_state: what the sampler wants to find again beside this trial.
         """
-        domains = distributions(self.spec, params)
         about = {
             "role": role,
             "proposer": proposer,
@@ -173,19 +170,13 @@ class Ledger(Generations, Closing):
             "params": dict(params),
             "sampler_state": dict(sampler_state or {}),
         }
-        template = create_trial(
-            state=TrialState.RUNNING,
-            params={name: params[name] for name in domains},
-            distributions=domains,
-            user_attrs={"trial": about},
-        )
-        number = len(self._trials())
+        number = len(self._records)
         # a trial whose record was torn off leaves a folder with other parameters' checkpoints
         if self.trial_directory(number).exists():
             shutil.rmtree(self.trial_directory(number))
-        self._storage.create_new_trial(self._study_id, template)
-        self._stale.add(number)
-        return self.record(number)
+        self._storage.create_new_trial(self._study_id, running(self.spec, params, about))
+        self._records.append(self._read(self._trial(number)))
+        return self._records[number]
 
     def progress(self, number: int, measurement: Measurement) -> bool:
         """Keep what a trial has measured on validation prompts, by the completions sampled so far.
@@ -197,7 +188,7 @@ class Ledger(Generations, Closing):
             Whether it was kept.
         """
         key = f"{RUNG}{measurement.cost.completions}"
-        if key in self._trials()[number].user_attrs:
+        if key in self._trial(number).user_attrs:
             return False
         measurement = measurement_with_costs(measurement, self.spec)
         self._set(number, key, encode_rung(measurement, self._rungs))
@@ -247,7 +238,7 @@ class Ledger(Generations, Closing):
 
     def sampler_state(self, number: int) -> dict[str, Any]:
         """What `start` was given for the sampler."""
-        return dict(self._trials()[number].user_attrs["trial"]["sampler_state"])
+        return dict(self._trial(number).user_attrs["trial"]["sampler_state"])
 
     def forget_checkpoints(self, numbers: Sequence[int]) -> None:
         """Look again whether the checkpoints of these trials exist."""
@@ -259,6 +250,16 @@ class Ledger(Generations, Closing):
 
     def _trials(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
+
+    def _trial(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(self._trial_id(number))
+
+    def _read_all(self) -> list[TrialRecord]:
+        self._stale.clear()
+        return [self._read(trial) for trial in self._trials()]
+
+    def _read(self, trial: FrozenTrial) -> TrialRecord:
+        return to_record(trial, self.spec, self.directory, self.lineage(trial.number))
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._trial_id(number), key, dict(value))
@@ -274,8 +275,7 @@ class Ledger(Generations, Closing):
 
     def _close_trial(self, number: int) -> None:
         """Give a trial the state that its last attribute asks for."""
-        trial = self._trials()[number]
-        trial_id = self._trial_id(number)
+        trial, trial_id = self._trial(number), self._trial_id(number)
         self._stale.add(number)
         if "outcome" not in trial.user_attrs:
             pruned = trial.user_attrs["end"]["state"] == "pruned"

@@ -24,7 +24,7 @@ class Condition(BaseModel):
 
     def holds(self, known: Params) -> bool:
         """Whether every condition is met; a parameter absent from `known` meets none."""
-        return all(
+        return not self.when or all(
             name in known and is_one_of(known[name], values) for name, values in self.when.items()
         )
 

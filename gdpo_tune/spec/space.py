@@ -36,7 +36,13 @@ class Space(BaseModel):
     @cached_property
     def dimensions(self) -> tuple[str, ...]:
         """Names that are really searched: those with more than one value, in dependency order."""
-        return tuple(name for name in self.order if only_value(self.domains[name]) is None)
+        return tuple(name for name in self.order if name not in self.fixed)
+
+    @cached_property
+    def fixed(self) -> dict[str, ParamValue]:
+        """Values of parameters that have one alone."""
+        found = {name: only_value(domain) for name, domain in self.domains.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     @cached_property
     def later_defaults(self) -> dict[str, ParamValue]:
@@ -51,9 +57,7 @@ class Space(BaseModel):
     def says_nothing(self) -> frozenset[str]:
         """Names that could be left out: added later, and never anything but their default."""
         return frozenset(
-            name
-            for name, default in self.later_defaults.items()
-            if only_value(self.domains[name]) == default
+            name for name, default in self.later_defaults.items() if self.fixed.get(name) == default
         )
 
     def active(self, params: Params) -> dict[str, Domain]:
@@ -73,7 +77,7 @@ class Space(BaseModel):
             if not domain.holds(known):
                 continue
             result[name] = domain
-            value = params.get(name, only_value(domain))
+            value = params.get(name, self.fixed.get(name))
             if value is not None:
                 known[name] = value
         return result
@@ -93,8 +97,8 @@ class Space(BaseModel):
         """
         active = self.active(params)
         result: dict[str, ParamValue] = {}
-        for name, domain in self.domains.items():
-            value = params.get(name, only_value(domain))
+        for name in self.domains:
+            value = params.get(name, self.fixed.get(name))
             if name not in active:
                 value = parameter_info(name).default
             if value is None:

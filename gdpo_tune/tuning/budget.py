@@ -43,8 +43,10 @@ def spent(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spen
 
 def spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
     """Which part of `search.budget` is spent, for a person; empty if there is some of each left."""
-    so_far = spent(spec, records, hours)
     budget = spec.search.budget
+    if not any((budget.trials, budget.completions, budget.gpu_hours, budget.hours)):
+        return ""  # asked before each of many trials, which need not be added up each time
+    so_far = spent(spec, records, hours)
     limits = {
         "trials": (so_far.trials, budget.trials),
         "completions": (so_far.completions, budget.completions),
@@ -71,14 +73,17 @@ def hours_of(
         records: every trial.
         now: in Unix seconds, as all times here, if the last session still runs; else None.
     """
-    events = [time for r in records for time in (r.started, r.finished) if time is not None]
     total = 0.0
     for index, session in enumerate(sessions):
         start = float(session["started"])
         last = index + 1 == len(sessions)
-        following = math.inf if last else float(sessions[index + 1]["started"])
-        end = max([time for time in events if time < following], default=start)
-        if last and now is not None:
+        if "finished" in session:
+            end = float(session["finished"])
+        elif last and now is not None:
             end = now
-        total += max(0.0, float(session.get("finished", end)) - start)
+        else:
+            following = math.inf if last else float(sessions[index + 1]["started"])
+            events = (time for r in records for time in (r.started, r.finished) if time is not None)
+            end = max((time for time in events if time < following), default=start)
+        total += max(0.0, end - start)
     return total / HOUR

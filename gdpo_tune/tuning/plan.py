@@ -18,6 +18,9 @@ from gdpo_tune.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.budget import spent_budget
 
+BASELINES: tuple[Role, ...] = ("untrained", "published")
+"""What every sweep begins with."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -42,12 +45,11 @@ def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.
     """
     if spent_budget(spec, records, hours):
         return None
-    roles = [record.role for record in records]
-    if "untrained" not in roles:
-        return Step("untrained", "baseline", published(spec))
-    if "published" not in roles:
-        return Step("published", "baseline", published(spec))
-    if count_begun(records) < spec.search.trials:
+    for role in BASELINES:
+        if not any(record.role == role for record in records):
+            return Step(role, "baseline", published(spec))
+    few = len(records) < spec.search.trials  # then there is no need to count
+    if few or count_begun(records) < spec.search.trials:
         enqueued = enqueued_step(spec, records)
         if isinstance(spec.search.scheduler, PbtSettings):
             return replace(enqueued, role="member") if enqueued else member_step(spec, records)
@@ -70,6 +72,8 @@ def enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | Non
     A point was run if a trial that was enqueued agrees with it, so points may be added anywhere to
     a sweep that goes on.
     """
+    if not spec.enqueue:
+        return None
     enqueued = [record for record in records if record.proposer == "enqueued"]
     for given in spec.enqueue:
         if not any(agrees(spec, record.params, given) for record in enqueued):

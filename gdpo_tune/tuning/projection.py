@@ -16,7 +16,7 @@ study with one entry a configuration:
 From pending points the Gaussian process and TPE keep away, so they neither propose what runs nor
 return to where a first try gave no value. The genetic algorithms and the random sampler look at
 finished trials alone: what protects them is that no configuration is proposed twice, by anyone,
-while one is near that is new.
+while one is near that is new. A sampler without a model is told nothing.
 
 Every entry has a value in every dimension; a parameter without effect sits at its domain's middle.
 """
@@ -26,30 +26,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from optuna import Study
 from optuna.samplers import BaseSampler
-from optuna.storages import InMemoryStorage
-from optuna.trial import Trial, TrialState, create_trial
+from optuna.trial import Trial
 
 from gdpo_tune import registry
-from gdpo_tune.ledger import create_study, distribution, excess
 from gdpo_tune.spec import Choice, SweepSpec, Uniform, choose_sampler, most_trials
 from gdpo_tune.trials import Params, ParamValue, Proposer, Rung, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.drift import Drift, last_rung
+from gdpo_tune.tuning.entries import Entries, Point
 from gdpo_tune.tuning.samplers import Sampling
 
-STUDY = "projection"
 FEW = 300
 """Trials up to which those under way are worth looking at: each look costs a new study."""
 UNSEEN_TRIES = 64
 """Quasi-random points tried in place of a configuration that was proposed before."""
-
-Point = tuple[ParamValue, ...]
-"""A value a dimension: what tells configurations apart."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +55,6 @@ class Suggestion:
     proposer: Proposer
     sampler_state: Mapping[str, Any]
     """For the ledger, so that a new process rebuilds the same projection."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a configuration stands in the study."""
-
-    number: int
-    mean: tuple[float, ...]
-    """What the sampler was told; empty while pending."""
 
 
 class Projection:
@@ -90,7 +75,6 @@ class Projection:
             for name in spec.space.dimensions
             if isinstance(domain := spec.space.domains[name], Choice | Uniform)
         }
-        self._distributions = {name: distribution(d) for name, d in self._domains.items()}
         self._members: dict[Point, dict[int, TrialRecord]] = {}
         self._states: dict[Point, Mapping[str, Any]] = {}
         self._earlier: dict[Point, list[TrialRecord]] = {}
@@ -102,32 +86,35 @@ class Projection:
         self._under_way = most_trials(spec) <= FEW
         self._quasi_random_asked = 0
         self._drift = Drift(spec)
-        self._rebuild()
+        self._known = 0
+        """Records under a point."""
+        self._entries = Entries(spec, self._domains)
+        self._outdated = False
+        """Whether the study has to be built anew before the next proposal."""
 
     @property
     def study(self) -> Study:
         """The study as the sampler sees it."""
-        return self._study
+        if self._outdated:
+            self._rebuild()
+        return self._entries.study
 
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
         """Take in a record that is new or has changed.
 
-        A configuration that was complete and changes its mean costs a rebuild of the whole study,
-        and so does a complete trial that changes what stopped ones are worth; everything else is
-        one small step.
+        A configuration that was complete and changes its mean costs the next proposal a rebuild of
+        the whole study, and so does a complete trial that changes what stopped ones are worth;
+        everything else is one small step.
         """
         point, moved = self._place(record, sampler_state or {})
-        if moved:
-            self._rebuild()
-        if point is None:
+        self._outdated |= moved
+        if point is None or self._outdated:
             return
-        known = self._entries.get(point)
-        if known is not None and known.mean == self._mean(point):
-            return
-        if known is not None and known.mean:
-            self._rebuild()
-        else:
+        told = self._entries.told(point)
+        if not told:
             self._enter(point)
+        elif told != self._entries.mean(self._worth(point)):
+            self._outdated = True
 
     def learn(self, records: Iterable[TrialRecord]) -> None:
         """Take in complete trials of earlier sweeps, before anything else.
@@ -139,13 +126,13 @@ class Projection:
             point = self._point(record.params)
             if point is not None:
                 self._earlier.setdefault(point, []).append(record)
-        self._rebuild()
+        self._outdated = True
 
     def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
         """Take in what a ledger holds, each record with its sampler state."""
         for record, sampler_state in records:
             self._place(record, sampler_state)
-        self._rebuild()
+        self._outdated = True
 
     def ask(self) -> Suggestion:
         """Propose a configuration. `observe` its record, or `withdraw` it, before the next `ask`.
@@ -154,36 +141,38 @@ class Projection:
         the same records proposes the same. Genetic algorithms alone go on with other children of
         the same generation there.
         """
-        startup = self._completed < self._sampling.startup
+        study = self.study
+        startup = self._entries.completed < self._sampling.startup
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._sampling.quasi_random:
             unseen = self._unseen()
             return self._quasi_random(self._quasi_random_asked if unseen is None else unseen)
-        self._study.sampler = self._new_sampler()
-        trial = self._study.ask(self._distributions)
+        if not self._sampling.has_model:
+            drawn = self._suggestion(self._entries.drawn(self._new_sampler()), "startup")
+            known = self._point(drawn.params) in self._members
+            return self._in_place_of(drawn) if known else drawn
+        study.sampler = self._new_sampler()
+        trial = study.ask(self._entries.distributions)
         suggestion = self._suggestion(trial.params, "startup" if startup else "model", trial)
         point = self._point(suggestion.params)
         assert point is not None  # a sampler stays inside of its distributions
         if point in self._members:
             # a sampler without a finer idea repeats itself; replicates are decided elsewhere
-            self._study.tell(trial.number, state=TrialState.FAIL)
-            unseen = self._unseen()
-            return suggestion if unseen is None else self._quasi_random(unseen)
+            self._entries.fail(trial.number)
+            return self._in_place_of(suggestion)
         literal = point == tuple(trial.params[name] for name in self._domains)
         if literal and point not in self._entries:
-            self._entries[point] = Entry(trial.number, ())
+            self._entries.adopt(point, trial.number)
         else:
-            self._study.tell(trial.number, state=TrialState.FAIL)  # `observe` adds the true point
+            self._entries.fail(trial.number)  # `observe` adds the true point
         return suggestion
 
     def withdraw(self, suggestion: Suggestion) -> None:
         """Forget a proposal that no trial will have."""
         point = self._point(suggestion.params)
-        known = None if point is None else self._entries.get(point)
-        if point is None or known is None or known.mean or point in self._members:
-            return  # nothing in the study stands for the proposal
-        self._study.tell(self._entries.pop(point).number, state=TrialState.FAIL)
+        if point is not None and point not in self._members:
+            self._entries.withdraw(point)
 
     def _place(
         self, record: TrialRecord, sampler_state: Mapping[str, Any]
@@ -203,6 +192,7 @@ class Projection:
         members = self._members.setdefault(point, {})
         if record.number not in members and record.proposer == "startup":
             self._quasi_random_asked += 1
+        self._known += record.number not in members
         members[record.number] = record
         self._states.setdefault(point, sampler_state)
         if self._rung(record) is not None:
@@ -212,45 +202,20 @@ class Projection:
 
     def _rebuild(self) -> None:
         """Begin a new study."""
-        self._storage = InMemoryStorage()
-        self._study = create_study(self._storage, STUDY, self.spec, self._new_sampler())
-        self._study_id = self._storage.get_study_id_from_name(STUDY)
-        self._entries: dict[Point, Entry] = {}
-        self._completed = 0
-        for point in (*self._members, *(p for p in self._earlier if p not in self._members)):
+        self._entries = Entries(self.spec, self._domains)
+        self._outdated = False
+        for point in dict.fromkeys((*self._earlier, *self._members)):
             self._enter(point)
 
     def _new_sampler(self) -> BaseSampler:
         """A sampler with the seed of the next proposal: one that has a memory would be another one
         after a restart."""
-        known = sum(map(len, self._members.values()))
-        seed = hashlib.sha256(f"{self.spec.search.seed}:{known}".encode()).digest()
+        seed = hashlib.sha256(f"{self.spec.search.seed}:{self._known}".encode()).digest()
         return self._sampling.build(int.from_bytes(seed[:4], "big") >> 1)
 
     def _enter(self, point: Point) -> None:
-        """Bring the study's entry of a point from absent or pending to what is known now."""
-        if point not in self._entries:
-            self._entries[point] = Entry(len(self._study.get_trials(deepcopy=False)), ())
-            self._study.add_trial(
-                create_trial(
-                    state=TrialState.RUNNING,
-                    params=dict(zip(self._domains, point, strict=True)),
-                    distributions=self._distributions,
-                    system_attrs=dict(self._states.get(point, {})),
-                )
-            )
-        mean = self._mean(point)
-        if not mean:
-            return
-        number = self._entries[point].number
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        for name, bound in self.spec.constraints.items():
-            Trial(self._study, trial_id).set_constraint(
-                name, excess(bound, fmean(values[name] for values in self._worth(point)))
-            )
-        self._study.tell(number, mean)
-        self._entries[point] = Entry(number, mean)
-        self._completed += 1
+        if self._sampling.has_model:
+            self._entries.enter(point, self._worth(point), self._states.get(point, {}))
 
     def _rung(self, record: TrialRecord) -> Rung | None:
         return last_rung(record, under_way=self._under_way)
@@ -265,13 +230,6 @@ class Projection:
             return [self._drift.guess(rung) for rung in rungs]
         told = complete or self._earlier.get(point, [])
         return [{name: e.mean for name, e in record.validation.items()} for record in told]
-
-    def _mean(self, point: Point) -> tuple[float, ...]:
-        """Mean over seeds, an objective each; empty while nothing is known of any."""
-        worth = self._worth(point)
-        if not worth:
-            return ()
-        return tuple(fmean(values[name] for values in worth) for name in self.spec.objectives)
 
     def _point(self, params: Params) -> Point | None:
         """Where a configuration lies, or None if the space does not hold it."""
@@ -289,9 +247,14 @@ class Projection:
     ) -> Suggestion:
         state: dict[str, Any] = {}
         if trial is not None:
-            attrs = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
+            attrs = self._entries.study.get_trials(deepcopy=False)[trial.number].system_attrs
             state = {key: value for key, value in attrs.items() if not key.startswith("gp:")}
         return Suggestion(self.spec.space.complete(values), proposer, state)
+
+    def _in_place_of(self, repeated: Suggestion) -> Suggestion:
+        """A quasi-random point that is new, or the repeated one if none is near."""
+        unseen = self._unseen()
+        return repeated if unseen is None else self._quasi_random(unseen)
 
     def _quasi_random(self, index: int) -> Suggestion:
         return self._suggestion(quasi_random.point(self.spec, index), "startup")

@@ -186,7 +186,7 @@ def tune(
     searcher: Any,
     scheduler: Any,
     interruption: Any,
-    on_start: Callable[[], None],
+    on_process: Callable[[], None],
 ) -> None:
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
@@ -211,7 +211,7 @@ def tune(
             verbose=0,
             stop=interruption,
             failure_config=FailureConfig(max_failures=RETRIES),
-            callbacks=[Attempts(searcher, on_start)],
+            callbacks=[Attempts(searcher, on_process)],
         ),
     ).fit()
 

@@ -28,6 +28,9 @@ from optuna.trial import FrozenTrial
 from gdpo_tune import registry
 from gdpo_tune.spec import SweepSpec, choose_sampler
 
+NEVER = sys.maxsize
+"""The start-up of a sampler without a model."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -39,6 +42,11 @@ class Sampling:
     """Complete configurations from which on the sampler's model is asked."""
     quasi_random: bool
     """Whether the start-up is a Sobol sequence of ours; else the sampler has a start of its own."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it ever learns from a trial."""
+        return self.startup < NEVER
 
 
 def auto(spec: SweepSpec, side_by_side: int | None = None) -> Sampling:
@@ -119,13 +127,13 @@ def nsga3(spec: SweepSpec) -> Sampling:
 def random(spec: SweepSpec) -> Sampling:
     """Uniform over the space: no model, ever."""
     del spec
-    return Sampling(lambda seed: RandomSampler(seed=seed), sys.maxsize, quasi_random=False)
+    return Sampling(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
 
 
 def qmc(spec: SweepSpec) -> Sampling:
     """Our Sobol sequence to the end: no model, ever, but more even than uniform draws."""
     del spec
-    return Sampling(lambda seed: RandomSampler(seed=seed), sys.maxsize, quasi_random=True)
+    return Sampling(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
 
 
 def startup_trials(spec: SweepSpec) -> int:

@@ -185,6 +185,7 @@ class LedgerSearcher(Searcher):
         return self.FINISHED
 
     def _finished(self, record: TrialRecord) -> None:
+        self._spent.pop(record.number, None)
         self._step_is_known = False
         self._proposals.observe(record)
         self._tell(record)
@@ -231,10 +232,14 @@ class LedgerSearcher(Searcher):
 
     def _next_step(self) -> Step | None:
         """What the plan says; computed again only when something has changed."""
-        if self._spec.search.budget.hours or not self._step_is_known:
+        if not self._step_is_known:
             records = self._ledger.records()
             self._step = next_step(self._spec, records, self._hours(records))
             self._step_is_known = True
+        elif self._step is not None and self._spec.search.budget.hours:  # they pass by themselves
+            records = self._ledger.records()
+            if spent_budget(self._spec, records, self._hours(records)):
+                self._step = None
         return self._step
 
     def _config(self, record: TrialRecord) -> TrialConfig:

@@ -68,6 +68,14 @@ class Setup:
     group: Group | None = None
     """None: a trial is one process, this one."""
 
+    def __deepcopy__(self, memo: object) -> Setup:
+        """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
+        return self
+
+    def __str__(self) -> str:
+        """Short: Ray makes a label of it."""
+        return self.train
+
 
 _trials_served = 0
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from optuna.trial import FrozenTrial
 from tuning_support import measured, outcome, spec_in
 
 from gdpo_tune.errors import IdentityError, LedgerHeldError, UsageError
@@ -228,6 +229,38 @@ def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
         ledger.progress(0, measured(30, format=0.5))
         assert ledger.pause(0).paused_at == 1920
         assert ledger.prune(0, "never promoted", Cost(640)).state == "pruned"
+
+
+def test_no_step_of_a_sweep_goes_through_all_trials(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+
+        def refuse(*_: object, **__: object) -> list[FrozenTrial]:
+            raise AssertionError("all trials were listed")
+
+        monkeypatch.setattr(ledger.study._storage, "get_all_trials", refuse)
+        start(ledger)
+        start(ledger)
+        ledger.progress(0, measured(20, format=0.5))
+        ledger.pause(0)
+        ledger.resume(0)
+        ledger.complete(0, outcome())
+        ledger.prune(1, "dominated", Cost(640))
+        ledger.fail(2, "broken")
+        assert ledger.sampler_state(0) == {}
+        states = [record.state for record in ledger.records()]
+    monkeypatch.undo()
+    assert states == [record.state for record in reopened(spec)] == ["complete", "pruned", "failed"]
+
+
+def test_what_a_journal_repeats_is_in_memory_once(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        first, second = (dict(start(ledger, normalization="grpo").params) for _ in range(2))
+    for name, other in zip(first, second, strict=True):
+        assert name is other
+    assert first["normalization"] is second["normalization"]
 
 
 def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(tmp_path: Path):

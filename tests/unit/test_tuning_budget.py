@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from search_driver import Driver
@@ -11,8 +12,10 @@ from tuning_support import outcome, spec_in
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Cost, TrialRecord
+from gdpo_tune.tuning import searcher
 from gdpo_tune.tuning.budget import Spent, hours_of, spent, spent_budget
-from gdpo_tune.tuning.plan import ending, is_finished, next_step, planned
+from gdpo_tune.tuning.plan import Step, ending, is_finished, next_step, planned
+from gdpo_tune.tuning.proposals import Proposals
 
 SMALL = ["search.sampler=random", "search.trials=6", "search.replicates.max_runs=0"]
 
@@ -84,6 +87,31 @@ def test_a_budget_ends_a_sweep_and_a_larger_one_extends_it(tmp_path: Path):
         Driver(ledger).run()
         assert len(ledger.records()) == 8
         assert ending(larger, ledger.records()) == "all 6 configurations were tried"
+
+
+def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, [*SMALL, "search.budget.hours=1"])
+    plans: list[int] = []
+
+    def counted(*arguments: Any) -> Step | None:
+        plans.append(len(plans))
+        return next_step(*arguments)
+
+    monkeypatch.setattr(searcher, "next_step", counted)
+    with Ledger.open(spec) as ledger:
+        ledger.begin_session(0.0, 2, {})
+        monkeypatch.setattr(searcher.time, "time", lambda: 1800.0)
+        driver = Driver(ledger)
+        for _ in range(2):
+            driver.end(driver.ask())
+        monkeypatch.setattr(Proposals, "next", lambda *_, **__: None)  # the sampler is thinking
+        assert [driver.ask() for _ in range(3)] == [None] * 3
+        assert len(plans) == 3
+        monkeypatch.setattr(searcher.time, "time", lambda: 3600.0)
+        assert driver.ask() == "FINISHED"
+        assert len(plans) == 3
 
 
 def test_patience_ends_the_proposals_and_leaves_the_replicates(tmp_path: Path):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from optuna.trial import TrialState
@@ -17,6 +18,7 @@ from gdpo_tune import registry
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Outcome, Params, Proposer, Role, State, TrialRecord
 from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.entries import Entries
 from gdpo_tune.tuning.projection import Projection, Suggestion
 
 CONDITIONAL = """
@@ -123,6 +125,35 @@ def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpe
     projection.observe(record(2, params, outcome(0.6), role="replicate"))
     assert seen(projection) == [("COMPLETE", [pytest.approx(0.4), 0.5, 0.5])]
     assert projection.study.trials[0].constraints == {"correctness": pytest.approx(-0.2)}
+
+
+@pytest.mark.parametrize(("sampler", "told"), [("tpe", 12), ("qmc", 0), ("random", 0)])
+def test_only_a_sampler_with_a_model_is_told_of_trials(tmp_path: Path, sampler: str, told: int):
+    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
+    run(projection, 12)
+    assert len(seen(projection)) == told
+
+
+def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposal(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    projection = Projection(spec)
+    built: list[Entries] = []
+
+    class Counted(Entries):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            built.append(self)
+
+    monkeypatch.setattr("gdpo_tune.tuning.projection.Entries", Counted)
+    for number in range(5):
+        role = "replicate" if number else "search"
+        projection.observe(record(number, point(spec), outcome(number / 10), role=role))
+    assert built == []
+    projection.ask()
+    assert [trial.values for trial in built[0].study.trials] == [[pytest.approx(0.2), 0.5, 0.5]]
+    projection.ask()
+    assert len(built) == 1
 
 
 def test_a_failed_configuration_stays_pending(spec: SweepSpec):

@@ -144,9 +144,10 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
         driver.searcher.close()
 
 
-def test_a_withdrawn_proposal_leaves_nothing_behind(tmp_path: Path):
-    projection = Projection(spec_in(tmp_path, ["search.sampler=random"]))
+@pytest.mark.parametrize(("sampler", "left"), [("random", []), ("nsga2", ["FAIL"])])
+def test_a_withdrawn_proposal_leaves_nothing_behind(tmp_path: Path, sampler: str, left: list[str]):
+    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
     first = projection.ask()
     projection.withdraw(first)
-    assert [trial.state.name for trial in projection.study.trials] == ["FAIL"]
+    assert [trial.state.name for trial in projection.study.trials] == left
     assert projection.ask().params == first.params  # nothing has happened

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray import cloudpickle
@@ -22,8 +23,9 @@ from gdpo_tune.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Cost, Measurement
 from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.failures import reason
+from gdpo_tune.tuning.failures import Attempts, reason
 from gdpo_tune.tuning.plan import is_finished, planned, trial_seed
+from gdpo_tune.tuning.searcher import LedgerSearcher
 from gdpo_tune.tuning.trainable import ActorWornOut
 
 QUICK = ["search.sampler=random", "search.trials=4"]
@@ -214,6 +216,48 @@ def test_reasons_are_one_line_for_a_person():
     assert reason(task) == "ValueError: bad reward"
     assert "process died" in reason(ActorDiedError())
     assert reason(None) == "unknown"
+
+
+def ray_trial(config: dict[str, Any], actor: object) -> Any:
+    """One of Ray's trials as a callback gets it, with a result that has statistics."""
+    trial = Trial("none", config=config, evaluated_params=dict(config), stub=True)
+    trial.temporary_state.ray_actor = actor
+    trial.update_last_result({"loss": 0.5, "training_iteration": 1})
+    return trial
+
+
+def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Trial, "local_path", None)
+    looked: list[str] = []
+    callback = Attempts(cast("LedgerSearcher", None), lambda: looked.append("again"))
+    for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
+        callback.on_trial_start(0, [], ray_trial({}, actor))
+    assert looked == ["again"] * 2
+
+
+def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
+    config = {"trial": spec.trial_config({}, 0, spec.directory), "ends_at": (7,)}
+    trial = ray_trial(config, "Actor(a)")
+    trial._default_result_or_future = "a reference to a remote object"
+    assert trial.metric_analysis
+    assert trial.metric_n_steps
+    callback = Attempts(cast("LedgerSearcher", None), lambda: None)
+    callback.on_trial_complete(0, [trial], trial)
+    assert trial.config == trial.evaluated_params == {}
+    assert trial.metric_analysis == trial.metric_n_steps == {}
+    assert trial.last_result == {"ended": True, "trial_id": trial.trial_id}
+    assert trial._default_result_or_future is None
+
+
+def test_a_config_is_copied_by_ray_at_no_cost_and_named_in_short(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        config = driver.searcher.suggest("ray0")
+    assert isinstance(config, dict)
+    copied = copy.deepcopy(config)
+    assert all(copied[key] is value for key, value in config.items())
+    assert [str(config["trial"]), str(config["setup"])] == ["0", "none:none"]
+    assert pickle.loads(cloudpickle.dumps(config)) == config
 
 
 def test_a_change_of_process_uses_up_no_attempt_even_the_last(monkeypatch: pytest.MonkeyPatch):

@@ -51,9 +51,12 @@ def total_excess(excess: Floats) -> Floats:
 
     Each constraint counts in units of the largest excess over it, so that none drowns another.
     """
-    positive = np.clip(excess, 0, None)
-    largest = positive.max(axis=0, initial=0)
-    return (positive / np.where(largest > 0, largest, 1)).sum(axis=1)
+    total = np.zeros(len(excess))
+    for column in np.clip(excess, 0, None).T:
+        largest = column.max(initial=0)
+        if largest > 0:
+            total += column / largest
+    return total
 
 
 def dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
@@ -69,8 +72,12 @@ def dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
     """
     if broken[row] > 0:
         return broken < broken[row]
-    no_worse = (losses <= losses[row]).all(axis=1)
-    return (broken == 0) & no_worse & (losses < losses[row]).any(axis=1)
+    no_worse, better = broken == 0, np.zeros(len(losses), dtype=np.bool_)
+    # An objective at a time: numpy is slow at reducing an axis as short as M.
+    for column, value in zip(losses.T, losses[row], strict=True):
+        no_worse &= column <= value
+        better |= column < value
+    return no_worse & better
 
 
 def net_order(front: Floats) -> NDArray[np.int64]:

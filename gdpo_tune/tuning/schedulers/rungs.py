@@ -107,7 +107,7 @@ class Rungs:
             goes_on = level.add(number, row)
             self.promote(number)  # it would not be here if it still waited below
             turned_away: Verdict = "stop" if self._variant == "stop" else "pause"
-            level.verdicts[number] = "continue" if goes_on else turned_away
+            level.decide(number, "continue" if goes_on else turned_away)
         return level.verdicts[number]
 
     def verdict(self, number: int, completions: int) -> Verdict:
@@ -126,8 +126,7 @@ class Rungs:
     def promote(self, number: int) -> None:
         """Let a waiting trial go on."""
         for level in self._levels.values():
-            if level.verdicts.get(number) == "pause":
-                level.verdicts[number] = "continue"
+            level.promote(number)
 
     def better(self, number: int, completions: int) -> tuple[int, ...]:
         """Trials that dominated a trial when it came to a level, in the order of their recording.
@@ -143,8 +142,11 @@ class _Level:
     def __init__(self, objectives: int, constraints: int, reduction_factor: float) -> None:
         self.verdicts: dict[int, Verdict] = {}
         self._numbers: list[int] = []
+        self._row_of: dict[int, int] = {}
+        self._waiting: dict[int, int] = {}
+        """Number of a paused trial -> its row."""
         self._objectives = objectives
-        self._rows = np.empty((16, objectives + constraints))
+        self._rows = np.empty((16, objectives + constraints), order="F")  # read by columns
         self._factor = reduction_factor
         self._looked_at = 0
         """Trials when the waiting ones were last compared: only new ones make room."""
@@ -152,10 +154,11 @@ class _Level:
     def add(self, number: int, row: Floats) -> bool:
         """Add a trial; return whether it goes on."""
         if len(self._numbers) == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[len(self._numbers)] = row
+            self._rows = np.asfortranarray(np.concatenate([self._rows, np.empty_like(self._rows)]))
+        last = len(self._numbers)
+        self._rows[last] = row
         self._numbers.append(number)
-        last = len(self._numbers) - 1
+        self._row_of[number] = last
         better = dominating(self._losses, total_excess(self._excess), last)
         ahead = int(np.count_nonzero(better))
         if not ahead:
@@ -163,14 +166,22 @@ class _Level:
         # Whoever dominates it stands before it: often that spares sorting them all.
         return ahead < self._room and self._first_of([last]) is not None
 
+    def decide(self, number: int, verdict: Verdict) -> None:
+        """Take note of what becomes of a trial that was added."""
+        self.verdicts[number] = verdict
+        if verdict == "pause":
+            self._waiting[number] = self._row_of[number]
+
+    def promote(self, number: int) -> None:
+        """Let a trial go on if it waits here."""
+        if self._waiting.pop(number, None) is not None:
+            self.verdicts[number] = "continue"
+
     def promotable(self) -> int | None:
         """The waiting trial that is next, if it is among those for whom there is room."""
-        if self._looked_at == len(self._numbers):
+        if self._looked_at == len(self._numbers) or not self._waiting:
             return None
-        waiting = [row for row, n in enumerate(self._numbers) if self.verdicts[n] == "pause"]
-        if not waiting:
-            return None
-        first = self._first_of(waiting)
+        first = self._first_of(list(self._waiting.values()))
         if first is None:
             self._looked_at = len(self._numbers)
             return None
@@ -178,10 +189,10 @@ class _Level:
 
     def better(self, number: int) -> tuple[int, ...]:
         """Trials recorded before one that dominate it."""
-        end = self._numbers.index(number) + 1
+        end = self._row_of[number] + 1
         broken = total_excess(self._excess[:end])
         found = np.flatnonzero(dominating(self._losses[:end], broken, end - 1))
-        return tuple(self._numbers[other] for other in found)
+        return tuple(self._numbers[other] for other in found.tolist())
 
     @property
     def _room(self) -> int:
