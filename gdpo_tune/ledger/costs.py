@@ -1,4 +1,8 @@
-"""What trials cost enters the ledger among their metrics, where the sweep judges by it."""
+"""What trials cost stands among their metrics, where the sweep judges by it.
+
+It is written there, since later starts may give a trial other resources, and filled in when read,
+since later starts may judge by costs that nobody asked for when the trial was run.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +32,8 @@ def measurement_with_costs(measurement: Measurement, spec: SweepSpec) -> Measure
 def with_costs(
     measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec
 ) -> dict[str, Estimate]:
-    """Metrics and those costs that objectives or constraints of the sweep name."""
+    """Metrics and those costs that objectives or constraints of the sweep name.
+
+    A cost that is among the metrics stays as it is.
+    """
     return priced(measured, cost, spec.judged, spec.resources.in_all)

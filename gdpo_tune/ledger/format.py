@@ -15,6 +15,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from gdpo_tune.ledger.costs import with_costs
 from gdpo_tune.ledger.rungs import estimates, pairs, rungs_of
 from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
 from gdpo_tune.trials import Cost, Estimate, Exploit, Outcome, Params, State, TrialRecord
@@ -40,12 +41,15 @@ def to_record(
     about = trial.user_attrs["trial"]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
-    rungs = rungs_of(trial)
+    rungs = rungs_of(trial, spec)
     pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
     waits = trial.state == TrialState.RUNNING and pause["waits"]
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
-    spent = outcome or end or measured
-    validation = estimates(outcome.get("validation", {}))
+    cost = Cost(**(outcome or end or measured).get("cost", {}))
+    splits = {
+        split: with_costs(estimates(outcome[split]), cost, spec) if outcome else {}
+        for split in ("validation", "test")
+    }
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
     return TrialRecord(
         number=trial.number,
@@ -55,12 +59,11 @@ def to_record(
         seed=about["seed"],
         proposer=about["proposer"],
         replicate_of=about["replicate_of"],
-        validation=validation,
-        test=estimates(outcome.get("test", {})),
-        feasible=is_feasible(spec, validation) if validation else None,
+        **splits,
+        feasible=is_feasible(spec, splits["validation"]) if outcome else None,
         rungs=rungs,
         paused_at=pause["at"],
-        cost=Cost(**spent.get("cost", {})),
+        cost=cost,
         reason=end.get("reason", ""),
         lineage=lineage,
         directory=trial_directory(sweep, trial.number),

@@ -197,7 +197,7 @@ class Ledger(Generations, Closing):
 
     def rungs(self) -> list[tuple[int, Rung]]:
         """Every rung with its trial's number, in the order of their recording."""
-        return in_order(self._trials())
+        return in_order(self._trials(), self.spec)
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung, without a process."""
@@ -282,11 +282,11 @@ class Ledger(Generations, Closing):
             state = TrialState.PRUNED if pruned else TrialState.FAIL
             self._storage.set_trial_state_values(trial_id, state)
             return
-        validation = trial.user_attrs["outcome"]["validation"]
+        found = {name: e.mean for name, e in self._read(trial).validation.items()}
         for name, bound in self.spec.constraints.items():
             if name not in trial.constraints:
-                Trial(self.study, trial_id).set_constraint(name, excess(bound, validation[name][0]))
-        values = [validation[name][0] for name in self.spec.objectives]
+                Trial(self.study, trial_id).set_constraint(name, excess(bound, found[name]))
+        values = [found[name] for name in self.spec.objectives]
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, values)
 
     def _finish_what_was_known(self) -> None:

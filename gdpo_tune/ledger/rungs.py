@@ -8,6 +8,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from gdpo_tune.ledger.costs import with_costs
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Cost, Estimate, Measurement, Rung
 
 RUNG = "rung:"
@@ -34,19 +36,19 @@ def estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
     return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
 
 
-def rungs_of(trial: FrozenTrial) -> tuple[Rung, ...]:
+def rungs_of(trial: FrozenTrial, spec: SweepSpec) -> tuple[Rung, ...]:
     """What a trial has measured, by step."""
-    rungs = [to_rung(stored) for stored in stored_rungs(trial)]
+    rungs = [to_rung(stored, spec) for stored in stored_rungs(trial)]
     return tuple(sorted(rungs, key=lambda rung: rung.step))
 
 
-def in_order(trials: Iterable[FrozenTrial]) -> list[tuple[int, Rung]]:
+def in_order(trials: Iterable[FrozenTrial], spec: SweepSpec) -> list[tuple[int, Rung]]:
     """Every rung with its trial's number, in the order of their recording.
 
     Those from before that order was kept come first, by completions and number.
     """
     stored = [(trial.number, rung) for trial in trials for rung in stored_rungs(trial)]
-    known = [(rung.get("order", -1), to_rung(rung), number) for number, rung in stored]
+    known = [(rung.get("order", -1), to_rung(rung, spec), number) for number, rung in stored]
     known.sort(key=lambda entry: (entry[0], entry[1].completions, entry[2]))
     return [(number, rung) for _, rung, number in known]
 
@@ -56,7 +58,7 @@ def stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
     return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
 
 
-def to_rung(stored: Mapping[str, Any]) -> Rung:
+def to_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
     """A rung from JSON; one from before standard errors were kept has means alone."""
     if "validation" in stored:
         validation = estimates(stored["validation"])
@@ -66,4 +68,5 @@ def to_rung(stored: Mapping[str, Any]) -> Rung:
             name.removeprefix("validation/"): Estimate(mean, math.nan)
             for name, mean in means.items()
         }
-    return Rung(stored["step"], validation, Cost(**stored["cost"]))
+    cost = Cost(**stored["cost"])
+    return Rung(stored["step"], with_costs(validation, cost, spec), cost)

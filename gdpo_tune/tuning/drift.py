@@ -16,7 +16,6 @@ import math
 from collections.abc import Collection
 from statistics import median
 
-from gdpo_tune.ledger.costs import with_costs
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Rung, TrialRecord
 
@@ -46,9 +45,8 @@ class Drift:
     def guess(self, rung: Rung) -> dict[str, float]:
         """Every metric that the sweep judges by, as it would be at the end; no change is known from
         a rung that no complete trial has."""
-        found = with_costs(rung.validation, rung.cost, self._spec)
         return {
-            name: found[name].mean + self._change(rung.completions, name)
+            name: rung.validation[name].mean + self._change(rung.completions, name)
             for name in self._spec.judged
         }
 
@@ -56,8 +54,7 @@ class Drift:
         key = (completions, name)
         if key not in self._known:
             changes = [
-                record.validation[name].mean
-                - with_costs(rung.validation, rung.cost, self._spec)[name].mean
+                record.validation[name].mean - rung.validation[name].mean
                 for record in self._counted()
                 for rung in record.rungs
                 if rung.completions == completions

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tuning_support import measured, outcome, spec_in
 
 from gdpo_tune.errors import IdentityError, LedgerHeldError, UsageError
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.format import encode
 from gdpo_tune.ledger.journal import repair
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Cost, Estimate, Measurement, Rung, TrialRecord
@@ -314,6 +316,51 @@ def test_budget_and_constraints_may_change(spec: SweepSpec, tmp_path: Path):
     stricter = spec_in(tmp_path, ["search.trials=40", "constraints.format='>= 0.6'"])
     (record,) = reopened(stricter)
     assert record.feasible is False
+
+
+@pytest.mark.parametrize(("bound", "feasible"), [("<= 90", True), ("<= 1", False)])
+def test_a_sweep_goes_on_with_a_bound_on_a_cost_that_it_did_not_judge_by(
+    spec: SweepSpec, tmp_path: Path, bound: str, feasible: bool
+):
+    spent = Cost(completions=1280, seconds=1.5)
+    with Ledger.open(spec) as ledger:
+        for _ in range(3):
+            start(ledger)
+        ledger.progress(0, measured(20, spent, format=0.5))
+        ledger.complete(0, outcome())
+        ledger.progress(1, measured(20, spent, format=0.5))
+        ended = {**encode(outcome(), spec.directory)}  # killed before the trial had its new state
+        trial_id = ledger.study.trials[2]._trial_id
+        ledger.study._storage.set_trial_user_attr(trial_id, "outcome", ended)
+    bounded = spec_in(tmp_path, [f"constraints.seconds='{bound}'"])
+    with Ledger.open(bounded) as ledger:
+        done, under_way, closed = ledger.records()
+        rungs = ledger.rungs()
+        assert ledger.study.trials[2].constraints["seconds"] == closed_excess(bound)
+    assert [r.state for r in (done, under_way, closed)] == ["complete", "running", "complete"]
+    assert [done.feasible, under_way.feasible, closed.feasible] == [feasible, None, feasible]
+    assert done.validation["seconds"] == done.test["seconds"] == Estimate(2.0, 0.0)
+    assert not under_way.validation
+    for rung in (*done.rungs, *under_way.rungs, *(rung for _, rung in rungs)):
+        assert rung.validation["seconds"] == Estimate(1.5, 0.0)
+
+
+def closed_excess(bound: str) -> float:
+    """By how much two seconds break an upper bound."""
+    return 2.0 - float(bound.removeprefix("<= "))
+
+
+def test_a_cost_that_was_judged_stays_what_it_was_on_other_resources(tmp_path: Path):
+    judged = "constraints.gpu_hours='<= 1'"
+    spent = Cost(completions=640, seconds=1800.0)
+    with Ledger.open(spec_in(tmp_path, [judged, "resources.gpus=1"])) as ledger:
+        start(ledger)
+        ledger.progress(0, measured(20, spent, format=0.5))
+        ledger.complete(0, replace(outcome(), cost=spent))
+    (record,) = reopened(spec_in(tmp_path, [judged, "resources.gpus=4"]))
+    assert record.feasible
+    assert record.validation["gpu_hours"] == record.rungs[0].validation["gpu_hours"]
+    assert record.validation["gpu_hours"] == Estimate(0.5, 0.0)
 
 
 def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):

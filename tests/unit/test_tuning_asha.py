@@ -276,6 +276,22 @@ def test_what_trials_cost_may_be_what_they_are_compared_by(tmp_path: Path):
     assert halted == [False, True, False]
 
 
+def test_a_bound_on_a_cost_that_is_added_later_counts_for_trials_from_before(tmp_path: Path):
+    same = {"correctness": 0.5, "format": 0.5, "length": 0.5}
+    with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA])) as ledger:
+        driver = Driver(ledger, slots=3)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        for seconds in (5, 9):
+            cost = Cost(completions=448, seconds=seconds)
+            driver.report(driver.ask(), measured(7, cost, **same))
+        assert not any((c.directory / HALT).exists() for c in driver.flying.values())
+    with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA, "constraints.seconds='<= 6'"])) as ledger:
+        Driver(ledger)
+        assert [ledger.record(number).state for number in (2, 3)] == ["running", "pruned"]
+        assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
+
+
 def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path):
     promoting = spec_in(tmp_path, [*QUICK, PROMOTE])
     with Ledger.open(promoting) as ledger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gdpo_tune.ledger import Ledger, excess
-from gdpo_tune.ledger.costs import with_costs
 from gdpo_tune.spec import AshaSettings, SweepSpec
 from gdpo_tune.trials import Rung, TrialRecord
 from gdpo_tune.tuning.schedulers.base import Scheduler
@@ -43,7 +42,7 @@ class Asha(Scheduler):
         """What a trial is to do; rungs elsewhere than at the levels decide nothing."""
         if record.role != "search":
             return "continue"
-        found = with_costs(rung.validation, rung.cost, self._spec)
+        found = rung.validation
         return self._rungs.record(
             record.number,
             rung.completions,
