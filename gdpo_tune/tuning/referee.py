@@ -83,8 +83,12 @@ class Referee:
 
     def close_waiting(self) -> list[TrialRecord]:
         """Prune the trials that still wait, because nothing is left that could promote them."""
-        waiting = [record for record in self._ledger.records() if record.state == "paused"]
-        return [self._prune(record, record.rungs[-1], NEVER_PROMOTED) for record in waiting]
+        closed: list[TrialRecord] = []
+        for record in self._ledger.records():
+            if record.state == "paused":
+                _, rung = self._standing(record)  # after a change of settings not its last one
+                closed.append(self._prune(record, rung or record.rungs[-1], NEVER_PROMOTED))
+        return closed
 
     def _settle(self, record: TrialRecord) -> TrialRecord | None:
         number = record.number

@@ -292,6 +292,37 @@ def test_a_bound_on_a_cost_that_is_added_later_counts_for_trials_from_before(tmp
         assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
 
 
+def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_same(
+    tmp_path: Path,
+):
+    def promoting(factor: int) -> SweepSpec:
+        chosen = f"{{type: asha, variant: promote, grace: 0.2, reduction_factor: {factor}}}"
+        return spec_in(tmp_path, [*QUICK, "search.trials=4", f"search.scheduler={chosen}"])
+
+    def come_to(driver: Driver, trial: str, step: int, value: float) -> None:
+        driver.report(trial, measured(step, correctness=value, format=value, length=value))
+        if (driver.flying[trial].directory / HALT).exists():
+            driver.end(trial, interrupted=True)
+
+    with Ledger.open(promoting(2)) as ledger:
+        driver = Driver(ledger, slots=4)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        values = {driver.ask(): value for value in (0.9, 0.3, 0.4, 0.5)}
+        first, *_, last = values
+        for trial, value in values.items():
+            come_to(driver, trial, 15, value)
+        for trial in (first, last):
+            come_to(driver, trial, 30, values[trial])
+        assert [record.state for record in ledger.records()[2:]] == ["running", *["paused"] * 3]
+        assert ledger.record(5).paused_at == 64 * 30
+    with Ledger.open(promoting(4)) as ledger:  # compares at 15 alone
+        Driver(ledger).run()
+        closed = ledger.record(5)
+    assert closed.state == "pruned"
+    assert closed.reason.endswith("not promoted; stopped at rung 960: dominated by #2")
+
+
 def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path):
     promoting = spec_in(tmp_path, [*QUICK, PROMOTE])
     with Ledger.open(promoting) as ledger:
