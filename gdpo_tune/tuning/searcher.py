@@ -112,7 +112,8 @@ class LedgerSearcher(Searcher):
             return
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
-        if measurement.validated:
+        # what comes after a verdict counts for nothing: where it was given, the trial goes on
+        if measurement.validated and not self._referee.is_halting(number):
             with self._recording():
                 self._step_is_known = False
                 if self._ledger.progress(number, measurement):

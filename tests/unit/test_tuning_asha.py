@@ -323,6 +323,23 @@ def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_
     assert closed.reason.endswith("not promoted; stopped at rung 960: dominated by #2")
 
 
+def test_what_is_measured_after_a_verdict_counts_for_nothing(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, PROMOTE])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        good, bad = driver.ask(), driver.ask()
+        driver.report(good, measured(7, correctness=0.9, format=0.9, length=0.9))
+        low = {"correctness": 0.1, "format": 0.1, "length": 0.1}
+        driver.report(bad, measured(7, **low))
+        driver.report(bad, measured(20, **low))  # its workers came so far before they heard of it
+        driver.end(bad, interrupted=True)
+        late = ledger.record(3)
+    assert (late.state, late.paused_at) == ("paused", 64 * 7)
+    assert [rung.step for rung in late.rungs] == [7]
+
+
 def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path):
     promoting = spec_in(tmp_path, [*QUICK, PROMOTE])
     with Ledger.open(promoting) as ledger:
