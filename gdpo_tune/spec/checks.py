@@ -13,6 +13,7 @@ from gdpo_tune.spec.domains import Domain, Uniform
 from gdpo_tune.spec.model import LEAST_RESOURCE, ObjectiveSpec, Resources, Search
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
+from gdpo_tune.spec.schedulers import AshaSettings
 from gdpo_tune.spec.space import Space
 
 SHOWN = 6
@@ -41,6 +42,24 @@ def check_search(root: Node, problems: Problems) -> None:
         node = root.find(path[:-1])
         if path[-1] in (node.entries or {}) and not problems.about(".".join(path)):
             check_name(node.find(path[-1:]), path, what, names, problems)
+
+
+def check_rungs(
+    search: Search | None, training: TrainingSettings | None, root: Node, problems: Problems
+) -> None:
+    """Under `type: asha`, trials are compared somewhere, unless they are too short for that."""
+    if search is None or training is None or not isinstance(search.scheduler, AshaSettings):
+        return
+    chosen, steps, path = search.scheduler, training.steps, ("search", "scheduler")
+    if chosen.levels(steps) or chosen.highest(steps) >= chosen.grace * steps:
+        return
+    named = "grace" if "grace" in (root.find(path).entries or {}) else "reduction_factor"
+    reason = (
+        f"the last rung lies at 1 / {show(chosen.reduction_factor)} of the budget, and "
+        f"{show(chosen.grace)} of it is grace, so no trial would be compared with another"
+    )
+    fix = f"write grace: {0.9 / chosen.reduction_factor:.2g}, or scheduler: {{type: fifo}}"
+    problems.at(root.find((*path, named)), (*path, named), reason, fix)
 
 
 def check_policy(policy: str, task: str, root: Node, problems: Problems) -> None:

@@ -18,7 +18,7 @@ from gdpo_tune.spec.lint_rewards import (
     single_reward,
     unmet_is_not_worst,
 )
-from gdpo_tune.spec.lint_sizes import crowded_cores, endless, far_values
+from gdpo_tune.spec.lint_sizes import crowded_cores, endless, far_values, too_short_for_rungs
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
@@ -55,6 +55,7 @@ def lint(spec: SweepSpec) -> list[str]:
         far_values,
         crowded_cores,
         endless,
+        too_short_for_rungs,
         sandbox_doubts,
         lacking_memory,
         warm_start_doubts,

@@ -9,6 +9,7 @@ from gdpo_tune.spec.budget import total
 from gdpo_tune.spec.domains import Number, Uniform
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.schedulers import AshaSettings
 from gdpo_tune.spec.space import Space
 
 FEWEST_CPUS = 0.25
@@ -79,6 +80,17 @@ def crowded_cores(spec: SweepSpec) -> Iterator[str]:
             f"resources.cpus = {show(cpus)}: {int(1 / cpus):,} trials share a core, each with a "
             "policy of its own in memory, and none is done earlier. Give a trial at least "
             f"{FEWEST_CPUS}."
+        )
+
+
+def too_short_for_rungs(spec: SweepSpec) -> Iterator[str]:
+    """Trials of so few steps that no rung lies before the last one."""
+    chosen, steps = spec.search.scheduler, spec.training.steps
+    if isinstance(chosen, AshaSettings) and not chosen.levels(steps):
+        yield (
+            f"training.steps = {steps}: no rung lies before the last step, so no trial is "
+            "compared with another and all run to their end. Train longer, or write "
+            "search.scheduler: {type: fifo}."
         )
 
 

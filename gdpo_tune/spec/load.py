@@ -108,6 +108,7 @@ class Document:
         limits.check_positions(training, policy, self.root, self.problems)
         limits.check_prompts(training, data, task, self.root, self.problems)
         checks.check_search(self.root, self.problems)
+        checks.check_rungs(search, training, self.root, self.problems)
         check_population(search, space, training, self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
         checks.check_workers(resources, space, training, rollout, self.root, self.problems)

@@ -35,6 +35,21 @@ class AshaSettings(Section):
     """What happens to a trial that does not go on: `stop` ends it; `promote` lets it wait, without
     a process, until it is among the best after all."""
 
+    def levels(self, steps: int) -> tuple[int, ...]:
+        """Steps at which trials are compared, of a trial with so many: before its end."""
+        found: set[int] = set()
+        level = steps / self.reduction_factor
+        while math.ceil(level) >= self.grace * steps:
+            found.add(math.ceil(level))
+            if level <= 1:
+                break
+            level /= self.reduction_factor
+        return tuple(sorted(found - {steps}))
+
+    def highest(self, steps: int) -> int:
+        """The last step at which trials would be compared, were it not for their grace."""
+        return math.ceil(steps / self.reduction_factor)
+
 
 class PbtSettings(Section):
     """Population-based training by dominance: weights and learning rate move while trials train."""

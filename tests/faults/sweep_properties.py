@@ -18,7 +18,6 @@ from gdpo_tune.spec import AshaSettings
 from gdpo_tune.trials import Rung, TrialRecord
 from gdpo_tune.tuning.referee import NEVER_PROMOTED
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.rungs import levels
 
 
 def check(sweep: KilledSweep) -> None:
@@ -135,7 +134,7 @@ def expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
     if record.role == "untrained" and not sweep.fake:
         return []
     training = sweep.spec.training
-    compared = levels(settings(sweep).grace, training.steps, settings(sweep).reduction_factor)
+    compared = settings(sweep).levels(training.steps)
     last = training.steps if record.state == "complete" else record.rungs[-1].step
     return [
         step

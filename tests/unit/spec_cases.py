@@ -913,6 +913,22 @@ CASES = {
         "above 1",
         "above 1",
     ),
+    "rungs within the grace": (
+        "trials: 16",
+        "scheduler: {type: asha, reduction_factor: 4}",
+        14,
+        "search.scheduler.reduction_factor",
+        "the last rung lies at 1 / 4 of the budget, and 0.3 of it is grace",
+        "write grace: 0.23, or scheduler: {type: fifo}",
+    ),
+    "grace beyond the last rung": (
+        "trials: 16",
+        "scheduler: {type: asha, grace: 0.34}",
+        14,
+        "search.scheduler.grace",
+        "so no trial would be compared with another",
+        "write grace: 0.3, or",
+    ),
     "infinite reduction": (
         "trials: 16",
         "scheduler: {type: asha, reduction_factor: .inf}",

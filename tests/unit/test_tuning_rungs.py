@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gdpo_tune.analysis.pareto import ranks
 from gdpo_tune.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import Floats, first_in_order, net_order, total_excess
-from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant, levels
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
 
 TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
 SHARE = st.sampled_from([i / 8 for i in range(9)])
@@ -42,23 +42,6 @@ def positions(losses: Floats, excess: Floats) -> list[int]:
 
 def beaten(losses: Floats, row: int, others: Sequence[int]) -> bool:
     return any((losses[o] <= losses[row]).all() and (losses[o] < losses[row]).any() for o in others)
-
-
-@pytest.mark.parametrize(
-    ("grace", "budget", "factor", "expected"),
-    [
-        (0.1, 60, 3, (7, 20)),
-        (0.1, 27, 3, (3, 9)),
-        (0.0, 27, 3, (1, 3, 9)),
-        (0.5, 60, 3, ()),
-        (0.4, 60, 2, (30,)),
-        (0.1, 2, 3, (1,)),
-        (0.1, 1, 3, ()),
-        (0.0, 3, 1.5, (1, 2)),
-    ],
-)
-def test_levels_part_the_budget(grace: float, budget: int, factor: float, expected: Sequence[int]):
-    assert levels(grace, budget, factor) == tuple(expected)
 
 
 @given(POINTS)
@@ -220,7 +203,7 @@ def test_of_several_levels_the_highest_is_promoted_from_first():
 )
 def test_it_never_comes_to_a_halt(points: list[tuple[float, float]], slots: int, variant: Variant):
     """Every trial either ends, is stopped or waits, and a slot is never without work."""
-    core = Rungs(TWO, levels(0, 27, 3), 3, variant)
+    core = Rungs(TWO, (1, 3, 9), 3, variant)
     done: dict[int, int] = {}
     waiting: set[int] = set()
     queue, running = list(range(len(points))), list[tuple[int, int]]()

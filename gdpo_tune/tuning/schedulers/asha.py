@@ -6,7 +6,7 @@ from gdpo_tune.ledger import Ledger, excess
 from gdpo_tune.spec import AshaSettings, SweepSpec
 from gdpo_tune.trials import Rung, TrialRecord
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict, levels
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 
 NAMED = 3
 """So many of the trials that dominate another are named."""
@@ -23,13 +23,13 @@ class Asha(Scheduler):
 
     def __init__(self, spec: SweepSpec, settings: AshaSettings) -> None:
         super().__init__()
-        factor, training = settings.reduction_factor, spec.training
-        self._steps = levels(settings.grace, training.steps, factor)
+        training = spec.training
+        self._steps = settings.levels(training.steps)
         self._spec = spec
         self._rungs = Rungs(
             spec.objective_list(),
             [step * training.completions_per_step for step in self._steps],
-            factor,
+            settings.reduction_factor,
             settings.variant,
             len(spec.constraints),
         )

@@ -17,7 +17,6 @@ al. 2021, Multi-objective asynchronous successive halving.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,24 +33,6 @@ from gdpo_tune.tuning.schedulers.priority import (
 
 Verdict = Literal["continue", "stop", "pause"]
 Variant = Literal["stop", "promote"]
-
-
-def levels(grace: float, budget: int, reduction_factor: float) -> tuple[int, ...]:
-    """Where trials are compared: `1 / reduction_factor` of the budget, the same part of that, ...
-
-    Args:
-        grace: share of the budget before which no trial is compared.
-        budget: where trials end; whole, in any unit; no level itself.
-        reduction_factor: above 1.
-    """
-    result: set[int] = set()
-    level = budget / reduction_factor
-    while math.ceil(level) >= max(1.0, grace * budget):
-        result.add(math.ceil(level))
-        if level <= 1:
-            break
-        level /= reduction_factor
-    return tuple(sorted(result - {budget}))
 
 
 class Rungs:
