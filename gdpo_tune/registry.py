@@ -64,6 +64,7 @@ class SamplerInfo:
     """What proposes configurations."""
 
     target: str
+    """Of `auto`, what picks one of the others."""
     doc: str
 
 
@@ -186,7 +187,7 @@ NORMALIZATIONS: dict[str, ModeInfo] = {
 
 SAMPLERS: dict[str, SamplerInfo] = {
     "auto": SamplerInfo(
-        "gdpo_tune.tuning.samplers:auto",
+        "gdpo_tune.spec.sampler_choice:choose_sampler",
         "picks by trials, kinds of parameters, objectives and slots, and says why",
     ),
     "gp": SamplerInfo("gdpo_tune.tuning.samplers:gp", "Gaussian process, expected hypervolume"),

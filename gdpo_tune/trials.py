@@ -27,7 +27,7 @@ Role = Literal["search", "member", "replicate", "untrained", "published"]
 """Why a trial was run. `untrained` and `published` are the baselines of every front picture;
 `published` is trained at full budget and may therefore be on the front itself. A `member` of a
 population has parameters that moved while it trained; those of its record are the initial ones."""
-State = Literal["waiting", "running", "paused", "complete", "pruned", "failed"]
+State = Literal["running", "paused", "complete", "pruned", "failed"]
 """`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
 Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline"]
 """Who chose a trial's parameters: the sampler's model, its random start-up, or a rule."""

@@ -59,9 +59,7 @@ def next_replicate(
     rivals = [
         c for c in configurations(records, objectives) if c.on_front or c.probability > LIKELY
     ]
-    coming = [
-        sum(record.state in ("waiting", "running") for record in groups[c.first]) for c in rivals
-    ]
+    coming = [sum(record.state == "running" for record in groups[c.first]) for c in rivals]
     values = decisiveness(
         [c.values(objectives) for c in rivals],
         [

@@ -71,7 +71,6 @@ def other_states(states: Counter[str]) -> str:
     """The trials that are not complete, such as `2 unfinished, 1 failed`; or nothing."""
     words = {
         "running": "unfinished",
-        "waiting": "waiting",
         "paused": "paused at a rung",
         "pruned": "stopped early",
         "failed": "failed",

@@ -21,7 +21,6 @@ from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
 from gdpo_tune.trials import Cost, Estimate, Exploit, Outcome, Params, State, TrialRecord
 
 STATES: Mapping[TrialState, State] = {
-    TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",

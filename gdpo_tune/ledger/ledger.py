@@ -186,6 +186,9 @@ class Ledger(Generations, Closing):
 
         Returns:
             Whether it was kept.
+
+        Raises:
+            NonFiniteError: see `encode_rung`.
         """
         key = f"{RUNG}{measurement.cost.completions}"
         if key in self._trial(number).user_attrs:

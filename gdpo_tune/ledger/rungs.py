@@ -8,6 +8,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from gdpo_tune.errors import NonFiniteError
 from gdpo_tune.ledger.costs import with_costs
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Cost, Estimate, Measurement, Rung
@@ -17,9 +18,17 @@ RUNG = "rung:"
 
 
 def encode_rung(measurement: Measurement, order: int) -> dict[str, Any]:
-    """A measurement on validation prompts as JSON; `order` counts those of all trials."""
+    """A measurement on validation prompts as JSON; `order` counts those of all trials.
+
+    Raises:
+        NonFiniteError: a value is not finite, so it could be compared with no other.
+    """
+    step = measurement.step
+    for name, found in measurement.validation.items():
+        if not math.isfinite(found.mean):
+            raise NonFiniteError(f"validation {name} is {found.mean} at step {step}")
     return {
-        "step": measurement.step,
+        "step": step,
         "validation": pairs(measurement.validation),
         "cost": vars(measurement.cost),
         "order": order,

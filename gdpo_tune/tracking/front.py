@@ -50,8 +50,7 @@ def _trials(front: Front) -> dict[int, Content]:
         rank = ranks.get(record.number, -1)
         values = {"pareto/rank": float(rank)} if rank >= 0 else {}
         tags = {"pareto": "true" if rank == 0 else "false"}
-        if record.state != "waiting":
-            contents[record.number] = Content(tags=tags, values=values)
+        contents[record.number] = Content(tags=tags, values=values)
     return contents
 
 

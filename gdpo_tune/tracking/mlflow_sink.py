@@ -185,8 +185,6 @@ class MlflowSink:
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record
-        if record.state == "waiting":
-            return
         content = projection.trial_content(record, self._spec.name, self._objectives)
         known = self._known.get(str(record.number), Known())
         renew = not known.is_empty() and known.params != content.params
@@ -194,7 +192,7 @@ class MlflowSink:
 
     def _catch_up(self, record: TrialRecord) -> None:
         """Say the step metrics that a trial wrote down and an earlier process did not pass on."""
-        if record.directory is None or record.started is None or record.state == "waiting":
+        if record.directory is None or record.started is None:
             return
         for measurement in read_steps(record.directory):
             when = milliseconds(record.started + measurement.cost.seconds)

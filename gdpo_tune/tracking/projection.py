@@ -30,7 +30,6 @@ CURVES = ("train/", "validation/")
 LONGEST_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
 STATUS: Mapping[State, str] = {
-    "waiting": "SCHEDULED",
     "running": "RUNNING",
     "paused": "SCHEDULED",
     "complete": "FINISHED",

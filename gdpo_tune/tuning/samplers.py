@@ -25,8 +25,7 @@ from optuna.samplers import (
 )
 from optuna.trial import FrozenTrial
 
-from gdpo_tune import registry
-from gdpo_tune.spec import SweepSpec, choose_sampler
+from gdpo_tune.spec import SweepSpec
 
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""
@@ -47,12 +46,6 @@ class Sampling:
     def has_model(self) -> bool:
         """Whether it ever learns from a trial."""
         return self.startup < NEVER
-
-
-def auto(spec: SweepSpec, side_by_side: int | None = None) -> Sampling:
-    """What `choose_sampler` picks."""
-    chosen = registry.SAMPLERS[choose_sampler(spec, side_by_side).name]
-    return registry.load(chosen.target)(spec)
 
 
 def gp(spec: SweepSpec) -> Sampling:

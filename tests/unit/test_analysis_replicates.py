@@ -87,7 +87,7 @@ def test_the_untrained_policy_is_never_merged_nor_on_the_front():
     assert [c.probability for c in found] == [0, 1]
 
 
-@pytest.mark.parametrize("state", ["waiting", "running", "pruned", "failed"])
+@pytest.mark.parametrize("state", ["running", "paused", "pruned", "failed"])
 def test_only_complete_trials_count(state):
     records = [trial(0, 0.5, 0.5), trial(1, 0.9, 0.9, state=state)]
     assert [c.first for c in configurations(records, GOALS)] == [0]

@@ -17,7 +17,7 @@ import pytest
 from optuna.trial import FrozenTrial
 from tuning_support import measured, outcome, spec_in
 
-from gdpo_tune.errors import IdentityError, LedgerHeldError, UsageError
+from gdpo_tune.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.format import encode
 from gdpo_tune.ledger.journal import repair
@@ -100,6 +100,15 @@ def test_a_value_that_is_not_finite_is_a_failure_with_its_reason(spec: SweepSpec
     assert record.state == "failed"
     assert record.reason == f"validation format is {value}"
     assert reopened(spec) == [record]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_could_be_compared_with_nothing_is_no_rung(spec: SweepSpec, value: float):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        with pytest.raises(NonFiniteError, match=f"validation format is {value} at step 20"):
+            ledger.progress(0, measured(20, correctness=0.5, format=value))
+    assert [record.rungs for record in reopened(spec)] == [()]
 
 
 def test_a_failure_keeps_its_reason_and_its_price(spec: SweepSpec):

@@ -16,7 +16,6 @@ def test_ranks_and_tags(tmp_path):
         running(3),
         complete(4, 0.95, 0.95, role="untrained"),
         complete(5, 0.99, 0.99, feasible=False),
-        running(6, state="waiting"),
     ]
     content = project_front(tiny_spec(tmp_path), records)
     ranks = {number: c.values.get("pareto/rank") for number, c in content.trials.items()}

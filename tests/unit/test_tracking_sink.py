@@ -191,11 +191,6 @@ def test_a_sweep_that_breaks_has_failed(spec, store):
     assert store.of("0", "status") == ["RUNNING", "KILLED"]
 
 
-def test_a_waiting_trial_has_no_run(spec, store):
-    play(spec, SweepStarted((running(0, state="waiting"),), 1))
-    assert {message["run"] for message in store.messages} == {"sweep"}
-
-
 def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, store):
     play(spec, SweepStarted((), 1), TrialStarted(running(0)))
     play(spec, SweepStarted((), 1))

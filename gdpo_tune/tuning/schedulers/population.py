@@ -96,16 +96,14 @@ def decide(
 def ordered(members: Sequence[Standing], objectives: Sequence[Objective]) -> list[Standing]:
     """Members, the first to be taken over from first; equal ones by number.
 
-    One that measured something that is not finite comes last.
+    Values are finite: the ledger takes no others.
     """
     if not members:
         return []
     members = sorted(members, key=lambda member: member.number)  # ties do not hang on who is first
     points = losses([member.values for member in members], objectives)
     excess = np.array([member.excess for member in members], dtype=float).reshape(len(members), -1)
-    finite = np.isfinite(points).all(axis=1) & np.isfinite(excess).all(axis=1)
-    broken = np.full(len(members), np.inf)
-    broken[finite] = total_excess(excess[finite])
+    broken = total_excess(excess)
     rank = np.zeros(len(members), dtype=np.int64)
     distance = np.zeros(len(members))
     feasible = np.flatnonzero(broken == 0)

@@ -69,17 +69,12 @@ class Rungs:
         Args:
             number: of the trial.
             completions: sampled by then; what is no level decides nothing.
-            values: M, in the units and directions of the objectives.
-            excess: C, by how much each constraint is broken; 0 or less: it holds.
+            values: M, in the units and directions of the objectives; finite.
+            excess: C, by how much each constraint is broken; finite; 0 or less: it holds.
 
         Returns:
             What the trial is to do. A second record at the same level changes nothing.
-
-        Raises:
-            ValueError: a value or an excess is not finite, or their number is wrong.
         """
-        if not np.isfinite([*values, *excess]).all():
-            raise ValueError(f"trial {number} measured {[*values, *excess]}, which has no rank")
         level = self._levels.get(completions)
         if level is None:
             return "continue"
@@ -90,11 +85,6 @@ class Rungs:
             turned_away: Verdict = "stop" if self._variant == "stop" else "pause"
             level.decide(number, "continue" if goes_on else turned_away)
         return level.verdicts[number]
-
-    def verdict(self, number: int, completions: int) -> Verdict:
-        """What was decided when the trial was recorded there; `continue` if it was not."""
-        level = self._levels.get(completions)
-        return "continue" if level is None else level.verdicts.get(number, "continue")
 
     def promotable(self) -> int | None:
         """The waiting trial to go on with: of the highest level, the first in priority."""
