@@ -101,32 +101,16 @@ def move_aside(lease: Lease) -> tuple[Lease, Path]:
 def repair(path: Path) -> int:
     """Cut a torn write off the end of a journal; return the bytes dropped.
 
-    Every record up to the last complete one stays. Call it under the lease only.
-
-    Raises:
-        UsageError: a line before the end is no record, which no torn write explains.
+    Every record up to the last complete one stays. Call it under the lease only. It looks at the
+    end alone: damage before that, which no torn write explains, is found by who reads the journal.
     """
     content = path.read_bytes()
     keep = content.rfind(b"\n") + 1
-    while keep and not _is_record(content[content.rfind(b"\n", 0, keep - 1) + 1 : keep]):
+    while keep and _record(content[content.rfind(b"\n", 0, keep - 1) + 1 : keep]) is None:
         keep = content.rfind(b"\n", 0, keep - 1) + 1
-    for number, line in enumerate(content[:keep].splitlines(), 1):
-        if not _is_record(line):
-            raise UsageError(
-                f"{path}:{number}: this line is no record of a ledger, so the file is damaged; "
-                "bring it back from a copy, or move the sweep aside and begin anew with --fresh"
-            )
     if keep < len(content):
         os.truncate(path, keep)
     return len(content) - keep
-
-
-def _is_record(line: bytes) -> bool:
-    try:
-        record = json.loads(line)
-        return isinstance(record, dict) and "op_code" in record
-    except ValueError:  # a power loss may leave a block of zeros, not only a short line
-        return False
 
 
 def _shared(mapping: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +125,15 @@ def _shared(mapping: dict[str, Any]) -> dict[str, Any]:
 DECODER = json.JSONDecoder(object_hook=_shared)
 
 
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record that a line holds, or None if it holds none."""
+    try:
+        record = DECODER.decode(line.decode())
+    except ValueError:  # a power loss may leave a block of zeros, not only a short line
+        return None
+    return record if isinstance(record, dict) and "op_code" in record else None
+
+
 class JournalFile(BaseJournalBackend):
     """Optuna's journal in one local file, for one writer and any number of readers.
 
@@ -151,24 +144,33 @@ class JournalFile(BaseJournalBackend):
     def __init__(self, path: Path, *, read_only: bool) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(path, flags, 0o644)
+        self._path = path
         self._offsets = [0]
         """Where each record begins, and where the next one will."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on."""
+        """Yield the records from number `log_number_from` on.
+
+        Raises:
+            UsageError: a line is no record.
+        """
         offset = self._offsets[log_number_from]
         unread = os.fstat(self._file).st_size - offset
         if unread <= 0:
             return
-        for number, line in enumerate(
-            os.pread(self._file, unread, offset).splitlines(keepends=True), log_number_from + 1
-        ):
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
+        *lines, _ = os.pread(self._file, unread, offset).split(b"\n")  # the last one has no end yet
+        for number, line in enumerate(lines, log_number_from + 1):
+            offset += len(line) + 1
             if number == len(self._offsets):
                 self._offsets.append(offset)
-            yield DECODER.decode(line.decode())
+            record = _record(line)
+            if record is None:
+                raise UsageError(
+                    f"{self._path}:{number}: this line is no record of a ledger, so the file is "
+                    "damaged; bring it back from a copy, or move the sweep aside and begin anew "
+                    "with --fresh"
+                )
+            yield record
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append records and wait until the disk has them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import math
 import os
 import signal
@@ -528,14 +529,43 @@ def test_repair_drops_what_is_no_record(tmp_path: Path, tail: bytes):
     assert journal.read_bytes() == whole
 
 
-@pytest.mark.parametrize("line", [b"\0\0", b"{}", b"garbage"])
-def test_damage_before_the_end_is_refused_with_its_line(tmp_path: Path, line: bytes):
-    journal = tmp_path / "journal"
-    content = b'{"op_code": 0}\n' + line + b'\n{"op_code": 1}\n'
-    journal.write_bytes(content)
-    with pytest.raises(UsageError, match="journal:2: this line is no record"):
-        repair(journal)
-    assert journal.read_bytes() == content
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("line", [b"\0\0", b"{}", b"", b"7", b"\xff", b"garb\rage"])
+def test_damage_before_the_end_is_refused_with_its_line(
+    spec: SweepSpec, line: bytes, read_only: bool
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        start(ledger)
+    journal = spec.directory / "ledger.journal"
+    whole = journal.read_bytes()
+    first, rest = whole.split(b"\n", 1)
+    damaged = first + b"\n" + line + b"\n" + rest
+    journal.write_bytes(damaged)
+    with pytest.raises(UsageError, match=r"ledger.journal:2: this line is no record.*--fresh"):
+        Ledger.open(spec, read_only=read_only)
+    assert journal.read_bytes() == damaged
+    journal.write_bytes(whole)
+    assert len(reopened(spec)) == 2  # the refusal gave the lease back
+
+
+def test_opening_a_ledger_reads_each_record_once(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
+    with Ledger.open(spec) as ledger:
+        for number in range(10):
+            start(ledger)
+            ledger.complete(number, outcome())
+    lines = (spec.directory / "ledger.journal").read_bytes().count(b"\n")
+    decoded: list[str] = []
+    decode = json.JSONDecoder.decode
+
+    def counted(self: json.JSONDecoder, line: str) -> object:
+        decoded.append(line)
+        return decode(self, line)
+
+    monkeypatch.setattr(json.JSONDecoder, "decode", counted)
+    assert len(reopened(spec)) == 10
+    records = [line for line in decoded if '"op_code"' in line]
+    assert len(records) == lines + 1  # the last one twice: a crash may have torn it
 
 
 def test_an_empty_journal_is_whole(tmp_path: Path):
