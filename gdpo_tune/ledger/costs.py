@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gdpo_tune.costs import priced
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome
+from gdpo_tune.trials import Cost, Estimate, Outcome
 
 
 def outcome_with_costs(outcome: Outcome, spec: SweepSpec) -> Outcome:
@@ -21,12 +21,6 @@ def outcome_with_costs(outcome: Outcome, spec: SweepSpec) -> Outcome:
         validation=with_costs(outcome.validation, outcome.cost, spec),
         test=with_costs(outcome.test, outcome.cost, spec),
     )
-
-
-def measurement_with_costs(measurement: Measurement, spec: SweepSpec) -> Measurement:
-    """A measurement on the way with the cost so far."""
-    validation = with_costs(measurement.validation, measurement.cost, spec)
-    return replace(measurement, validation=validation)
 
 
 def with_costs(

@@ -5,41 +5,56 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from optuna import Study
 from optuna.storages import BaseStorage
 
-from gdpo_tune.ledger.sessions import Sessions
 from gdpo_tune.trials import Exploit, Generation
 
 GENERATION = "generation:"
 """Before the number of a generation, in the name of its attribute of the study."""
 
 
-class Generations(Sessions):
-    """The generations that a sweep's study holds."""
+class Generations:
+    """The generations that a sweep's study holds; each is decoded once."""
 
-    def __init__(self, storage: BaseStorage, study: Study) -> None:
-        super().__init__(storage, study)
-        self._stale: set[int] = set()
-        """Numbers of the trials whose records are to be read again."""
+    def __init__(self, storage: BaseStorage, study_id: int, stale: set[int]) -> None:
+        """
+        Args:
+            storage: holds the study.
+            study_id: of the study.
+            stale: takes the numbers of trials whose records a decision changes.
+        """
+        self._storage = storage
+        self._study_id = study_id
+        self._stale = stale
+        self._known: list[Generation] = []
+        self._exploits: dict[int, tuple[Exploit, ...]] = {}
+        """Number of a member -> what it took over."""
 
-    def decide_generation(self, generation: Generation) -> None:
+    def decide(self, generation: Generation) -> None:
         """Record what was decided for a population, in one write."""
-        key = f"{GENERATION}{len(self.generations())}"
+        key = f"{GENERATION}{len(self.all())}"
         self._storage.set_study_user_attr(self._study_id, key, asdict(generation))
         self._stale.update(generation.members)
 
-    def generations(self) -> list[Generation]:
+    def all(self) -> list[Generation]:
         """Every generation, in the order of their decisions."""
-        attrs = self._storage.get_study_user_attrs(self._study_id)
-        count = sum(key.startswith(GENERATION) for key in attrs)
-        return [_generation(attrs[f"{GENERATION}{index}"]) for index in range(count)]
+        self._catch_up()
+        return list(self._known)
 
     def lineage(self, number: int) -> tuple[Exploit, ...]:
         """What a trial took over from others, by step."""
-        found = [e for generation in self.generations() for e in generation.exploits]
-        own = [exploit for exploit in found if exploit.member == number]
-        return tuple(sorted(own, key=lambda exploit: exploit.step))
+        self._catch_up()
+        return tuple(sorted(self._exploits.get(number, ()), key=lambda exploit: exploit.step))
+
+    def _catch_up(self) -> None:
+        """Decode what was decided since, by this process or by the one that writes."""
+        attrs = self._storage.get_study_user_attrs(self._study_id)
+        while (stored := attrs.get(f"{GENERATION}{len(self._known)}")) is not None:
+            generation = _generation(stored)
+            self._known.append(generation)
+            for exploit in generation.exploits:
+                known = self._exploits.get(exploit.member, ())
+                self._exploits[exploit.member] = (*known, exploit)
 
 
 def _generation(stored: dict[str, Any]) -> Generation:

@@ -23,11 +23,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.closing import Closing
 from gdpo_tune.errors import UsageError
-from gdpo_tune.ledger.costs import measurement_with_costs, outcome_with_costs
+from gdpo_tune.ledger.costs import outcome_with_costs
 from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
 from gdpo_tune.ledger.generations import Generations
 from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.rungs import RUNG, encode_rung, in_order, stored_rungs
+from gdpo_tune.ledger.sessions import Sessions
 from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import (
@@ -46,7 +47,7 @@ JOURNAL = "ledger.journal"
 LOCK = "ledger.lock"
 
 
-class Ledger(Generations, Closing):
+class Ledger(Sessions, Closing):
     """A sweep's trials. `open` it; use it as a context manager.
 
     It holds what it has written in memory, so reading records costs no disk access.
@@ -60,6 +61,9 @@ class Ledger(Generations, Closing):
         self._lease = lease
         storage = JournalStorage(journal)
         super().__init__(storage, open_study(storage, spec, writable=lease is not None))
+        self._stale: set[int] = set()
+        """Numbers of the trials whose records are to be read again."""
+        self.generations = Generations(storage, self._study_id, self._stale)
         self.moved_aside: Path | None = None
         """Where an earlier sweep of this name is now, if opening this one moved it."""
         self._rungs = sum(len(stored_rungs(trial)) for trial in self._trials())
@@ -84,20 +88,16 @@ class Ledger(Generations, Closing):
         """
         directory = spec.directory.absolute()
         try:
-            if read_only:
-                return cls._open_for_reading(spec, directory)
-            return cls._open_for_writing(spec, directory, fresh)
+            if not read_only:
+                return cls._open_for_writing(spec, directory, fresh)
+            if not (directory / JOURNAL).exists():
+                raise UsageError(f"there is no sweep in {directory} yet")
+            return cls(spec, JournalFile(directory / JOURNAL, read_only=True), None)
         except OSError as error:
             raise UsageError(
                 f"the sweep cannot be kept in {directory}: {error}; make that folder readable and "
                 "writable, or choose another with --set storage=FOLDER"
             ) from error
-
-    @classmethod
-    def _open_for_reading(cls, spec: SweepSpec, directory: Path) -> Ledger:
-        if not (directory / JOURNAL).exists():
-            raise UsageError(f"there is no sweep in {directory} yet")
-        return cls(spec, JournalFile(directory / JOURNAL, read_only=True), None)
 
     @classmethod
     def _open_for_writing(cls, spec: SweepSpec, directory: Path, fresh: bool) -> Ledger:
@@ -193,8 +193,7 @@ class Ledger(Generations, Closing):
         key = f"{RUNG}{measurement.cost.completions}"
         if key in self._trial(number).user_attrs:
             return False
-        measurement = measurement_with_costs(measurement, self.spec)
-        self._set(number, key, encode_rung(measurement, self._rungs))
+        self._set(number, key, encode_rung(measurement, self._rungs, self.spec))
         self._rungs += 1
         return True
 
@@ -262,7 +261,7 @@ class Ledger(Generations, Closing):
         return [self._read(trial) for trial in self._trials()]
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
-        return to_record(trial, self.spec, self.directory, self.lineage(trial.number))
+        return to_record(trial, self.spec, self.directory, self.generations.lineage(trial.number))
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._trial_id(number), key, dict(value))

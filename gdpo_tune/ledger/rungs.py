@@ -17,7 +17,7 @@ RUNG = "rung:"
 """Before the completions of a rung, in the name of its attribute."""
 
 
-def encode_rung(measurement: Measurement, order: int) -> dict[str, Any]:
+def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[str, Any]:
     """A measurement on validation prompts as JSON; `order` counts those of all trials.
 
     Raises:
@@ -29,7 +29,7 @@ def encode_rung(measurement: Measurement, order: int) -> dict[str, Any]:
             raise NonFiniteError(f"validation {name} is {found.mean} at step {step}")
     return {
         "step": step,
-        "validation": pairs(measurement.validation),
+        "validation": pairs(with_costs(measurement.validation, measurement.cost, spec)),
         "cost": vars(measurement.cost),
         "order": order,
     }

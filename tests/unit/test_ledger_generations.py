@@ -9,7 +9,7 @@ from tuning_support import spec_in
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Exploit, Generation
+from gdpo_tune.trials import Exploit, Generation, Params
 
 FIRST = Generation(12, (0, 1, 2), (Exploit(2, 0, 12, {"learning_rate": 1e-4}),))
 SECOND = Generation(24, (0, 1, 2), (Exploit(0, 1, 24, {"learning_rate": 2e-4}),))
@@ -31,11 +31,11 @@ def test_generations_outlive_the_process_and_stand_in_the_records(spec: SweepSpe
         begin(ledger)
         before = ledger.records()
         for generation in (FIRST, SECOND, THIRD):
-            ledger.decide_generation(generation)
+            ledger.generations.decide(generation)
         known = ledger.records()
         assert ledger.record(1).lineage == ()
     with Ledger.open(spec) as ledger:
-        assert ledger.generations() == [FIRST, SECOND, THIRD]
+        assert ledger.generations.all() == [FIRST, SECOND, THIRD]
         assert ledger.records() == known
     assert [record.lineage for record in before] == [(), (), ()]
     assert [record.lineage for record in known] == [
@@ -45,12 +45,33 @@ def test_generations_outlive_the_process_and_stand_in_the_records(spec: SweepSpe
     ]
 
 
+def test_a_generation_is_decoded_once(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
+    decoded: list[int] = []
+
+    def counted(member: int, donor: int, step: int, params: Params) -> Exploit:
+        decoded.append(step)
+        return Exploit(member, donor, step, params)
+
+    monkeypatch.setattr("gdpo_tune.ledger.generations.Exploit", counted)
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        ledger.generations.decide(FIRST)
+        ledger.generations.decide(SECOND)
+    decoded.clear()
+    with Ledger.open(spec) as ledger:
+        assert ledger.generations.all() == [FIRST, SECOND]
+        ledger.generations.decide(THIRD)
+        assert [len(record.lineage) for record in ledger.records()] == [1, 0, 2]
+        assert ledger.generations.all() == [FIRST, SECOND, THIRD]
+    assert decoded == [12, 24, 36]
+
+
 def test_a_reader_sees_what_is_decided_meanwhile(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
         with Ledger.open(spec, read_only=True) as reader:
             assert reader.records()[2].lineage == ()
-            ledger.decide_generation(FIRST)
+            ledger.generations.decide(FIRST)
             assert reader.records()[2].lineage == FIRST.exploits
 
 
@@ -58,10 +79,10 @@ def test_a_generation_is_whole_or_not_there(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
         before = (spec.directory / "ledger.journal").stat().st_size
-        ledger.decide_generation(FIRST)
+        ledger.generations.decide(FIRST)
     written = (spec.directory / "ledger.journal").read_bytes()
     assert written[before:].count(b"\n") == 1
     (spec.directory / "ledger.journal").write_bytes(written[:-1])
     with Ledger.open(spec) as ledger:
-        assert ledger.generations() == []
+        assert ledger.generations.all() == []
         assert [record.lineage for record in ledger.records()] == [(), (), ()]

@@ -46,7 +46,7 @@ class Pbt(Scheduler):
         """Where a member still has to meet others."""
         if record.role != "member":
             return ()
-        met = [g.step for g in self._ledger.generations() if record.number in g.members]
+        met = [g.step for g in self._ledger.generations.all() if record.number in g.members]
         return tuple(step for step in self._meetings if step > max(met, default=0))
 
     def ends_at(self, record: TrialRecord) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class Pbt(Scheduler):
             step, standings, self._spec.objective_list(), self._domains(), self._exploration()
         )
         generation = Generation(step, tuple(s.number for s in standings), exploits)
-        self._ledger.decide_generation(generation)
+        self._ledger.generations.decide(generation)
         for exploit in exploits:
             hand_over(self._ledger, exploit)
         return generation
