@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gdpo_tune.ledger import Ledger
@@ -13,7 +13,8 @@ from gdpo_tune.trials import TrialRecord
 def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Complete trials of the sweeps that the spec names, by folder and number.
 
-    The untrained policy is none of them. The ledgers are only read, so a sweep may still run.
+    The untrained policy is none of them, nor is a member of a population or a replicate of one:
+    their parameters moved while they trained. The ledgers are only read, so a sweep may still run.
 
     Raises:
         SpecError: the file of an earlier sweep does not hold any more.
@@ -25,11 +26,16 @@ def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         # where it lies now, wherever it lay when it ran
         here = {"storage": folder.absolute().parent, "name": folder.absolute().name}
         with Ledger.open(earlier.model_copy(update=here), read_only=True) as ledger:
-            found += [record for record in ledger.records() if teaches(record, spec.judged)]
+            found += teaching(ledger.records(), spec.judged)
     return found
 
 
-def teaches(record: TrialRecord, judged: Sequence[str]) -> bool:
-    """Whether a trial was trained to its end and measured everything that is judged now."""
-    trained = record.state == "complete" and record.role != "untrained"
-    return trained and all(name in record.validation for name in judged)
+def teaching(records: Sequence[TrialRecord], judged: Sequence[str]) -> Iterator[TrialRecord]:
+    """Trials of one sweep that were trained to their end, by the parameters of their records, and
+    measured everything that is judged now."""
+    moving = {record.number for record in records if record.role == "member"}
+    for record in records:
+        trained = record.state == "complete" and record.role != "untrained"
+        moved = record.number in moving or record.replicate_of in moving
+        if trained and not moved and all(name in record.validation for name in judged):
+            yield record

@@ -75,6 +75,19 @@ def test_trained_trials_teach_the_sampler_and_no_others(tmp_path: Path, earlier:
     assert projection.ask().proposer == "model"  # as if the start-up were over
 
 
+def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
+    spec = spec_in(tmp_path / "earlier", ["search.trials=2", "search.scheduler={type: pbt}"])
+    with Ledger.open(spec) as ledger:
+        params = spec.space.baseline({})
+        ledger.start(params, "published", "baseline", seed=0)
+        ledger.start(params, "member", "startup", seed=1)
+        ledger.start(params, "replicate", "replicate", seed=2, replicate_of=1)
+        ledger.start(params, "replicate", "replicate", seed=3, replicate_of=0)
+        for number in range(4):
+            ledger.complete(number, trade_off(params))
+    assert [record.number for record in earlier_trials(warm(tmp_path, spec))] == [0, 3]
+
+
 def test_a_moved_sweep_still_teaches(tmp_path: Path, earlier: SweepSpec):
     elsewhere = tmp_path / "elsewhere"
     earlier.directory.rename(elsewhere)
