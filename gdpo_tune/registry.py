@@ -66,6 +66,8 @@ class SamplerInfo:
     target: str
     """Of `auto`, what picks one of the others."""
     doc: str
+    learns: bool = True
+    """Whether what it proposes ever hangs on a trial."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,12 @@ SAMPLERS: dict[str, SamplerInfo] = {
     "tpe": SamplerInfo("gdpo_tune.tuning.samplers:tpe", "multi-objective Parzen estimator"),
     "nsga2": SamplerInfo("gdpo_tune.tuning.samplers:nsga2", "genetic, crowding distance"),
     "nsga3": SamplerInfo("gdpo_tune.tuning.samplers:nsga3", "genetic, reference points"),
-    "random": SamplerInfo("gdpo_tune.tuning.samplers:random", "uniform over the space"),
-    "qmc": SamplerInfo("gdpo_tune.tuning.samplers:qmc", "even over the space: a Sobol sequence"),
+    "random": SamplerInfo(
+        "gdpo_tune.tuning.samplers:random", "uniform over the space", learns=False
+    ),
+    "qmc": SamplerInfo(
+        "gdpo_tune.tuning.samplers:qmc", "even over the space: a Sobol sequence", learns=False
+    ),
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {

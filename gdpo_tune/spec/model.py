@@ -94,7 +94,8 @@ class Search(Section):
     by more than 1 % and its noise; 0: never stop for that."""
     warm_start: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Folders of earlier sweeps over this task and these objectives, such as `runs/code`: the
-    sampler learns from their trials, which are never on this sweep's front."""
+    sampler learns from their trials, which are never on this sweep's front. Refused where nothing
+    learns: with `random`, `qmc` and a population."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 

@@ -1,14 +1,16 @@
-"""What `search.warm_start` can get wrong: earlier sweeps that measured something else."""
+"""What `search.warm_start` can get wrong: nothing that learns, or sweeps over something else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gdpo_tune import registry
 from gdpo_tune.errors import SpecError
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.model import Constraint, ObjectiveSpec, Search, SweepSpec
 from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, one_of
+from gdpo_tune.spec.schedulers import PbtSettings
 from gdpo_tune.spec.source import read
 
 SPEC = "spec.yaml"
@@ -25,14 +27,33 @@ def check_warm_start(
     root: Node,
     problems: Problems,
 ) -> None:
-    """Every folder holds a sweep over the same task, with objectives in the same directions."""
-    if search is None:
+    """Something learns, and every folder holds a sweep over the same task, with objectives in the
+    same directions."""
+    if search is None or not search.warm_start:
+        return
+    key: KeyPath = ("search", "warm_start")
+    useless = _nothing_learns(search)
+    if useless:
+        problems.at(root.find(key), key, *useless)
         return
     for index, folder in enumerate(search.warm_start):
-        path: KeyPath = ("search", "warm_start", index)
+        path = (*key, index)
         reason, fix = _unlike(Path(folder), task, objectives, constraints)
         if reason:
             problems.at(root.find(path), path, reason, fix)
+
+
+def _nothing_learns(search: Search) -> tuple[str, str] | None:
+    """Why no earlier trial could change a proposal, and what to do; None if one could."""
+    if isinstance(search.scheduler, PbtSettings):
+        reason = "the members of a population begin spread over the space: nothing proposes them"
+        return reason, "remove the key, or write another scheduler"
+    sampler = registry.SAMPLERS.get(search.sampler)
+    if sampler is not None and not sampler.learns:
+        learning = [name for name, info in registry.SAMPLERS.items() if info.learns]
+        fix = f"remove the key, or write as sampler one of {one_of(learning)}"
+        return f"the sampler {search.sampler} learns from no trial", fix
+    return None
 
 
 def _unlike(

@@ -215,7 +215,8 @@ class Projection:
 
     def _enter(self, point: Point) -> None:
         if self._sampling.has_model:
-            self._entries.enter(point, self._worth(point), self._states.get(point, {}))
+            attrs = {**self._sampling.attrs, **self._states.get(point, {})}
+            self._entries.enter(point, self._worth(point), attrs)
 
     def _rung(self, record: TrialRecord) -> Rung | None:
         return last_rung(record, under_way=self._under_way)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from optuna import Study
@@ -29,6 +29,8 @@ from gdpo_tune.spec import SweepSpec
 
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""
+FIRST_GENERATION = {f"{kind.__name__}:generation": 0 for kind in (NSGAIISampler, NSGAIIISampler)}
+"""Optuna's genetic algorithms take a trial for a parent by its generation alone."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class Sampling:
     """Complete configurations from which on the sampler's model is asked."""
     quasi_random: bool
     """Whether the start-up is a Sobol sequence of ours; else the sampler has a start of its own."""
+
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What a trial needs beside its values to count, where the sampler did not propose it."""
 
     @property
     def has_model(self) -> bool:
@@ -101,6 +106,7 @@ def nsga2(spec: SweepSpec) -> Sampling:
         lambda seed: NSGAIISampler(seed=seed, population_size=population),
         population,
         quasi_random=False,
+        attrs=FIRST_GENERATION,
     )
 
 
@@ -114,7 +120,7 @@ def nsga3(spec: SweepSpec) -> Sampling:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return NSGAIIISampler(seed=seed, population_size=population)
 
-    return Sampling(build, population, quasi_random=False)
+    return Sampling(build, population, quasi_random=False, attrs=FIRST_GENERATION)
 
 
 def random(spec: SweepSpec) -> Sampling:

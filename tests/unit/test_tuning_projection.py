@@ -269,6 +269,25 @@ def test_a_genetic_algorithm_finds_its_generations_again(tmp_path: Path):
     assert generation(again.ask()) >= max(generation(s) for s in suggestions)
 
 
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Path, sampler: str):
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
+    projection = Projection(spec)
+    for number in (100, 101):
+        params = point(spec, learning_rate=number * 1e-6)
+        projection.observe(record(number, params, outcome(), "published", "baseline"))
+    suggestions = run(projection, 6, width=1)
+    assert [s.proposer for s in suggestions] == ["startup"] * 2 + ["model"] * 4
+    assert [generation(s) for s in suggestions] == [0] * 2 + [1] * 4
+
+
+def test_the_registry_says_who_learns(tmp_path: Path):
+    for name, info in registry.SAMPLERS.items():
+        if name != "auto":
+            sampling = registry.load(info.target)(spec_in(tmp_path))
+            assert sampling.has_model == info.learns
+
+
 def generation(suggestion: Suggestion) -> int:
     state = suggestion.sampler_state.items()
     return next((value for key, value in state if key.endswith("generation")), 0)

@@ -88,6 +88,43 @@ def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
     assert [record.number for record in earlier_trials(warm(tmp_path, spec))] == [0, 3]
 
 
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_earlier_trials_are_parents_of_a_genetic_algorithm(
+    tmp_path: Path, earlier: SweepSpec, sampler: str
+):
+    spec = warm(tmp_path, earlier, f"search.sampler={sampler}")
+    known = earlier_trials(spec)
+    rates = [float(record.params["learning_rate"]) for record in known]
+    inherited = 0
+    for seed in range(10):
+        search = spec.search.model_copy(update={"seed": seed})
+        projection = Projection(spec.model_copy(update={"search": search}))
+        projection.learn(known)
+        suggestion = projection.ask()
+        assert suggestion.proposer == "model"
+        rate = float(suggestion.params["learning_rate"])
+        inherited += any(rate == pytest.approx(parent, rel=1e-9) for parent in rates)
+    assert inherited >= 3  # a uniform draw would hit none
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("search.sampler=random", "random learns from no trial"),
+        ("search.sampler=qmc", "qmc learns from no trial"),
+        ("search.scheduler={type: pbt}", "the members of a population begin spread over the space"),
+    ],
+)
+def test_earlier_sweeps_are_refused_where_nothing_learns(
+    tmp_path: Path, earlier: SweepSpec, override: str, reason: str
+):
+    with pytest.raises(SpecError, match=reason) as caught:
+        warm(tmp_path, earlier, override)
+    (problem,) = caught.value.problems
+    assert problem.key == "search.warm_start"
+    assert "remove the key" in problem.fix
+
+
 def test_a_moved_sweep_still_teaches(tmp_path: Path, earlier: SweepSpec):
     elsewhere = tmp_path / "elsewhere"
     earlier.directory.rename(elsewhere)
