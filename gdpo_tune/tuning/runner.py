@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from gdpo_tune import registry
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
@@ -29,8 +27,6 @@ from gdpo_tune.tuning.resources import slots
 TRAIN = "gdpo_tune.training:train"
 RETRIES = 2
 """Further attempts, each from the newest checkpoint, before a trial counts as failed."""
-MEMORY_SHARE = 0.6
-"""Share of the machine's memory that all reused trial processes together may grow to."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +143,13 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
 
     stop_file = ledger.directory / "stop"
     stop_file.unlink(missing_ok=True)
-    memory = int(psutil.virtual_memory().total * MEMORY_SHARE / width)
     asked = ledger.spec.resources
     group = None
     if asked.workers > 1:
         group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
     chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(chosen.target)(ledger)
-    setup = Setup(train, stop_file, memory, group)
+    setup = Setup(train, stop_file, asked.cpus, group)
     searcher = LedgerSearcher(ledger, setup, width, emit, scheduler)
     interruption = Interruption(stop_file, ray_up.is_alive)
 

@@ -9,22 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
 from gdpo_tune import registry
 from gdpo_tune.errors import DiskFullError, SandboxUnavailable, TrialFailure, UsageError
 from gdpo_tune.files import disk_full, is_disk_full
+from gdpo_tune.memory import machine_memory
 from gdpo_tune.steps import is_kept
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.trials import Measurement, Outcome, TrialConfig
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
+MEMORY_SHARE = 0.6
+"""Share of a node's memory that all reused trial processes on it together may grow to."""
 
 
 class ActorWornOut(RayActorError):
@@ -63,8 +68,8 @@ class Setup:
     """`module:function`, `gdpo_tune.training:train` except in tests."""
     stop: Path
     """File that asks running trials to stop; on a disk that every node sees."""
-    memory_limit: int
-    """Bytes of resident memory above which a process takes no new trial."""
+    cpus: float
+    """CPU cores of a process."""
     group: Group | None = None
     """None: a trial is one process, this one."""
 
@@ -99,7 +104,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     global _trials_served
     trial: TrialConfig = config["trial"]
     setup: Setup = config["setup"]
-    if _trials_served and psutil.Process().memory_info().rss > setup.memory_limit:
+    if _trials_served and psutil.Process().memory_info().rss > memory_limit(setup.cpus):
         raise ActorWornOut
     _trials_served += 1
     found = find_checkpoint(trial.directory)
@@ -119,6 +124,23 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
         known = {**outcome.environment, "resumed": found.note()}
         outcome = replace(outcome, environment=known)
     return {"outcome": outcome}
+
+
+def memory_limit(cpus: float) -> float:
+    """Bytes of resident memory above which a process of so many CPU cores takes no new trial.
+
+    All that fit on this node together may grow to `MEMORY_SHARE` of its memory, or its container's.
+    One that waits for others may lie on a node without a core for trials.
+    """
+    memory = machine_memory() or psutil.virtual_memory().total
+    return memory * MEMORY_SHARE * cpus / max(cpus, node_cpus())
+
+
+@cache
+def node_cpus() -> float:
+    """CPU cores that Ray hands out on the node of this process."""
+    here = ray.get_runtime_context().get_node_id()
+    return sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
 
 
 def train(

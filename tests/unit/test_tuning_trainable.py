@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.trials import Cost, Measurement, TrialConfig
 from gdpo_tune.tuning import runner, trainable, workers
 from gdpo_tune.tuning.resources import slots
-from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, run_trial
+from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, memory_limit, run_trial
 
 behaviour: list[Any] = []
 """What `train` below does next: an exception to raise, or something to return."""
@@ -56,8 +57,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     return arrived
 
 
-def run(config: TrialConfig, memory_limit: int = 2**40) -> dict[str, Any]:
-    setup = Setup(f"{__name__}:train", config.directory / "stop", memory_limit)
+def run(config: TrialConfig) -> dict[str, Any]:
+    setup = Setup(f"{__name__}:train", config.directory / "stop", cpus=1.0)
     return run_trial({"trial": config, "setup": setup, "ends_at": ()})
 
 
@@ -161,13 +162,40 @@ def test_a_stop_that_ray_asks_for_is_ray_s_business(config: TrialConfig, sent: l
         run(config)
 
 
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Nodes of a Ray cluster; this process is on `here`, in a container of 8 GiB."""
+    known = [
+        {"NodeID": "here", "Resources": {"CPU": 4.0}},
+        {"NodeID": "there", "Resources": {"CPU": 60.0}},
+    ]
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr(trainable.ray, "nodes", lambda: known)
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(trainable, "node_cpus", trainable.node_cpus.__wrapped__)
+    return known
+
+
+@pytest.mark.usefixtures("nodes")
 def test_a_process_that_has_grown_too_large_takes_no_second_trial(
-    config: TrialConfig, sent: list[Measurement]
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
-    behaviour.extend(["second", "first"])
-    assert run(config, memory_limit=1) == {"outcome": "first"}  # or no trial would ever run
+    behaviour.extend(["third", "second", "first"])
+    assert run(config) == {"outcome": "first"}
+    assert run(config) == {"outcome": "second"}  # this process is below 1.2 GiB
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 1)
     with pytest.raises(ActorWornOut):
-        run(config, memory_limit=1)
+        run(config)
+    monkeypatch.setattr(trainable, "_trials_served", 0)
+    assert run(config) == {"outcome": "third"}  # or no trial would ever run
+
+
+def test_a_process_may_grow_to_its_part_of_its_own_node(nodes: list[dict[str, Any]]):
+    assert memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30 / 4)
+    assert memory_limit(0.5) == pytest.approx(0.6 * 8 * 2**30 / 8)
+    nodes[0]["Resources"] = {"GPU": 1.0}  # for processes that only wait for others
+    assert memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30)
 
 
 @pytest.mark.parametrize(
