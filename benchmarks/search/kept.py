@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ def done_in(kept: Path) -> dict[str, Result]:
     """Key of a job -> its result, as a file has them; a last line that was cut off is removed."""
     if not kept.exists():
         return {}
-    whole = kept.read_bytes().rpartition(b"\n")[0]
-    kept.write_bytes(whole + b"\n" if whole else b"")
+    content = kept.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(kept, len(whole))  # written anew, all of it would be lost to a kill meanwhile
     entries = map(json.loads, whole.splitlines())
     return {key_of(entry["job"]): entry["result"] for entry in entries}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -347,6 +348,14 @@ def test_a_run_goes_on_after_the_last_whole_line(tmp_path: Path):
     assert finish(jobs, doubled, kept, 1) == [{"twice": 2}, {"twice": 4}]
     assert finish(jobs[::-1], refused, kept, 1) == [{"twice": 4}, {"twice": 2}]
     assert len(done_in(kept)) == 2
+
+
+def test_whole_lines_are_never_written_again(tmp_path: Path):
+    kept = tmp_path / "kept.jsonl"
+    finish([{"of": 1}], doubled, kept, 1)
+    os.utime(kept, ns=(0, 0))
+    assert len(done_in(kept)) == 1
+    assert kept.stat().st_mtime_ns == 0
 
 
 def sweeps_of(contestants: list[str]) -> list[Sweep]:
