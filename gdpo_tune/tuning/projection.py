@@ -249,7 +249,8 @@ class Projection:
         state: dict[str, Any] = {}
         if trial is not None:
             attrs = self._entries.study.get_trials(deepcopy=False)[trial.number].system_attrs
-            state = {key: value for key, value in attrs.items() if not key.startswith("gp:")}
+            # a copy of the proposal, cut into pieces
+            state = {key: value for key, value in attrs.items() if ":relative_params" not in key}
         return Suggestion(self.spec.space.complete(values), proposer, state)
 
     def _in_place_of(self, repeated: Suggestion) -> Suggestion:

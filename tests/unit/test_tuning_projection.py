@@ -281,6 +281,14 @@ def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Pat
     assert [generation(s) for s in suggestions] == [0] * 2 + [1] * 4
 
 
+@pytest.mark.parametrize("sampler", ["gp", "tpe"])
+def test_no_copy_of_a_proposal_is_kept_beside_it(tmp_path: Path, sampler: str):
+    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
+    suggestions = run(projection, 6)
+    assert suggestions[-1].proposer == "model"
+    assert [s.sampler_state for s in suggestions] == [{}] * 6
+
+
 def test_the_registry_says_who_learns(tmp_path: Path):
     for name, info in registry.SAMPLERS.items():
         if name != "auto":
