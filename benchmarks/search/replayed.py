@@ -50,11 +50,7 @@ class Replayed:
             raise ValueError(f"levels {levels} of a table that has {curves.levels}")
         self.name = spec.name
         self.levels = levels
-        self.domains: Mapping[str, Choice | Uniform] = {
-            name: domain
-            for name in spec.space.dimensions
-            if isinstance(domain := spec.space.domains[name], Choice | Uniform)
-        }
+        self.domains: Mapping[str, Choice | Uniform] = spec.space.searched
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
         infos = registry.TASKS[spec.task].metrics

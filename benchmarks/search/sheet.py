@@ -12,7 +12,7 @@ from surrogate import Surrogate, explained, features
 from table import Curves, read_table
 
 from gdpo_tune.files import write_whole
-from gdpo_tune.spec import Choice, SweepSpec, Uniform
+from gdpo_tune.spec import SweepSpec
 
 PACKAGES = ("gdpo-tune", "torch", "trl", "transformers")
 
@@ -106,12 +106,7 @@ def _spearman(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _surrogates(curves: Curves, spec: SweepSpec) -> list[str]:
-    domains = {
-        name: domain
-        for name in spec.space.dimensions
-        if isinstance(domain := spec.space.domains[name], Choice | Uniform)
-    }
-    points = np.array([features(params, domains) for params in curves.params])
+    points = np.array([features(params, spec.space.searched) for params in curves.params])
     lines = ["| | R2 | deviation | standard error |", "|---|---|---|---|"]
     for name in spec.objectives:
         values, errors = curves.test_means[name], curves.test_errors[name]

@@ -100,9 +100,8 @@ def distributions(spec: SweepSpec, params: Params) -> dict[str, BaseDistribution
     active = spec.space.active(params)
     return {
         name: distribution(domain)
-        for name in spec.space.dimensions
-        if (domain := active.get(name)) is not None and domain.contains(params[name])
-        if isinstance(domain, Choice | Uniform)
+        for name, domain in spec.space.searched.items()
+        if name in active and domain.contains(params[name])
     }
 
 

@@ -44,7 +44,7 @@ def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerC
     if spec.search.scheduler.type == "pbt":
         return SamplerChoice("qmc", "the members of a population begin spread over the space")
     trials, objectives = most_trials(spec), len(spec.objectives)
-    domains = [spec.space.domains[name] for name in spec.space.dimensions]
+    domains = spec.space.searched.values()
     alone = side_by_side is not None and side_by_side >= trials and not spec.search.warm_start
     if alone:
         return SamplerChoice(

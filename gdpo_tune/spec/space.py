@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo
-from gdpo_tune.spec.domains import Domain
+from gdpo_tune.spec.domains import Choice, Domain, Uniform
 from gdpo_tune.trials import Params, ParamValue
 
 
@@ -34,9 +34,15 @@ class Space(BaseModel):
         return tuple(TopologicalSorter(waits_for).static_order())
 
     @cached_property
+    def searched(self) -> dict[str, Choice | Uniform]:
+        """Domains that are really searched: those with more than one value, in dependency order."""
+        domains = ((name, self.domains[name]) for name in self.order if name not in self.fixed)
+        return {name: domain for name, domain in domains if isinstance(domain, Choice | Uniform)}
+
+    @property
     def dimensions(self) -> tuple[str, ...]:
-        """Names that are really searched: those with more than one value, in dependency order."""
-        return tuple(name for name in self.order if name not in self.fixed)
+        """Names of `searched`."""
+        return tuple(self.searched)
 
     @cached_property
     def fixed(self) -> dict[str, ParamValue]:

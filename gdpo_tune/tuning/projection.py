@@ -33,7 +33,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import Trial
 
 from gdpo_tune import registry
-from gdpo_tune.spec import Choice, SweepSpec, Uniform, choose_sampler, most_trials
+from gdpo_tune.spec import SweepSpec, choose_sampler, most_trials
 from gdpo_tune.trials import Params, ParamValue, Proposer, Rung, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.drift import Drift, last_rung
@@ -70,11 +70,7 @@ class Projection:
         self.sampler = choose_sampler(spec, side_by_side)
         sampler = registry.SAMPLERS[self.sampler.name]
         self._sampling: Sampling = registry.load(sampler.target)(spec)
-        self._domains = {
-            name: domain
-            for name in spec.space.dimensions
-            if isinstance(domain := spec.space.domains[name], Choice | Uniform)
-        }
+        self._domains = spec.space.searched
         self._members: dict[Point, dict[int, TrialRecord]] = {}
         self._states: dict[Point, Mapping[str, Any]] = {}
         self._earlier: dict[Point, list[TrialRecord]] = {}

@@ -22,15 +22,14 @@ def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     # Not at the top: it takes a second, and a refusal of the sweep needs no point.
     from scipy.stats import qmc
 
-    domains = [spec.space.domains[name] for name in spec.space.dimensions]
+    domains = spec.space.searched
     sequence = qmc.Sobol(len(domains), rng=np.random.default_rng(spec.search.seed))
     if index:
         sequence.fast_forward(index)
     shares = sequence.random(1)[0]
     return {
         name: at(domain, float(share))
-        for name, domain, share in zip(spec.space.dimensions, domains, shares, strict=True)
-        if isinstance(domain, Choice | Uniform)
+        for (name, domain), share in zip(domains.items(), shares, strict=True)
     }
 
 

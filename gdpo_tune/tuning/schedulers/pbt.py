@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.ledger import Ledger, excess
-from gdpo_tune.spec import Choice, PbtSettings, Uniform
+from gdpo_tune.spec import PbtSettings
 from gdpo_tune.trials import MOVABLE, Generation, Params, Rung, TrialRecord
 from gdpo_tune.tuning.handover import hand_over
 from gdpo_tune.tuning.schedulers.base import Scheduler
@@ -105,13 +105,8 @@ class Pbt(Scheduler):
         return {name: params[name] for name in self._domains() if name in active}
 
     def _domains(self) -> dict[str, Range]:
-        space = self._spec.space
-        return {
-            name: domain
-            for name in space.dimensions
-            if name.startswith(MOVABLE)
-            and isinstance(domain := space.domains[name], Choice | Uniform)
-        }
+        searched = self._spec.space.searched.items()
+        return {name: domain for name, domain in searched if name.startswith(MOVABLE)}
 
     def _exploration(self) -> Exploration:
         chosen, seed = self._settings, self._spec.search.seed
