@@ -121,7 +121,7 @@ class Run:
         trials = self.states.total()
         results = sum(count * having for count, having in self.results.items())
         return {
-            "trials": dict(self.states),
+            "trials": dict(+self.states),
             "results_per_trial": round(results / trials, 2),
             "cpu_ms_per_trial": round(1000 * self.cpu / trials, 2),
             "cpu_ms_per_trial_of_first_tenth": round(self.samples.ms_a_trial(0, 0.1), 2),
@@ -135,6 +135,7 @@ class Run:
 
 def run_ours(spec: SweepSpec) -> Run:
     """The sweep that users get."""
+    wall, cpu = time.perf_counter(), time.process_time()
     from gdpo_tune.tuning import run_sweep
 
     samples = Samples(max(1, spec.search.trials // SAMPLES))
@@ -151,17 +152,17 @@ def run_ours(spec: SweepSpec) -> Run:
             ended += 1
             samples.take(ended)
 
-    wall, cpu = time.perf_counter(), time.process_time()
     done = run_sweep(spec, listeners=[listen], train="driver:train")
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     states = Counter(record.state for record in done.records)
-    if states["failed"]:
-        raise SystemExit(f"{states['failed']} trials failed: the figures mean nothing")
     return Run(samples, cpu, wall, states, Counter(results.values()))
 
 
 def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
-    """Ray Tune alone; a trial has one of these numbers of results."""
+    """Ray Tune alone; each of these is how many results a trial has."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    # Under this name Ray's workers find it: the one that it has in this process is theirs, too.
+    from driver import report_only
     from ray import tune
 
     from gdpo_tune.tuning.cluster import ray_cluster
@@ -181,13 +182,12 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
             ended += 1
             samples.take(ended)
 
-    wall, cpu = time.perf_counter(), time.process_time()
     spec.directory.mkdir(parents=True)
     with ray_cluster(spec.directory / "ray.processes"):
         tune.Tuner(
             tune.with_resources(report_only, {"cpu": spec.resources.cpus}),
-            param_space={"results": tune.choice(counts)},
-            tune_config=tune.TuneConfig(num_samples=len(counts), reuse_actors=True),
+            param_space={"results": tune.grid_search(list(counts))},
+            tune_config=tune.TuneConfig(reuse_actors=True),
             run_config=tune.RunConfig(
                 name="ray",
                 storage_path=str(spec.directory.absolute()),
@@ -196,7 +196,8 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
             ),
         ).fit()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return Run(samples, cpu, wall, Counter(complete=ended), Counter(counts))
+    states = Counter(complete=ended, failed=len(counts) - ended)
+    return Run(samples, cpu, wall, states, Counter(counts))
 
 
 def report_only(config: dict[str, Any]) -> dict[str, float]:
@@ -239,6 +240,8 @@ def main() -> None:
         counts = [count for count, many in ours.results.items() for _ in range(many)]
         ray = alone(run_ray, sweep(f"{folder}/ray", trials), counts)
     for name, run in (("ours", ours), ("Ray", ray)):
+        if run.states["failed"]:
+            raise SystemExit(f"{name}: {run.states['failed']} trials failed: no figure holds")
         for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):
             print(f"{name}, {at:6d} trials: CPU {cpu:.1f} s, {mib:.0f} MiB")
     spent = 1000 * ours.cpu / ours.states.total()
