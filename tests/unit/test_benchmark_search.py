@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,11 +100,11 @@ def test_currin_is_damped_at_low_fidelity_alone():
 def test_botorch_has_the_same_functions():
     torch = pytest.importorskip("torch")
     problems = pytest.importorskip("botorch.test_functions.multi_objective_multi_fidelity")
-    theirs = problems.MOMFBraninCurrin()
+    theirs = problems.MOMFBraninCurrin(negate=False)
     for x1, x2, fidelity in np.random.default_rng(0).random((20, 3)):
         first, second = theirs(torch.tensor([[x1, x2, fidelity]], dtype=torch.float64))[0].tolist()
-        assert abs(first) == pytest.approx(abs(21 - branin(x1, x2, fidelity)) / 22)
-        assert abs(second) == pytest.approx(abs(14 - currin(x1, x2, fidelity)) / 15)
+        assert first == pytest.approx((branin(x1, x2, fidelity) - 21) / 22)
+        assert second == pytest.approx((currin(x1, x2, fidelity) - 14) / 15)
 
 
 def test_pymoo_constraints_are_met_at_zero_or_less():
@@ -294,22 +295,64 @@ def test_optuna_alone_is_told_values_and_constraints():
         assert trial.constraints == {"gain": pytest.approx(0.1 - trial.params["x"])}
 
 
-def test_ray_stops_by_the_first_objective_and_its_searcher_takes_that_for_an_end():
-    problem = BraninCurrin()
-    tuner = RayOptuna(problem, 0, asha=True)
-    history = Simulation(tuner, problem, workers=4, seed=0).run(5 * 27)
-    stopped = [visit for visit in history.visits if visit.verdict == "stop"]
-    assert stopped
-    assert all(visit.level in problem.levels[:-1] for visit in stopped)
-    whole = Simulation(RayOptuna(problem, 0, asha=False), problem, workers=4, seed=0).run(5 * 27)
-    assert "stop" not in {visit.verdict for visit in whole.visits}
+class Spied:
+    """Keeps what an object's method is called with, and calls it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Any, method: str) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self._method = getattr(of, method)
+        monkeypatch.setattr(of, method, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.heard.append(arguments)
+        return self._method(*arguments)
 
 
-def test_syne_tune_gets_losses_and_may_stop():
+def judged(tuner: Any, number: int, level: int, **values: float) -> Verdict:
+    tuner.start(number)
+    return tuner.judge(number, level, exactly(values))
+
+
+def test_ray_stops_by_the_first_objective_and_its_searcher_takes_that_for_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tuner = RayOptuna(Line(), 0, asha=True)
+    ended = Spied(monkeypatch, tuner._search, "on_trial_complete")
+    ranked = Spied(monkeypatch, tuner._scheduler, "on_trial_result")
+    for number in range(4):
+        assert judged(tuner, number, 1, gain=0.6 + 0.1 * number, loss=1.0) == "continue"
+    assert ended.heard == []
+    # dominates all of them but in its gain; then the other way round
+    assert judged(tuner, 4, 1, gain=0.5, loss=0.1) == "stop"
+    assert judged(tuner, 5, 1, gain=1.0, loss=1.9) == "continue"
+    stopped = {"gain": 0.5, "loss": 0.1, "completions": 1}
+    assert ended.heard == [("4", stopped)]
+    assert [result for *_, result in ranked.heard][4] == stopped
+    tuner.finish(5, exactly({"gain": 0.9, "loss": 1.8}))
+    assert ended.heard[1:] == [("5", {"gain": 0.9, "loss": 1.8, "completions": 9})]
+    known = {t.number: t.values for t in tuner._search._ot_study.trials if t.state.is_finished()}
+    assert known == {4: [0.5, 0.1], 5: [0.9, 1.8]}
+
+
+def test_without_asha_ray_stops_nothing():
+    tuner = RayOptuna(Line(), 0, asha=False)
+    verdicts = [judged(tuner, n, 1, gain=1 - 0.1 * n, loss=0.1 * n) for n in range(6)]
+    assert verdicts == ["continue"] * 6
+
+
+def test_syne_tune_gets_losses_and_may_stop(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("syne_tune")
-    problem = BraninCurrin()
-    history = Simulation(SyneTuneMoasha(problem, 0), problem, workers=4, seed=0).run(5 * 27)
-    assert {"stop", "complete"} <= {visit.verdict for visit in history.visits}
+    tuner = SyneTuneMoasha(Line(), 0)
+    ranked = Spied(monkeypatch, tuner._scheduler, "on_trial_result")
+    verdicts = [judged(tuner, n, 1, gain=0.5 + 0.1 * n, loss=1.0) for n in range(4)]
+    assert verdicts == ["continue"] * 4  # each is better than all before it
+    assert judged(tuner, 4, 1, gain=0.2, loss=1.5) == "stop"
+    assert judged(tuner, 5, 3, gain=0.2, loss=1.5) == "continue"  # alone at its level
+    assert [result for _, result in ranked.heard[3:]] == [
+        {"gain": -0.8, "loss": 1.0, "completions": 1},
+        {"gain": -0.2, "loss": 1.5, "completions": 1},
+        {"gain": -0.2, "loss": 1.5, "completions": 3},
+    ]
 
 
 def test_what_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch):
