@@ -64,7 +64,7 @@ class Replicates(Section):
 
 
 class Budget(Section):
-    """What a sweep may spend. Once any of it is spent no trial starts, and running ones end."""
+    """What a sweep may spend. Once any of it is spent no trial starts; others run to their end."""
 
     trials: Annotated[int, Ge(0)] = 0
     """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
