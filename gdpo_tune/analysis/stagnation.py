@@ -9,13 +9,12 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
 from gdpo_tune.analysis.replicates import configurations
+from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.trials import Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
 LEAST = 0.01
 """Share of the hypervolume that a move has to exceed."""
-CLEAR = 1.96
-"""Standard errors of a move that it has to exceed."""
 DRAWS = 200
 
 

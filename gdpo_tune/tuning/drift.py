@@ -19,7 +19,7 @@ from statistics import median
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Rung, TrialRecord
 
-FEW = 8
+ONE_BY_ONE = 8
 """Up to so many trials, each one counts as soon as it ends; then a quarter more at a time."""
 
 
@@ -72,8 +72,8 @@ def _end(record: TrialRecord) -> tuple[float, int]:
 
 def leap_to(count: int) -> int:
     """How many of `count` complete trials the guess rests on."""
-    leap = min(count, FEW)
-    while leap >= FEW and leap + leap // 4 <= count:
+    leap = min(count, ONE_BY_ONE)
+    while leap >= ONE_BY_ONE and leap + leap // 4 <= count:
         leap += leap // 4
     return leap
 

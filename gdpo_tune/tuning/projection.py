@@ -40,7 +40,7 @@ from gdpo_tune.tuning.drift import Drift, last_rung
 from gdpo_tune.tuning.entries import Entries, Point
 from gdpo_tune.tuning.samplers import Sampling
 
-FEW = 300
+MOST_WATCHED = 300
 """Trials up to which those under way are worth looking at: each look costs a new study."""
 UNSEEN_TRIES = 64
 """Quasi-random points tried in place of a configuration that was proposed before."""
@@ -79,7 +79,7 @@ class Projection:
         """Numbers of the members of a population."""
         self._guessed = False
         """Whether any trial stands at what it would come to."""
-        self._under_way = most_trials(spec) <= FEW
+        self._under_way = most_trials(spec) <= MOST_WATCHED
         self._quasi_random_asked = 0
         self._drift = Drift(spec)
         self._known = 0
