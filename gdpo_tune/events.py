@@ -24,7 +24,7 @@ class SweepStarted:
 class SearchStarted:
     """The machines are known, and trials are about to start on them."""
 
-    side_by_side: int
+    slots: int
     """Trials at the same time."""
     sampler: str
     """Who proposes configurations, and why."""

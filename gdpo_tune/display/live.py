@@ -132,9 +132,7 @@ class LiveDisplay(Closing):
         if isinstance(event, SweepStarted):
             return f"{self._spec.name}: {self._counts()}; {self._spec.directory}"
         if isinstance(event, SearchStarted):
-            return (
-                f"{self._spec.name}: {event.side_by_side} at a time; proposals by {event.sampler}"
-            )
+            return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, TrialStarted):
             return f"trial {event.record.number} starts: {_what(event.record)}"
         if isinstance(event, TrialPaused):

@@ -28,7 +28,7 @@ class SamplerChoice:
         return f"{self.name} ({self.why})"
 
 
-def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerChoice:
+def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     """The sampler that is asked for, or what `auto` picks by the first of these that holds.
 
     A population, or all trials side by side without an earlier sweep: nothing could be learned, so
@@ -37,7 +37,7 @@ def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerC
 
     Args:
         spec: the sweep.
-        side_by_side: trials at the same time; None where that is not known yet.
+        slots: trials at the same time; None where that is not known yet.
     """
     if spec.search.sampler != AUTO:
         return SamplerChoice(spec.search.sampler, "asked for")
@@ -45,7 +45,7 @@ def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerC
         return SamplerChoice("qmc", "the members of a population begin spread over the space")
     trials, objectives = most_trials(spec), len(spec.objectives)
     domains = spec.space.searched.values()
-    alone = side_by_side is not None and side_by_side >= trials and not spec.search.warm_start
+    alone = slots is not None and slots >= trials and not spec.search.warm_start
     if alone:
         return SamplerChoice(
             "qmc", f"all {trials} trials run side by side, so none can learn from another"
@@ -58,10 +58,8 @@ def choose_sampler(spec: SweepSpec, side_by_side: int | None = None) -> SamplerC
         )
     if domains and all(isinstance(domain, Choice) for domain in domains):
         return SamplerChoice("tpe", "every parameter is a choice, and choices have no distance")
-    if side_by_side is not None and side_by_side > CROWDED:
-        return SamplerChoice(
-            "tpe", f"{side_by_side} slots would wait for proposals of a Gaussian process"
-        )
+    if slots is not None and slots > CROWDED:
+        return SamplerChoice("tpe", f"{slots} slots would wait for proposals of a Gaussian process")
     plural = "s" if objectives > 1 else ""
     return SamplerChoice(
         "gp",

@@ -60,14 +60,14 @@ class Suggestion:
 class Projection:
     """The study behind the proposals. Feed it every new or changed record with `observe`."""
 
-    def __init__(self, spec: SweepSpec, side_by_side: int | None = None) -> None:
+    def __init__(self, spec: SweepSpec, slots: int | None = None) -> None:
         """
         Args:
             spec: the sweep.
-            side_by_side: trials at the same time, for `auto`; None where that is not known.
+            slots: trials at the same time, for `auto`; None where that is not known.
         """
         self.spec = spec
-        self.sampler = choose_sampler(spec, side_by_side)
+        self.sampler = choose_sampler(spec, slots)
         sampler = registry.SAMPLERS[self.sampler.name]
         self._sampling: Sampling = registry.load(sampler.target)(spec)
         self._domains = spec.space.searched

@@ -17,12 +17,11 @@ from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.trials import TrialRecord
-from gdpo_tune.tuning import cluster
+from gdpo_tune.tuning import cluster, resources
 from gdpo_tune.tuning.budget import hours_of
 from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
-from gdpo_tune.tuning.resources import slots
 
 TRAIN = "gdpo_tune.training:train"
 RETRIES = 2
@@ -93,11 +92,11 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     session: int | None = None
     try:
         with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
-            width = side_by_side(ledger.spec, ray_up.nodes)
-            sampler = str(choose_sampler(ledger.spec, width))
-            session = ledger.begin_session(started, width, provenance(), sampler)
-            emit(SearchStarted(width, sampler))
-            return search(ledger, train, width, emit, ray_up)
+            slots = slots_of(ledger.spec, ray_up.nodes)
+            sampler = str(choose_sampler(ledger.spec, slots))
+            session = ledger.begin_session(started, slots, provenance(), sampler)
+            emit(SearchStarted(slots, sampler))
+            return search(ledger, train, slots, emit, ray_up)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
@@ -112,15 +111,15 @@ def why_ended(ledger: Ledger) -> str:
     return ending(ledger.spec, records, hours) if finished else ""
 
 
-def side_by_side(spec: SweepSpec, nodes: Sequence[Mapping[str, float]]) -> int:
+def slots_of(spec: SweepSpec, nodes: Sequence[Mapping[str, float]]) -> int:
     """Trials that run at the same time.
 
     Raises:
         ResourcesError: no node can hold a single trial.
     """
-    width = slots(spec.resources, nodes)
+    count = resources.slots(spec.resources, nodes)
     # A server holds the weights of one policy.
-    return 1 if spec.rollout.vllm_mode == "server" else width
+    return 1 if spec.rollout.vllm_mode == "server" else count
 
 
 def reuses_processes(spec: SweepSpec) -> bool:
@@ -131,8 +130,8 @@ def reuses_processes(spec: SweepSpec) -> bool:
     return spec.resources.gpus == 0 and spec.rollout.engine != "vllm"
 
 
-def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: cluster.Cluster) -> bool:
-    """Run trials, `width` side by side, on the Ray that is up; return whether interrupted.
+def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: cluster.Cluster) -> bool:
+    """Run trials, `slots` side by side, on the Ray that is up; return whether interrupted.
 
     Raises:
         ClusterLostError: it is no longer up.
@@ -150,7 +149,7 @@ def search(ledger: Ledger, train: str, width: int, emit: Listener, ray_up: clust
     chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(chosen.target)(ledger)
     setup = Setup(train, stop_file, asked.cpus, group)
-    searcher = LedgerSearcher(ledger, setup, width, emit, scheduler)
+    searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
     interruption = Interruption(stop_file, ray_up.is_alive)
 
     def stop() -> None:

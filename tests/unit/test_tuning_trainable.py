@@ -255,8 +255,8 @@ def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
 def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
     nodes = [{"CPU": 8.0, "GPU": 4.0}]
     server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
-    assert runner.side_by_side(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
-    assert runner.side_by_side(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
+    assert runner.slots_of(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
+    assert runner.slots_of(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
 
 
 NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
