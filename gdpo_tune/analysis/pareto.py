@@ -73,6 +73,22 @@ def loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
     return float(moocore.hypervolume(points[inside], ref=reference))
 
 
+def contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+    """What the front's hypervolume would lose without each of its points, `float[T]`.
+
+    What only a dominated point would make up for counts as lost. 0 for a point that is dominated,
+    equal to another one, or not better than the reference in every objective.
+    """
+    points, reference = losses(values, objectives), reference_losses(objectives)
+    if len(objectives) == 1:  # moocore wants two: a width of 1 changes no volume
+        points, reference = np.pad(points, ((0, 0), (0, 1))), np.append(reference, 1.0)
+    result = np.zeros(len(points))
+    inside = np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
+    if inside.any():
+        result[inside] = moocore.hv_contributions(points[inside], ref=reference)
+    return result
+
+
 def reference_losses(objectives: Sequence[Objective]) -> Floats:
     """The references of the objectives as losses, `float[M]`."""
     return np.array([objective.reference for objective in objectives]) * _signs(objectives)

@@ -147,7 +147,7 @@ class Projection:
         if not self._sampling.has_model:
             drawn = self._suggestion(self._entries.drawn(self._new_sampler()), "startup")
             known = self._point(drawn.params) in self._members
-            return self._in_place_of(drawn) if known else drawn
+            return self._unlike(drawn) if known else drawn
         study.sampler = self._new_sampler()
         trial = study.ask(self._entries.distributions)
         suggestion = self._suggestion(trial.params, "startup" if startup else "model", trial)
@@ -156,7 +156,7 @@ class Projection:
         if point in self._members:
             # a sampler without a finer idea repeats itself; replicates are decided elsewhere
             self._entries.fail(trial.number)
-            return self._in_place_of(suggestion)
+            return self._unlike(suggestion)
         literal = point == tuple(trial.params[name] for name in self._domains)
         if literal and point not in self._entries:
             self._entries.adopt(point, trial.number)
@@ -249,8 +249,17 @@ class Projection:
             state = {key: value for key, value in attrs.items() if ":relative_params" not in key}
         return Suggestion(self.spec.space.complete(values), proposer, state)
 
-    def _in_place_of(self, repeated: Suggestion) -> Suggestion:
-        """A quasi-random point that is new, or the repeated one if none is near."""
+    def _unlike(self, repeated: Suggestion) -> Suggestion:
+        """A new point near a repeated one: with one parameter of a quasi-random point. If none is
+        new, a quasi-random point; if none of them is, the repeated one."""
+        names = tuple(self._domains)
+        for index in range(self._known, self._known + UNSEEN_TRIES):
+            name = names[index % len(names)]
+            fresh = quasi_random.point(self.spec, index)
+            near = self._suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)
+            point = self._point(near.params)  # None: what it makes active has no value yet
+            if point is not None and point not in self._members:
+                return near
         unseen = self._unseen()
         return repeated if unseen is None else self._quasi_random(unseen)
 

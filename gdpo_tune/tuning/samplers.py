@@ -12,20 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna import Study
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
-    GPSampler,
     NSGAIIISampler,
     NSGAIISampler,
     RandomSampler,
     TPESampler,
 )
-from optuna.trial import FrozenTrial
 
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.gaussian_process import GaussianProcess
 
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""
@@ -58,35 +55,10 @@ def gp(spec: SweepSpec) -> Sampling:
 
     It accounts for running trials and for constraints.
     """
-    startup = startup_trials(spec)
+    objectives, startup = spec.objective_list(), startup_trials(spec)
     return Sampling(
-        lambda seed: OneThreadGP(
-            seed=seed, n_startup_trials=startup, warn_independent_sampling=False
-        ),
-        startup,
-        quasi_random=True,
+        lambda seed: GaussianProcess(objectives, seed, startup), startup, quasi_random=True
     )
-
-
-class OneThreadGP(GPSampler):
-    """Optuna's Gaussian process on one thread.
-
-    Its tensors are tiny: on two busy cores, threads triple the CPU time of a proposal, and take it
-    from the trials.
-    """
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Propose, with torch held to one thread meanwhile."""
-        import torch
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return super().sample_relative(study, trial, search_space)
-        finally:
-            torch.set_num_threads(threads)
 
 
 def tpe(spec: SweepSpec) -> Sampling:

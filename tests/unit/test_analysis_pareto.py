@@ -6,6 +6,7 @@ from hypothesis.extra.numpy import arrays
 
 from gdpo_tune.analysis.pareto import (
     NOT_RANKED,
+    contributions,
     hypervolume,
     non_dominated,
     ranks,
@@ -115,6 +116,17 @@ def test_hypervolume_never_falls_with_another_point(cloud):
     values, objectives = cloud
     volumes = [hypervolume(values[:count], objectives) for count in range(len(values) + 1)]
     assert (np.diff(volumes) >= -1e-12).all()
+
+
+@given(clouds())
+def test_a_contribution_is_what_the_front_loses_without_the_point(cloud):
+    points, objectives = cloud
+    front = np.flatnonzero(non_dominated(points, objectives))
+    whole = hypervolume(points, objectives)
+    lost = np.zeros(len(points))
+    for i in front:
+        lost[i] = whole - hypervolume(points[front[front != i]], objectives)
+    assert contributions(points, objectives) == pytest.approx(lost, abs=1e-9)
 
 
 def test_values_of_the_wrong_width_are_refused():

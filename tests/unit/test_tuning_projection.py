@@ -11,7 +11,9 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from optuna.trial import TrialState
+from optuna import Study
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
 from tuning_support import outcome, spec_in, trade_off
 
 from gdpo_tune import registry
@@ -20,6 +22,7 @@ from gdpo_tune.trials import Outcome, Params, Proposer, Role, State, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.entries import Entries
 from gdpo_tune.tuning.projection import Projection, Suggestion
+from gdpo_tune.tuning.samplers import Sampling
 
 CONDITIONAL = """
 task: code
@@ -312,6 +315,43 @@ def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_pa
     suggestions = run(Projection(spec), 6)
     kinds = [(s.params["normalization"], s.params["reward_weights.format"]) for s in suggestions]
     assert sorted(set(kinds[:4])) == sorted(itertools.product(["gdpo", "grpo"], [0.5, 1]))
+
+
+class Stubborn(BaseSampler):
+    """Proposes one configuration again and again."""
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial):
+        return dict(first_trial(study).distributions)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Any):
+        return dict(first_trial(study).params)
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, domain: Any):
+        return RandomSampler(seed=0).sample_independent(study, trial, param_name, domain)
+
+
+def first_trial(study: Study) -> FrozenTrial:
+    """The first trial that the study was told of."""
+    return study.get_trials(deepcopy=False)[0]
+
+
+def test_a_repeated_proposal_is_replaced_by_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, ["search.sampler=tpe"])
+    projection = Projection(spec)
+    first = point(spec)
+    projection.observe(record(0, first, outcome()))
+    stubborn = Sampling(lambda seed: Stubborn(), startup=0, quasi_random=False)
+    monkeypatch.setattr(projection, "_sampling", stubborn)
+    changed: list[str] = []
+    for number in range(1, 11):
+        suggestion = projection.ask()
+        assert suggestion.proposer == "model"
+        changed += [name for name, value in suggestion.params.items() if value != first[name]]
+        assert len(changed) == number  # one parameter each
+        projection.observe(record(number, suggestion.params, outcome()))
+    assert set(changed) == set(spec.space.dimensions)
 
 
 def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
