@@ -96,6 +96,14 @@ def test_nothing_worth_a_box_leaves_the_whole_space(monkeypatch: pytest.MonkeyPa
     assert chosen.ask(SPACE).params == plain.ask(SPACE).params
 
 
+def test_what_makes_a_proposal_quick_is_still_known_to_optuna():
+    """Both are private there: under other names they would change nothing."""
+    plain = vars(optuna.samplers.GPSampler())
+    ours = vars(GaussianProcess(GOALS, 0, 4))
+    changed = {name for name in plain if name.startswith("_n_") and ours[name] != plain[name]}
+    assert changed == {"_n_startup_trials", "_n_preliminary_samples", "_n_qmc_samples_ehvi"}
+
+
 def test_about_half_of_the_proposals_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     boxes: list[int] = []
     sampling = registry.load(registry.SAMPLERS["gp"].target)(spec_in(tmp_path))
