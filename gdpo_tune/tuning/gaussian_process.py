@@ -25,14 +25,15 @@ from gdpo_tune.trials import Objective
 
 LOCAL = 0.5
 """Share of the proposals that come from a box."""
+BEGIN = 10
+"""Complete trials before the first box: earlier, a front is not yet where it will be."""
 SIDE = 0.3
 """Of a box, as a share of a continuous parameter's range, on the range's own scale."""
 
 CANDIDATES = 512
-"""Points at which a proposal's search begins; Optuna's own 2048 cost as much as all that follows."""
+"""Points at which a proposal's search begins; Optuna's 2048 cost as much as all that follows."""
 DRAWS = 64
-"""Of the posterior, to average an improvement over; Optuna's own 128 double the time of a proposal,
-which the trials beside it pay."""
+"""Of the posterior, to average over; Optuna's 128 double the time, which the trials pay."""
 
 
 class GaussianProcess(GPSampler):
@@ -75,6 +76,8 @@ class GaussianProcess(GPSampler):
     ) -> dict[str, BaseDistribution]:
         """The space around a random trial that adds to the hypervolume; all of it if none does."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(trials) < BEGIN:
+            return search_space
         allowed = [
             t for t in trials if all(excess <= 0 for excess in (t.constraints or {}).values())
         ]

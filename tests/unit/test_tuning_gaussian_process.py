@@ -15,7 +15,7 @@ from tuning_support import spec_in
 from gdpo_tune import registry
 from gdpo_tune.trials import Objective
 from gdpo_tune.tuning import gaussian_process
-from gdpo_tune.tuning.gaussian_process import SIDE, GaussianProcess, around
+from gdpo_tune.tuning.gaussian_process import BEGIN, SIDE, GaussianProcess, around
 
 GOALS = (Objective("up", "maximize", 0.0), Objective("down", "minimize", 1.0))
 SPACE = {
@@ -43,7 +43,9 @@ def study_of(*trials: tuple[float, float, list[float], float]) -> optuna.Study:
 def spread(seed: int) -> list[tuple[float, float, list[float], float]]:
     """Trials whose only one of worth has rate 1e-4 and weight 1."""
     rng = np.random.default_rng(seed)
-    others = [(10 ** rng.uniform(-5, -3), rng.uniform(0, 2), [-1.0, 0.5], 0.0) for _ in range(4)]
+    others = [
+        (10 ** rng.uniform(-5, -3), rng.uniform(0, 2), [-1.0, 0.5], 0.0) for _ in range(BEGIN)
+    ]
     return [*others, (1e-4, 1.0, [0.5, 0.5], 0.0), (5e-4, 0.1, [0.9, 0.1], 0.3)]
 
 
@@ -89,11 +91,23 @@ def test_nothing_worth_a_box_leaves_the_whole_space(monkeypatch: pytest.MonkeyPa
     hopeless = [t for t in spread(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
     chosen = study_of(*hopeless)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
-    plain = study_of(*hopeless)
-    plain.sampler = optuna.samplers.GPSampler(
-        seed=0, n_startup_trials=4, warn_independent_sampling=False
-    )
-    assert chosen.ask(SPACE).params == plain.ask(SPACE).params
+    assert chosen.ask(SPACE).params == unboxed(monkeypatch, hopeless)
+
+
+def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
+    few = spread(0)[-BEGIN + 1 :]
+    chosen = study_of(*few)
+    chosen.sampler = GaussianProcess(GOALS, 0, 4)
+    assert chosen.ask(SPACE).params == unboxed(monkeypatch, few)
+
+
+def unboxed(monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]):
+    """What is proposed where no box is ever asked for."""
+    monkeypatch.setattr(gaussian_process, "LOCAL", 0.0)
+    study = study_of(*trials)
+    study.sampler = GaussianProcess(GOALS, 0, 4)
+    return study.ask(SPACE).params
 
 
 def test_what_makes_a_proposal_quick_is_still_known_to_optuna():
