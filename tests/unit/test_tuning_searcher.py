@@ -46,7 +46,7 @@ def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
     assert roles == ["untrained", "published"] + ["search"] * 4 + ["replicate"] * replicates
     assert 1 <= replicates <= spec.search.replicates.max_runs
     assert is_finished(spec, records)
-    assert planned(spec, records) == 2 + 4 + 8
+    assert planned(spec, records) == 2 + 4 + spec.search.replicates.max_runs
     by_number = {record.number: record for record in records}
     for record in records[6:]:
         original = by_number[record.replicate_of or 0]
