@@ -165,6 +165,8 @@ class Rung:
     validation: Mapping[str, Estimate]
     """A standard error of NaN is not known: ledgers from before kept none."""
     cost: Cost
+    recorded: float | None = field(default=None, compare=False)
+    """Unix seconds; None is not known: ledgers from before kept none."""
 
     @property
     def completions(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
         "validation": pairs(with_costs(measurement.validation, measurement.cost, spec)),
         "cost": vars(measurement.cost),
         "order": order,
+        "time": time.time(),
     }
 
 
@@ -78,4 +80,4 @@ def to_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
             for name, mean in means.items()
         }
     cost = Cost(**stored["cost"])
-    return Rung(stored["step"], with_costs(validation, cost, spec), cost)
+    return Rung(stored["step"], with_costs(validation, cost, spec), cost, stored.get("time"))

@@ -66,7 +66,7 @@ def hours_of(
 ) -> float:
     """Hours in which a sweep ran: its sessions together.
 
-    One that was killed lasted until the last start or end of a trial that is known of it.
+    One that was killed lasted until the last start, rung or end of a trial that is known of it.
 
     Args:
         sessions: in order, each with `started` and, unless it was killed or runs, `finished`.
@@ -83,7 +83,13 @@ def hours_of(
             end = now
         else:
             following = math.inf if last else float(sessions[index + 1]["started"])
-            events = (time for r in records for time in (r.started, r.finished) if time is not None)
-            end = max((time for time in events if time < following), default=start)
+            known = (time for record in records for time in times_of(record))
+            end = max((time for time in known if time < following), default=start)
         total += max(0.0, end - start)
     return total / HOUR
+
+
+def times_of(record: TrialRecord) -> list[float]:
+    """When something is known to have happened in a trial, in Unix seconds."""
+    times = (record.started, *(rung.recorded for rung in record.rungs), record.finished)
+    return [time for time in times if time is not None]

@@ -180,12 +180,17 @@ def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
 
 def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     spent = Cost(completions=1280, seconds=2.0, cpu_seconds=1.0)
+    began = time.time()
     with Ledger.open(spec) as ledger:
         start(ledger)
         ledger.progress(0, measured(30, format=0.6, correctness=0.3))
         ledger.progress(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
         written = ledger.record(0).rungs
-    assert reopened(spec)[0].rungs == written
+    read = reopened(spec)[0].rungs
+    assert read == written
+    assert [rung.recorded for rung in read] == [rung.recorded for rung in written]
+    assert written[1].recorded is not None
+    assert began <= written[1].recorded <= time.time()
     assert [rung.completions for rung in written] == [1280, 1920]
     estimates = {"format": Estimate(0.5, 0.02), "correctness": Estimate(0.25, 0.02)}
     assert written[0] == Rung(20, estimates, spent)

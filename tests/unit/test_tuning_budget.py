@@ -11,7 +11,7 @@ from search_driver import Driver
 from tuning_support import outcome, spec_in
 
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Cost, TrialRecord
+from gdpo_tune.trials import Cost, Rung, TrialRecord
 from gdpo_tune.tuning import searcher
 from gdpo_tune.tuning.budget import Spent, hours_of, spent, spent_budget
 from gdpo_tune.tuning.plan import Step, ending, is_finished, next_step, planned
@@ -73,6 +73,17 @@ def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
     assert hours_of(sessions, records, now=93_600.0) == pytest.approx(1 + 0.5 + 1)
     assert hours_of(sessions, records) == pytest.approx(1 + 0.5 + 10 / 3600)
     assert hours_of([], []) == 0
+
+
+def test_a_killed_session_lasted_at_least_until_its_last_rung():
+    rungs = (
+        Rung(1, {}, Cost(), recorded=7000.0),
+        Rung(2, {}, Cost(), recorded=7200.0),
+        Rung(3, {}, Cost()),
+    )
+    resumed = replace(record(0), started=100.0, finished=99_000.0, rungs=rungs)
+    sessions = [{"started": 0.0}, {"started": 90_000.0, "finished": 93_600.0}]
+    assert hours_of(sessions, [resumed]) == pytest.approx(2 + 1)
 
 
 def test_a_budget_ends_a_sweep_and_a_larger_one_extends_it(tmp_path: Path):
