@@ -52,3 +52,14 @@ def add_override_argument(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="override one key of the file, such as training.length_limit=20; may be repeated",
     )
+
+
+def add_pick_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--pick`, which chooses among the trials of a sweep."""
+    parser.add_argument(
+        "--pick",
+        metavar="CHOICE",
+        help="what to take of the sweep: knee, max_<metric>, min_<metric>, a trial's number, "
+        "'max correctness where length >= 0.9 and format >= 0.95', or weights of preference such "
+        "as 'prefer correctness=2, length=1'",
+    )

@@ -9,6 +9,8 @@ GdpoTuneError                 anything that this package raises on purpose
 |  |- ResourcesError          more CPUs or GPUs asked for than the machine or cluster has
 |  |- EngineError             vLLM is to sample completions, and cannot
 |  |- LedgerHeldError         another process writes to this sweep's ledger
+|  |- PickError               words for a choice that cannot be read or carried out
+|  |- ExportError             settings that another library would change or ignore
 |  |- IdentityError           another sweep lives under the same name
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
@@ -94,6 +96,40 @@ class LedgerHeldError(UsageError):
 
 class IdentityError(UsageError):
     """A sweep with another task, policy, space, objectives or training lives under this name."""
+
+
+class PickError(UsageError):
+    """A choice among trials that cannot be read, or that nothing fits."""
+
+    def __init__(self, text: str, position: int, reason: str, fix: str) -> None:
+        """
+        Args:
+            text: the choice as it was typed.
+            position: of the first character that is wrong, from 1.
+            reason: why.
+            fix: what to do instead.
+        """
+        super().__init__(text, position, reason, fix)
+        self.text, self.position, self.reason, self.fix = text, position, reason, fix
+
+    def __str__(self) -> str:
+        return (
+            f"choice {self.text!r}, position {self.position}: {self.reason}\n"
+            f"    {self.text}\n    {' ' * (self.position - 1)}^\n    fix: {self.fix}"
+        )
+
+
+class ExportError(UsageError):
+    """What a library cannot do as it was trained here, every reason together."""
+
+    def __init__(self, library: str, problems: tuple[Problem, ...]) -> None:
+        super().__init__(library, problems)
+        self.library = library
+        self.problems = problems
+
+    def __str__(self) -> str:
+        head = f"{self.library} cannot repeat this training"
+        return "\n".join([head, *(str(problem) for problem in self.problems)])
 
 
 class TrackingError(UsageError):

@@ -9,21 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.lineage import stretched, training_of
+from gdpo_tune.choosing import chosen_in, split_source, told_of
 from gdpo_tune.errors import Problem, SpecError, UsageError
-from gdpo_tune.ledger import Ledger
 from gdpo_tune.settings import INDIFFERENT_TRAINING
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import describe
-from gdpo_tune.spec.problems import did_you_mean, one_of, show
-from gdpo_tune.trials import Params, Segment, TrialConfig, TrialRecord
+from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.trials import Params, Segment, TrialConfig
 
-KNEE = "knee"
-BEST = "max_"
-"""Before the name of an objective: the front's best in it, whichever direction that is."""
-SPEC = "spec.yaml"
-"""In a sweep's folder: its resolved file."""
 INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at")
 """Parts of a config that may change while a training is interrupted: where and how, not what. So
 may `INDIFFERENT_TRAINING`."""
@@ -43,6 +37,8 @@ class Request:
     """Where the parameters are from, for a person."""
     schedule: tuple[Segment, ...] = ()
     """What of the parameters changes on the way."""
+    told: tuple[str, ...] = ()
+    """What is known of the trial that they are from, line by line."""
 
 
 def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
@@ -57,42 +53,35 @@ def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
     return Request(spec, spec.space.complete({}), spec.search.seed, "train", str(path))
 
 
-def from_sweep(source: str, overrides: Sequence[str]) -> Request:
+def from_sweep(
+    source: str, overrides: Sequence[str], pick: str | None = None, option: str = "--from"
+) -> Request:
     """The training of a trial of a sweep, to be repeated at another budget.
 
     Of a member of a population it is the one training that its policy comes from: parameters, seed
     and schedule of its lineage.
 
     Args:
-        source: `FOLDER:knee`, `FOLDER:max_<objective>` or `FOLDER:<trial number>`.
+        source: `FOLDER:WHICH`, or `FOLDER` if `pick` says which; see `picks`.
         overrides: of the sweep's file; the parameters are the trial's.
+        pick: the choice, or None if `source` has it.
+        option: what `source` was given as, for the messages.
 
     Raises:
         UsageError: there is no such sweep or trial, or an override is about the space.
     """
-    folder, colon, pick = source.rpartition(":")
-    if not (colon and folder and pick):
-        raise UsageError(
-            f"--from {source}: write the sweep's folder, a colon and what to take, such as "
-            f"runs/code:{KNEE}, runs/code:{BEST}correctness or runs/code:12"
-        )
     if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
-        raise UsageError("--from takes the parameters of a trial, so --set space. has no effect")
-    sweep = Path(folder).expanduser().absolute()
-    if not (sweep / SPEC).is_file():
-        raise UsageError(f"--from {source}: there is no sweep in {folder}: it has no {SPEC}")
-    place = f"storage={json.dumps(str(sweep.parent))}"
-    with Ledger.open(load_spec(sweep / SPEC, [place], sweep.name), read_only=True) as ledger:
-        records, steps = ledger.records(), ledger.spec.training.steps
-        number = _picked(records, ledger.spec, pick, source).number
-    spec = load_spec(sweep / SPEC, [place, *overrides], sweep.name)
-    training = training_of(records, number)
-    schedule = stretched(training.schedule, spec.training.steps / steps)
-    label = f"trial-{pick}" if pick.isdecimal() else pick
-    note = f"trial {number} of {folder}"
+        raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
+    sweep, chosen = chosen_in(source, pick, option)
+    spec = sweep.respecified(overrides)
+    number = chosen.record.number
+    training = training_of(sweep.records, number)
+    schedule = stretched(training.schedule, spec.training.steps / sweep.spec.training.steps)
+    note = f"trial {number} of {split_source(source, pick)[0]}"
     if schedule:
         note += f", with other values from step {one_of(segment.step for segment in schedule)} on"
-    return Request(spec, training.params, training.seed, label, note, schedule)
+    told = tuple(told_of(chosen, sweep.spec))
+    return Request(spec, training.params, training.seed, chosen.label, note, schedule, told)
 
 
 def trial_config(
@@ -154,29 +143,3 @@ def _open_dimension(spec: SweepSpec, path: str, name: str) -> Problem:
         reason="open: one training needs one value",
         fix=f"--set space.{name}={shown}, or search it with gdpo_tune.sweep",
     )
-
-
-def _picked(records: Sequence[TrialRecord], spec: SweepSpec, pick: str, source: str) -> TrialRecord:
-    if pick.isdecimal():
-        return _numbered(records, int(pick), source)
-    front = build_front(records, spec.objective_list())
-    picks = {KNEE: front.knee, **{f"{BEST}{name}": best for name, best in front.extremes.items()}}
-    known = [KNEE, *(f"{BEST}{name}" for name in spec.objectives)]
-    if pick not in known:
-        raise UsageError(
-            f"--from {source}: {did_you_mean(pick, known)}what can be taken is {one_of(known)}, "
-            "or the number of a trial"
-        )
-    member = picks.get(pick)
-    if member is None:
-        raise UsageError(f"--from {source}: nothing is on the front of that sweep yet")
-    return records[member.first]
-
-
-def _numbered(records: Sequence[TrialRecord], number: int, source: str) -> TrialRecord:
-    if number >= len(records):
-        last = f"the last one is {len(records) - 1}" if records else "it has none"
-        raise UsageError(f"--from {source}: that sweep has no trial {number}; {last}")
-    if records[number].role == "untrained":
-        raise UsageError(f"--from {source}: trial {number} is the untrained policy")
-    return records[number]

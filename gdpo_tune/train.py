@@ -1,12 +1,13 @@
 """Train one policy, without a search.
 
     python -m gdpo_tune.train --from runs/code:knee --steps 500
+    python -m gdpo_tune.train --from runs/code --pick "max correctness where length >= 0.9"
     python -m gdpo_tune.train search_spaces/code.yaml --set space.group_size=8 ...
 
-The first trains a trial of a sweep again, at any budget: its knee, its best in an objective
-(`runs/code:max_correctness`) or a trial by its number. The second trains what a file with one value
-for every parameter says. Either ends with held-out metrics and the folder of a policy that loads.
-The same command after an interruption or a crash goes on where the training was.
+The first two train a trial of a sweep again, at any budget: its knee, its best in an objective
+(`runs/code:max_correctness`), one by conditions, or a trial by its number. The last trains what a
+file with one value for every parameter says. Each ends with held-out metrics and the folder of a
+policy that loads. The same command after an interruption or a crash goes on where the training was.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("space", metavar="FILE.yaml", nargs="?", help="what to train")
     what.add_argument(
         "--from",
-        metavar="SWEEP:WHICH",
+        metavar="SWEEP[:WHICH]",
         dest="source",
-        help="a trial of a sweep: FOLDER:knee, FOLDER:max_<objective> or FOLDER:<trial number>",
+        help="a trial of a sweep: FOLDER:knee, FOLDER:max_<objective>, FOLDER:<trial number>, or "
+        "FOLDER with --pick",
     )
+    cli.add_pick_argument(parser)
     cli.add_override_argument(parser)
     parser.add_argument("--steps", type=_count(1), help="training steps, instead of the file's")
     seed = _count(0, 2**32 - 1)
@@ -60,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Train what `arguments` ask for and return the exit status."""
     options = parser().parse_args(arguments)
+    if options.pick is not None and options.source is None:
+        parser().error("--pick goes with --from")
 
     from gdpo_tune.request import from_file, from_sweep, trial_config
 
@@ -67,9 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.steps is not None:
         overrides.append(f"training.steps={options.steps}")
     if options.source is not None:
-        asked = from_sweep(options.source, overrides)
+        asked = from_sweep(options.source, overrides, options.pick)
     else:
         asked = from_file(options.space, overrides)
+    for line in asked.told:
+        print(line)
     config = trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
     command = shlex.join(["python", "-m", "gdpo_tune.train", *arguments])
     return run(asked, config, command)

@@ -48,6 +48,8 @@ class Front:
     """Objective -> the member that is best in it; empty while the front is empty."""
     hypervolume: float
     """Of the front, against the objectives' fixed references."""
+    chosen: Configuration | None = None
+    """What a person chose, on the front or not."""
 
     @cached_property
     def hypervolume_over_trials(self) -> tuple[HypervolumePoint, ...]:
@@ -72,8 +74,9 @@ class Front:
         )
 
     def picked_as(self, configuration: Configuration) -> list[str]:
-        """What a configuration is singled out for: `knee`, `best correctness`, ..."""
-        names = ["knee"] if configuration is self.knee else []
+        """What a configuration is singled out for: `chosen`, `knee`, `best correctness`, ..."""
+        names = ["chosen"] if configuration is self.chosen else []
+        names += ["knee"] if configuration is self.knee else []
         return names + [
             self.leads(name) for name, best in self.extremes.items() if best is configuration
         ]
@@ -100,8 +103,16 @@ class Front:
         return [c for c in self.configurations if c.rank >= 0]
 
 
-def build_front(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> Front:
-    """The front of all complete trials in `records`; works for none at all."""
+def build_front(
+    records: Sequence[TrialRecord], objectives: Sequence[Objective], chosen: int | None = None
+) -> Front:
+    """The front of all complete trials in `records`; works for none at all.
+
+    Args:
+        records: every trial.
+        objectives: of the sweep.
+        chosen: number of the trial that a person chose.
+    """
     goals = tuple(objectives)
     known = tuple(configurations(records, goals))
     ahead = -1.0 if goals[0].direction == "maximize" else 1.0
@@ -119,6 +130,7 @@ def build_front(records: Sequence[TrialRecord], objectives: Sequence[Objective])
         knee=None if compromise is None else members[compromise],
         extremes={name: members[index] for name, index in extremes(values, goals).items()},
         hypervolume=hypervolume(values, goals),
+        chosen=next((c for c in known if chosen in c.numbers), None),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which member of a front to take: the knee, and the best one of each objective."""
+"""Which member of a front to take: the knee, the extremes, or the best under weights."""
 
 from __future__ import annotations
 
@@ -57,6 +57,51 @@ def extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, in
         objective.name: int(np.lexsort((total, scaled[:, column]))[0])
         for column, objective in enumerate(objectives)
     }
+
+
+def preferred(
+    values: ArrayLike, objectives: Sequence[Objective], weights: Sequence[float]
+) -> int | None:
+    """Index of the point with the smallest weighted sum of scaled losses, None for no points.
+
+    Losses are scaled as for the knee, so that a weight says how much of one objective's span among
+    the points is worth how much of another's. Ties go to the smaller unweighted sum, then to the
+    first point. A weighted sum never finds a point in a dent of the front: bounds do.
+
+    Args:
+        values: `[T, M]`, finite.
+        objectives: M of them.
+        weights: M, not negative, at least one above 0.
+    """
+    scaled = _scaled_losses(values, objectives)
+    if len(scaled) == 0:
+        return None
+    total = (scaled @ np.asarray(weights, dtype=float)).round(9)
+    return int(np.lexsort((scaled.sum(axis=1), total))[0])
+
+
+def farthest(
+    column: Sequence[float],
+    values: ArrayLike,
+    objectives: Sequence[Objective],
+    *,
+    largest: bool,
+) -> int | None:
+    """Index of the point that is largest, or smallest, in a metric; None for no points.
+
+    Ties go to the point that is better in the objectives, then to the first.
+
+    Args:
+        column: `[T]` values of the metric, which need not be an objective.
+        values: `[T, M]` of the objectives.
+        objectives: M of them.
+        largest: or the smallest.
+    """
+    scaled = _scaled_losses(values, objectives)
+    if len(scaled) == 0:
+        return None
+    ranked = -np.asarray(column) if largest else np.asarray(column)
+    return int(np.lexsort((scaled.sum(axis=1), ranked))[0])
 
 
 def is_ahead(leader: Estimate, rivals: Sequence[Estimate]) -> bool:

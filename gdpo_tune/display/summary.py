@@ -14,7 +14,7 @@ from rich.text import Text
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
-from gdpo_tune.figures import FRONT, REPORT, style
+from gdpo_tune.figures import FRONT, REPORT, Choice, style
 from gdpo_tune.figures.header import other_states
 from gdpo_tune.spec import without_password
 from gdpo_tune.trials import TrialRecord
@@ -32,6 +32,7 @@ def print_summary(
     console: Console | None = None,
     *,
     note: str = "",
+    chosen: Choice | None = None,
 ) -> None:
     """Print the front with its standard errors, the failures, and where everything is.
 
@@ -40,11 +41,12 @@ def print_summary(
         records: all its trials; there may be none.
         console: where to print; default: standard output.
         note: how the sweep ended, as `LiveDisplay.note` has it; comes first.
+        chosen: what a person chose; comes after the front.
     """
     out = console or Console()
     if not out.is_terminal and console is None:
         out = Console(width=WIDTH)
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.objective_list(), chosen and chosen.number)
     out.print(_head(spec, front, note))
     _print_unmet(out, spec, records)
     if front.members or front.baselines:
@@ -56,10 +58,12 @@ def print_summary(
             else "so the noise of training is unknown and its error bar too short"
         )
         out.print(Text(f"provisional: one seed, {noise}", style="dim"), soft_wrap=True)
+    for line in chosen.lines if chosen else ():
+        out.print(Text(line), soft_wrap=True, highlight=False)
     for line in agreements(records, spec.objective_list()):
         out.print(Text(str(line), style="dim"), soft_wrap=True)
     _print_failures(out, records)
-    _print_places(out, spec, front)
+    _print_places(out, spec, front, chosen)
 
 
 def _head(spec: SweepSpec, front: Front, note: str) -> Text:
@@ -100,7 +104,7 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
         out.print(Padding(line, (0, 0, 0, 2)))
 
 
-def _print_places(out: Console, spec: SweepSpec, front: Front) -> None:
+def _print_places(out: Console, spec: SweepSpec, front: Front, chosen: Choice | None) -> None:
     """Paths and commands, each whole on its line so that it can be copied."""
     folder = spec.directory
     places = [("report", folder / REPORT), ("front", folder / FRONT)]
@@ -108,13 +112,21 @@ def _print_places(out: Console, spec: SweepSpec, front: Front) -> None:
     rows += [("trials", str(folder / "trials"))]
     rows += [(f"policy, {what}", path) for what, path in _policies(front)]
     commands = [("in MLflow", _tracking_command(spec.tracking.uri))]
-    again = shlex.join(["python", "-m", "gdpo_tune.report", str(folder / "spec.yaml")])
+    again = _command("report", str(folder / "spec.yaml"))
     commands.append(("draw again", again))
+    if chosen:
+        source = f"{folder}:{chosen.number}"
+        commands.append(("train it", _command("train", "--from", source)))
+        commands.append(("export it", _command("export", source, "--to", "trl")))
     for title, lines in (("\nWhere it is", rows), ("\nLook further", commands)):
         out.print(Text(title, style="bold"))
         width = max(len(name) for name, _ in lines)
         for name, text in lines:
             out.print(Text(f"  {name:<{width}}  {text}"), soft_wrap=True, highlight=False)
+
+
+def _command(name: str, *words: str) -> str:
+    return shlex.join(["python", "-m", f"gdpo_tune.{name}", *words])
 
 
 def _policies(front: Front) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,18 @@ REPORT = "report.html"
 FRONT = "front.png"
 """Names of the files in a sweep's folder."""
 
-__all__ = ["FRONT", "REPORT", "write_front_png", "write_report"]
+
+@dataclass(frozen=True)
+class Choice:
+    """What a person chose among the trials."""
+
+    number: int
+    """Of the trial."""
+    lines: tuple[str, ...]
+    """What is to be told of it."""
+
+
+__all__ = ["FRONT", "REPORT", "Choice", "write_front_png", "write_report"]
 
 
 def __getattr__(name: str) -> Any:

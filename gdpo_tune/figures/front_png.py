@@ -34,7 +34,11 @@ POINTS = 72
 
 
 def write_front_png(
-    spec: SweepSpec, records: Sequence[TrialRecord], path: Path | None = None
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    path: Path | None = None,
+    *,
+    chosen: int | None = None,
 ) -> Path:
     """Draw the front and return where the picture is; it appears whole or not at all.
 
@@ -44,13 +48,14 @@ def write_front_png(
         spec: the sweep.
         records: all its trials; there may be none.
         path: default: `front.png` in the sweep's folder.
+        chosen: number of the trial that a person chose.
 
     Raises:
         OSError: the file cannot be written.
     """
     target = path or spec.directory / FRONT
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure = front_picture(build_front(records, spec.objective_list()), spec.name)
+    figure = front_picture(build_front(records, spec.objective_list(), chosen), spec.name)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
     write_whole(target, picture.getvalue())

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.figures import style
+from gdpo_tune.figures import Choice, style
 from gdpo_tune.trials import LEFT_OUT, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 
-def header(spec: SweepSpec, front: Front, ending: str = "") -> str:
+def header(spec: SweepSpec, front: Front, ending: str = "", chosen: Choice | None = None) -> str:
     """Name, identity and the main figures of a sweep; `ending`: why nothing was left to run."""
     states = Counter(record.state for record in front.records)
     provisional = sum(member.provisional for member in front.members)
@@ -41,6 +41,8 @@ def header(spec: SweepSpec, front: Front, ending: str = "") -> str:
         asked.insert(2, ("constraints", bounds))
     if ending:
         asked.append(("ended", ending))
+    if chosen:
+        asked.append(("chosen", "; ".join(chosen.lines)))
     told = agreements(front.records, front.objectives)
     if told:
         asked.append(("rungs against the end", "; ".join(map(str, told))))

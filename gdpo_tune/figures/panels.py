@@ -127,7 +127,8 @@ def _labels(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], 
     found: dict[int, Configuration] = {}
     goals = [axis.objective for axis in (y, x) if axis.objective is not None]
     # With one objective the knee is the best point, so naming both would say nothing.
-    named = [("knee", front.knee)] if len(goals) > 1 else []
+    named = [("chosen", front.chosen)]
+    named += [("knee", front.knee)] if len(goals) > 1 else []
     named += [
         (front.leads(goal.name), front.extremes[goal.name])
         for goal in goals

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.figures import REPORT
+from gdpo_tune.figures import REPORT, Choice
 from gdpo_tune.figures.front_table import front_table
 from gdpo_tune.figures.header import header
 from gdpo_tune.figures.hypervolume import hypervolume_figure
@@ -37,6 +37,7 @@ def write_report(
     path: Path | None = None,
     *,
     ending: str = "",
+    chosen: Choice | None = None,
 ) -> Path:
     """Write the interactive report and return where it is.
 
@@ -47,26 +48,32 @@ def write_report(
         records: all its trials; there may be none.
         path: default: `report.html` in the sweep's folder.
         ending: why nothing was left to run, if so.
+        chosen: what a person chose.
 
     Raises:
         OSError: the file cannot be written.
     """
     target = path or spec.directory / REPORT
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, report_html(spec, records, ending))
+    write_whole(target, report_html(spec, records, ending, chosen))
     return target
 
 
-def report_html(spec: SweepSpec, records: Sequence[TrialRecord], ending: str = "") -> str:
+def report_html(
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    ending: str = "",
+    chosen: Choice | None = None,
+) -> str:
     """The whole page, plotly.js included once; equal records give an equal page."""
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.objective_list(), chosen and chosen.number)
     sections = _sections(front, spec.space.dimensions, steps_of(records))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(spec.name)}: Pareto front</title>"
         f"<style>{_asset('report.css')}</style><script>{get_plotlyjs()}</script></head><body>"
-        f"{header(spec, front, ending)}<main>{''.join(sections)}</main>"
+        f"{header(spec, front, ending, chosen)}<main>{''.join(sections)}</main>"
         f"<footer>{escape(_age(records))}</footer>"
         f"<script>{_asset('report.js')}</script></body></html>"
     )

@@ -247,6 +247,23 @@ def test_a_request_from_before_there_were_schedules_is_the_same(fake, searched):
     assert "not [{step: 2" in difference
 
 
+def test_a_choice_by_conditions_is_trained_under_the_number_of_its_trial(fake, searched, capsys):
+    folder, choice = str(searched.directory), "max correctness where format >= 0.5"
+    assert train.main(["--from", folder, "--pick", choice, "--steps", "1"]) == 0
+    assert train.main(["--from", f"{folder}:{choice}", "--steps", "1"]) == 0
+    (config,) = fake.asked
+    assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
+    told = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
+    assert capsys.readouterr().out.count(told) == 2
+
+
+def test_a_choice_is_given_once(fake, searched):
+    with pytest.raises(UsageError, match="leave out :knee, since --pick"):
+        train.main(["--from", f"{searched.directory}:knee", "--pick", "7"])
+    with pytest.raises(SystemExit):
+        train.main([str(SPACE), "--pick", "knee"])
+
+
 def test_a_sweep_that_was_moved_is_read_where_it_is(fake, searched, tmp_path):
     moved = searched.directory.rename(tmp_path / "elsewhere")
     assert train.main(["--from", f"{moved}:knee", "--steps", "1"]) == 0
@@ -265,8 +282,8 @@ def test_the_sweep_itself_stays_as_it_is(searched):
     ("pick", "message"),
     [
         ("nee", "did you mean 'knee'"),
-        ("max_correctnes", "did you mean 'max_correctness'"),
-        ("max_mean_length", "knee, max_correctness, max_format, max_length"),
+        ("max_correctnes", "did you mean 'correctness'"),
+        ("max_mean_length", "metrics of this sweep are correctness, format, length"),
         ("9", "no trial 9; the last one is 3"),
         ("0", "trial 0 is the untrained policy"),
     ],
