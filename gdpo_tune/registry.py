@@ -279,6 +279,16 @@ POLICIES: dict[str, str] = {
     "embedded_tools": "gdpo_tune.policies.load:embedded_tools_folder",
 }
 
+EXPORTERS: dict[str, str] = {
+    "trl": "gdpo_tune.exporters.trl:export",
+    "verl": "gdpo_tune.exporters.verl:export",
+    "nemo-rl": "gdpo_tune.exporters.nemo_rl:export",
+    "ms-swift": "gdpo_tune.exporters.ms_swift:export",
+    "axolotl": "gdpo_tune.exporters.axolotl:export",
+    "openrlhf": "gdpo_tune.exporters.openrlhf:export",
+    "prime-rl": "gdpo_tune.exporters.prime_rl:export",
+}
+
 
 def judgeable(task: TaskInfo) -> dict[str, MetricInfo]:
     """What objectives and constraints may name; of equal names the task's own counts."""
