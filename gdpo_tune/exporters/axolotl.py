@@ -5,6 +5,8 @@ Source: axolotl/utils/schemas/ and core/trainers/grpo/ of Axolotl 0.19.0, which 
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from gdpo_tune.exporters import trl
 from gdpo_tune.exporters.base import REWARDS_FILE, Difference, Exported, Refusals
 from gdpo_tune.exporters.recipe import Recipe
@@ -24,7 +26,6 @@ def export(recipe: Recipe) -> Exported:
     refusals = Refusals(recipe, LIBRARY)
     refusals.check(modes=("gdpo", *trl.SCALE), losses=trl.LOSSES)
     refusals.raise_if_any()
-    server = recipe.rollout.engine == "vllm" and recipe.rollout.vllm_mode == "server"
     tree: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
@@ -34,14 +35,9 @@ def export(recipe: Recipe) -> Exported:
             "reward_weights": recipe.weights,
             **trl.aggregation(recipe),
             **trl.algorithm(recipe),
-            "use_vllm": recipe.rollout.engine == "vllm",
-            **({"vllm_mode": recipe.rollout.vllm_mode} if recipe.rollout.engine == "vllm" else {}),
+            **_sampler(recipe),
         },
-        **(
-            {"vllm": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share}}
-            if recipe.rollout.engine == "vllm" and not server
-            else {}
-        ),
+        **_engine(recipe),
         "datasets": [{"path": "your/prompts", "split": "train", "type": "rewards.transform"}],
         "sequence_len": recipe.longest,
         "micro_batch_size": recipe.micro_batch,
@@ -85,6 +81,29 @@ def export(recipe: Recipe) -> Exported:
             "trl.reward_funcs": f"one function a reward, in this order, in `{REWARDS_FILE}`",
         },
     )
+
+
+def _sampler(recipe: Recipe) -> dict[str, object]:
+    """What samples completions, as `trl:` is told."""
+    if recipe.rollout.engine != "vllm":
+        return {"use_vllm": False}
+    if recipe.rollout.vllm_mode == "colocate":
+        return {"use_vllm": True, "vllm_mode": "colocate"}
+    address = urlsplit(recipe.rollout.vllm_server)
+    return {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_host": address.hostname,
+        "vllm_server_port": address.port,
+    }
+
+
+def _engine(recipe: Recipe) -> dict[str, object]:
+    """The section `vllm:`, which concerns an engine beside the trainer."""
+    if recipe.rollout.engine != "vllm" or recipe.rollout.vllm_mode == "server":
+        return {}
+    share = recipe.rollout.vllm_memory_share
+    return {"vllm": {"gpu_memory_utilization": share, "max_model_len": recipe.longest}}
 
 
 def _adapters(recipe: Recipe) -> dict[str, object]:

@@ -105,5 +105,9 @@ def _engine(recipe: Recipe) -> dict[str, object]:
     if recipe.rollout.vllm_mode == "server":
         server: dict[str, object] = {"vllm_server_base_url": [recipe.rollout.vllm_server]}
         return {"use_vllm": True, "vllm_mode": "server", **server}
-    share = recipe.rollout.vllm_memory_share
-    return {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": share}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": recipe.rollout.vllm_memory_share,
+        "vllm_max_model_len": recipe.longest,
+    }

@@ -142,8 +142,8 @@ def _policy(recipe: Recipe) -> dict[str, object]:
     return policy
 
 
-def _scheduler(recipe: Recipe) -> list[dict[str, object]]:
-    """One scheduler after another, as torch has them: the warm-up, then the shape."""
+def _scheduler(recipe: Recipe) -> object:
+    """The shape of the learning rate in torch's schedulers; a list where a warm-up precedes it."""
     rest = max(1, recipe.updates - recipe.warmup)
     shapes: dict[str, dict[str, object]] = {
         "constant": _torch("ConstantLR", factor=1.0, total_iters=_FOREVER),
@@ -152,8 +152,8 @@ def _scheduler(recipe: Recipe) -> list[dict[str, object]]:
     }
     shape = shapes[recipe.training.lr_schedule]
     if not recipe.warmup:
-        still = _torch("ConstantLR", factor=1.0, total_iters=_FOREVER)
-        return [still, shape, {"milestones": [0]}]
+        return shape
+    # It cannot begin at 0.
     rising = _torch("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=recipe.warmup)
     return [rising, shape, {"milestones": [recipe.warmup]}]
 

@@ -92,7 +92,8 @@ def export(recipe: Recipe) -> Exported:
         command="sh openrlhf.sh",
         differences=tuple(_differences(recipe)),
         yours={
-            "--data.prompt_dataset": "your prompts",
+            "--data.prompt_dataset": "your prompts, at least as many as --data.max_samples "
+            "says: one episode passes over them once",
             "--reward.remote_url": f"`{REWARDS_FILE}` whose reward function returns "
             f"{sum_of(recipe)}",
             "GPUs": "how many nodes, GPUs and vLLM engines there are",

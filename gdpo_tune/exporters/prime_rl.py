@@ -79,7 +79,7 @@ def export(recipe: Recipe) -> Exported:
                 },
             },
         },
-        "inference": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
+        "inference": {"vllm": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share}},
     }
     return Exported(
         library=LIBRARY,

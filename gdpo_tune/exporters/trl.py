@@ -99,8 +99,11 @@ def engine(recipe: Recipe) -> dict[str, object]:
     """What samples completions."""
     if recipe.rollout.engine != "vllm":
         return {"use_vllm": False}
-    share = {"vllm_gpu_memory_utilization": recipe.rollout.vllm_memory_share}
-    server = {"vllm_server_base_url": recipe.rollout.vllm_server}
+    share: dict[str, object] = {
+        "vllm_gpu_memory_utilization": recipe.rollout.vllm_memory_share,
+        "vllm_max_model_length": recipe.longest,
+    }
+    server: dict[str, object] = {"vllm_server_base_url": recipe.rollout.vllm_server}
     return {
         "use_vllm": True,
         "vllm_mode": recipe.rollout.vllm_mode,
