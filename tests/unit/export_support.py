@@ -27,9 +27,11 @@ FIXED = (
 """What the shipped search space leaves open; the largest weight is not 1."""
 
 
-def asked(overrides: Sequence[str] = (), space: str = "code") -> Request:
+def asked(
+    overrides: Sequence[str] = (), space: str = "code", fixed: Sequence[str] = FIXED
+) -> Request:
     """A training with every value fixed."""
-    return from_file(ROOT / "search_spaces" / f"{space}.yaml", [*FIXED, *overrides])
+    return from_file(ROOT / "search_spaces" / f"{space}.yaml", [*fixed, *overrides])
 
 
 def recipe(*overrides: str, request: Request | None = None, **fields: object) -> Recipe:

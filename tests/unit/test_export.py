@@ -152,16 +152,15 @@ def test_weights_have_a_maximum_of_1_and_rewards_without_weight_are_left_out():
 
 
 def test_weights_for_nemo_rl_are_in_the_alphabetical_order_of_their_rewards():
-    request = asked(
-        [
-            "task=gsm8k",
-            "policy=embedded_math",
-            "objectives={correctness: {direction: maximize, reference: 0}}",
-            "space={reward_weights: {correctness: 1, format: 0.5, integer: 0.25}}",
-            "space.normalization=gdpo",
-        ],
-        space="math",
-    )
+    overrides = [
+        "task=gsm8k",
+        "constraints={}",
+        "objectives={}",
+        "objectives.correctness={direction: maximize, reference: 0}",
+        "space={}",
+        "space.reward_weights={correctness: 1, format: 0.5, integer: 0.25}",
+    ]
+    request = asked(overrides, space="math", fixed=())
     made = recipe(request=request)
     assert [reward.name for reward in made.rewards] == ["correctness", "integer", "format"]
     estimator = settings(exported("nemo-rl", made))["grpo"]["adv_estimator"]

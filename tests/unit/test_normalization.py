@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import training_support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_support import plain_trainer, write_policy
@@ -368,19 +369,9 @@ def trainer(tmp_path_factory):
 
 
 def trl_advantages(trainer, rewards, weights, group, mode, scale_rewards=None):
-    """TRL's advantages in the dtype of `rewards`, out of its own code."""
-    count = len(rewards)
     aggregation, scale = BRANCHES[mode]
-    trainer.multi_objective_aggregation = aggregation
-    trainer.scale_rewards = scale_rewards or scale
-    trainer.model.train()
-    trainer.num_generations = group
-    trainer.reward_weights = torch.tensor(weights, dtype=rewards.dtype)
-    trainer.reward_funcs = trainer.reward_func_names = [f"r{k}" for k in range(len(weights))]
-    ids = [[5]] * count
-    trainer._generate = lambda prompts: (ids, ids, None, ["a"] * count, None, {}, None, [])
-    trainer._calculate_rewards = lambda *_: rewards
-    return trainer._generate_and_score_completions([{"prompt": "a"}] * count)["advantages"]
+    scale = scale_rewards or scale
+    return training_support.trl_advantages(trainer, rewards, weights, group, aggregation, scale)
 
 
 @pytest.mark.parametrize("mode", BRANCHES)

@@ -185,5 +185,22 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
     return trainer
 
 
+def trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards):
+    """TRL's advantages in the dtype of `rewards`, out of its own code."""
+    import torch
+
+    count = len(rewards)
+    trainer.multi_objective_aggregation = aggregation
+    trainer.scale_rewards = scale_rewards
+    trainer.model.train()
+    trainer.num_generations = group
+    trainer.reward_weights = torch.tensor(weights, dtype=rewards.dtype)
+    trainer.reward_funcs = trainer.reward_func_names = [f"r{k}" for k in range(len(weights))]
+    ids = [[5]] * count
+    trainer._generate = lambda prompts: (ids, ids, None, ["a"] * count, None, {}, None, [])
+    trainer._calculate_rewards = lambda *_: rewards
+    return trainer._generate_and_score_completions([{"prompt": "a"}] * count)["advantages"]
+
+
 def constant(completions, **_):
     return [0.0] * len(completions)
