@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.exporters.page import PAGE, page
     from gdpo_tune.exporters.recipe import recipe_of
+    from gdpo_tune.policies.load import policy_folder
 
     asked = _asked(options)
     name = f"{asked.spec.name}-{asked.label}"
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         asked.spec,
         asked.params,
         asked.seed,
+        policy=policy_folder(asked.spec.policy),
         name=name,
         note=asked.note,
         schedule=asked.schedule,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gdpo_tune import registry
 from gdpo_tune.parameters import NO_CONDITION, PARTIAL_CREDIT
-from gdpo_tune.policies.load import policy_folder
 from gdpo_tune.registry import TaskInfo
 from gdpo_tune.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.spec import SweepSpec
@@ -144,6 +143,7 @@ def recipe_of(
     params: Params,
     seed: int,
     *,
+    policy: str,
     name: str,
     note: str,
     schedule: tuple[Segment, ...] = (),
@@ -154,6 +154,7 @@ def recipe_of(
         spec: what the training shares with its sweep.
         params: complete.
         seed: of the training.
+        policy: what `from_pretrained` takes for the spec's.
         name: for a folder.
         note: where it is from, for a person.
         schedule: what of the parameters changes on the way.
@@ -166,16 +167,15 @@ def recipe_of(
         if float(params.get(f"{prefix}{reward}", 0.0)) > 0
     }
     top = max(weights.values())
+    rewards = [
+        Reward(each, weight / top, *info.rewards[each], _shaping(each, info, params, spec))
+        for each, weight in weights.items()
+    ]
     return Recipe(
         name=name,
         note=note,
-        policy=policy_folder(spec.policy),
-        rewards=tuple(
-            Reward(
-                reward, weight / top, *info.rewards[reward], _shaping(reward, info, params, spec)
-            )
-            for reward, weight in weights.items()
-        ),
+        policy=policy,
+        rewards=tuple(rewards),
         params=params,
         seed=seed,
         training=spec.training,

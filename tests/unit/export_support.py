@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from gdpo_tune import registry
 from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import Recipe, recipe_of
+from gdpo_tune.policies.load import policy_folder
 from gdpo_tune.request import Request, from_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,14 @@ def asked(
 def recipe(*overrides: str, request: Request | None = None, **fields: object) -> Recipe:
     """Its recipe; `fields` replace some of its own."""
     wanted = request or asked(overrides)
-    made = recipe_of(wanted.spec, wanted.params, wanted.seed, name="code-knee", note="trial 7 of x")
+    made = recipe_of(
+        wanted.spec,
+        wanted.params,
+        wanted.seed,
+        policy=policy_folder(wanted.spec.policy),
+        name="code-knee",
+        note="trial 7 of x",
+    )
     return replace(made, **fields)
 
 

@@ -13,7 +13,6 @@ from tuning_support import outcome, spec_in
 from gdpo_tune import export, registry
 from gdpo_tune.errors import ExportError, UsageError
 from gdpo_tune.exporters.page import PAGE, page
-from gdpo_tune.exporters.recipe import recipe_of
 from gdpo_tune.exporters.text import leaves, toml_text, yaml_text
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Segment
@@ -259,7 +258,7 @@ def test_toml_has_values_before_tables():
 
 def told(library: str, *overrides: str) -> str:
     request = asked(overrides)
-    made = recipe_of(request.spec, request.params, 0, name="code-knee", note="trial 7 of x")
+    made = recipe(request=request)
     return page(made, exported(library, made), request.spec.objective_list())
 
 
