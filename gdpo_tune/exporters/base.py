@@ -9,6 +9,7 @@ from gdpo_tune.errors import ExportError, Problem
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.spec.problems import one_of, show
 
+NO_REASONS: Mapping[str, str] = {}
 REWARDS_FILE = "rewards.py"
 """What exported files call the module with the reward functions, which a person supplies."""
 
@@ -58,6 +59,7 @@ class Refusals:
         losses: Collection[str],
         schedules: Collection[str] = ("constant", "linear", "cosine"),
         leave_one_out: Collection[str] = (),
+        why_not: Mapping[str, str] = NO_REASONS,
     ) -> None:
         """Note what the library has no equal of, and what none has.
 
@@ -66,10 +68,13 @@ class Refusals:
             losses: ways to average token losses that it knows.
             schedules: shapes of the learning rate that it knows.
             leave_one_out: modes under which it can leave one out.
+            why_not: mode -> why it does not know that one, where it seems to.
         """
         recipe = self.recipe
         if recipe.mode not in modes:
-            reason = f"{self.library} has no such normalization; it knows {one_of(modes)}"
+            known = f"it knows {one_of(modes)}"
+            reason = f"{why_not.get(recipe.mode, 'has no such normalization')}; {known}"
+            reason = f"{self.library} {reason}"
             self.add("normalization", recipe.mode, reason, "take a trial with one of those")
         elif recipe.leaves_one_out and recipe.mode not in leave_one_out:
             self.add(

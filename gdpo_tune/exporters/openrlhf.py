@@ -1,6 +1,6 @@
 """OpenRLHF: a shell script. It knows one reward a completion, hence sum modes only.
 
-Source: openrlhf/cli/train_ppo_ray.py and trainer/ppo_utils/experience_maker.py of OpenRLHF 0.11.0.
+Source: openrlhf/cli/train_ppo_ray.py and trainer/ppo_utils/experience_maker.py of OpenRLHF 0.11.2.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gdpo_tune.exporters.base import (
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.text import flags
 
-LIBRARY = "OpenRLHF 0.11.0"
+LIBRARY = "OpenRLHF 0.11.2"
 ESTIMATORS = {"grpo": "group_norm", "grpo_no_std": "dr_grpo"}
-LOSSES = ("dapo", "bnpo")
+AGGREGATION = {"dapo": "token-mean", "bnpo": "token-mean", "grpo": "seq-mean-token-mean"}
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
@@ -29,7 +29,7 @@ def export(recipe: Recipe) -> Exported:
         ExportError: OpenRLHF would change or ignore a part of it.
     """
     refusals = Refusals(recipe, LIBRARY)
-    refusals.check(modes=ESTIMATORS, losses=LOSSES, leave_one_out=("grpo_no_std",))
+    refusals.check(modes=ESTIMATORS, losses=AGGREGATION, leave_one_out=("grpo_no_std",))
     if recipe.model.revision:
         refusals.add(
             "model.revision",
@@ -41,6 +41,7 @@ def export(recipe: Recipe) -> Exported:
     tree: dict[str, object] = {
         "actor": {
             "model_name_or_path": recipe.policy,
+            "loss_agg_mode": AGGREGATION[recipe.loss],
             "eps_clip_low_high": [
                 recipe.number("epsilon"),
                 recipe.upper_clip(absolute_for_cispo=False),
@@ -124,4 +125,8 @@ def _differences(recipe: Recipe) -> list[Difference]:
         missing="not known: the sum has to be a number",
     )
     there = "its default cuts rewards to [-10, 10]; the script lifts that"
-    return [*rows, Difference("bounds of the reward", "none", there)]
+    rows.append(Difference("bounds of the reward", "none", there))
+    if recipe.loss == "grpo" and recipe.number("beta") > 0:
+        there = "over tokens, whatever the policy loss is averaged over"
+        rows.append(Difference("KL averaged", "over completions, as the policy loss", there))
+    return rows

@@ -44,6 +44,7 @@ def export(recipe: Recipe) -> Exported:
         losses=AGGREGATION,
         schedules=("constant", "cosine"),
         leave_one_out=("grpo_no_std",),
+        why_not={"gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO"},
     )
     if recipe.model.revision:
         refusals.add(

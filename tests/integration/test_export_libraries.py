@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -24,7 +25,7 @@ from gdpo_tune.training.normalization import compute_advantages  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0"}
+VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0", "openrlhf": "0.11.2"}
 
 
 def pip(*words: str) -> None:
@@ -143,6 +144,17 @@ def test_ms_swift_has_every_argument(source):
     made = recipe("model.lora_rank=8")
     assert set(settings(exported("ms-swift", made))) <= known
     assert pinned("ms-swift") <= known
+
+
+def test_openrlhf_has_every_flag(source):
+    (file,) = source("openrlhf").rglob("train_ppo_ray.py")
+    text = file.read_text()
+    known = {f"actor.{flag}" for flag in re.findall(r'--\{prefix\}\.([a-z_.]+)"', text)}
+    known |= set(re.findall(r'"--([a-z_.]+)"', text))
+    assert pinned("openrlhf") == known
+    made = recipe("space.normalization=grpo", "space.loss_type=grpo", "model.lora_rank=8")
+    assert set(settings(exported("openrlhf", made))) <= known
+    assert 'choices=["token-mean", "seq-mean-token-mean"]' in text
 
 
 def draw() -> torch.Tensor:
