@@ -5,12 +5,13 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import mlflow
 import pytest
 
-from gdpo_tune import train
+from gdpo_tune.picks import parse
 from gdpo_tune.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -104,8 +105,10 @@ def test_the_readme_commands_exist(line):
     """Each names a command and a file that ship; the sweeps themselves run above."""
     words = shlex.split(line)
     assert words[:2] == ["python", "-m"]
-    if words[2] == "gdpo_tune.train":
-        train.parser().parse_args(words[3:])  # what it reads is what a sweep of above leaves
+    if not any(word.endswith(".yaml") for word in words):
+        # What these read is what a sweep of above leaves.
+        parsed = import_module(words[2]).parser().parse_args(words[3:])
+        assert getattr(parsed, "pick", None) is None or parse(parsed.pick)
         return
     (file,) = [word for word in words if word.endswith(".yaml")]
     assert (ROOT / file).exists()
