@@ -158,6 +158,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     rows: list[dict[str, float | str]] = []
     for case in cases:
+        of_case = max(1, round(pairs * case.share))
         found = measure(case, of_case)
         trials = " and ".join(map(str, case.trials))
         where = trials if len(case.trials) > 1 else f"{trials}, two modes"
