@@ -6,9 +6,10 @@ A choice looks at the front: means over seeds on test prompts, as every table an
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
@@ -22,6 +23,8 @@ from gdpo_tune.trials import Estimate, TrialRecord
 
 SPEC = "spec.yaml"
 """In a sweep's folder: its resolved file."""
+RUNS = "runs"
+"""Where sweeps are kept if their files do not say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Sweep:
     """The override that says where it is now."""
     spec: SweepSpec
     records: Sequence[TrialRecord]
+    sessions: Sequence[Mapping[str, Any]] = ()
+    """As `Ledger.sessions` has them."""
 
     def respecified(self, overrides: Sequence[str]) -> SweepSpec:
         """Its file with other values."""
@@ -112,7 +117,27 @@ def read_sweep(folder: str, given: str) -> Sweep:
     file, place = sweep_file(folder, given)
     spec = load_spec(file, [place], file.parent.name)
     with Ledger.open(spec, read_only=True) as ledger:
-        return Sweep(file, place, ledger.spec, ledger.records())
+        return Sweep(file, place, ledger.spec, ledger.records(), ledger.sessions())
+
+
+def find_sweep(named: str) -> Sweep:
+    """A sweep by its folder, by its name under `runs`, or by the file that it was searched with.
+
+    Raises:
+        UsageError: there is none.
+        SpecError: the file cannot be read.
+    """
+    path = Path(named).expanduser()
+    if path.is_file():
+        spec = load_spec(named)
+        return read_sweep(str(spec.directory), named)
+    return read_sweep(str(folder_named(named)), named)
+
+
+def folder_named(text: str) -> Path:
+    """The folder that a person means: itself, or under `runs` where only that one has a sweep."""
+    path, under = Path(text).expanduser(), Path(RUNS) / text
+    return under if not (path / SPEC).is_file() and (under / SPEC).is_file() else path
 
 
 def choose(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> Chosen:

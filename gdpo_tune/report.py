@@ -1,10 +1,13 @@
-"""Draw a sweep's report again from its ledger.
+"""Draw a sweep's report again from its ledger, or compare two sweeps.
 
     python -m gdpo_tune.report search_spaces/code.yaml
     python -m gdpo_tune.report runs/code --pick "max correctness where length >= 0.9"
+    python -m gdpo_tune.report runs/gdpo runs/grpo
+    python -m gdpo_tune.report runs/code --modes gdpo grpo
 
-The second marks one trial, and says how to train and to export it. The ledger is only read, so this
-works beside a running sweep.
+The second marks one trial, and says how to train and to export it. The third compares two sweeps,
+the fourth two normalization modes of one: a verdict in words, and a page. Ledgers are only read, so
+this works beside a running sweep.
 """
 
 from __future__ import annotations
@@ -30,13 +33,27 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cli.add_spec_arguments(parser)
+    parser.add_argument(
+        "against",
+        metavar="SWEEP",
+        nargs="?",
+        help="another sweep to compare the first one with: a folder, a name under runs/, or a file",
+    )
     cli.add_pick_argument(parser)
+    parser.add_argument(
+        "--modes",
+        nargs=2,
+        metavar="MODE",
+        help="two normalization modes of the sweep to compare, such as gdpo grpo",
+    )
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse `arguments`, write report.html and front.png, print where they are."""
     options = parser().parse_args(arguments)
+    if options.against or options.modes:
+        return _compare(options)
 
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
@@ -54,14 +71,39 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _compare(options: argparse.Namespace) -> int:
+    """Compare two sweeps or two modes; print the verdict and where its page is."""
+    from gdpo_tune.errors import UsageError
+
+    if options.against and options.modes:
+        raise UsageError("compare two sweeps, or two --modes of one: not both")
+    if options.pick or options.overrides or options.name:
+        raise UsageError("--pick, --set and --name have no effect on a comparison: leave them out")
+
+    from gdpo_tune.choosing import find_sweep
+    from gdpo_tune.comparing import compare_modes, compare_sweeps
+    from gdpo_tune.display import print_comparison
+    from gdpo_tune.figures import write_comparison
+
+    first = find_sweep(options.space)
+    if options.modes:
+        found = compare_modes(first, *options.modes)
+    else:
+        found = compare_sweeps(first, find_sweep(options.against))
+    file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
+    print_comparison(found.verdict, found.notes, file)
+    return 0
+
+
 def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """The sweep, by its file or by its folder, and the choice, by `--pick` or behind a colon."""
-    from gdpo_tune.choosing import split_source, sweep_file
+    from gdpo_tune.choosing import folder_named, split_source, sweep_file
     from gdpo_tune.spec import load_spec
 
     if Path(options.space).is_file():
         return load_spec(options.space, options.overrides, options.name), options.pick
     folder, pick = split_source(options.space, options.pick)
+    folder = str(folder_named(folder))
     file, place = sweep_file(folder, options.space)
     name = options.name or file.parent.name
     return load_spec(file, [place, *options.overrides], name), pick

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gdpo_tune.figures.comparison import write_comparison
     from gdpo_tune.figures.front_png import write_front_png
     from gdpo_tune.figures.report import write_report
 
@@ -25,7 +26,14 @@ class Choice:
     """What is to be told of it."""
 
 
-__all__ = ["FRONT", "REPORT", "Choice", "write_front_png", "write_report"]
+__all__ = ["FRONT", "REPORT", "Choice", "write_comparison", "write_front_png", "write_report"]
+
+
+_PLOTLY = {
+    "write_comparison": "gdpo_tune.figures.comparison",
+    "write_report": "gdpo_tune.figures.report",
+}
+"""What draws with plotly, and where it is."""
 
 
 def __getattr__(name: str) -> Any:
@@ -34,11 +42,9 @@ def __getattr__(name: str) -> Any:
         from gdpo_tune.figures.front_png import write_front_png
 
         return write_front_png
-    if name == "write_report":
+    if name in _PLOTLY:
         # plotly takes pandas as it finds it among the loaded modules: half of it, while a thread
         # that tracks is importing MLflow. An import of our own waits until it is whole.
         import_module("pandas")
-        from gdpo_tune.figures.report import write_report
-
-        return write_report
+        return getattr(import_module(_PLOTLY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

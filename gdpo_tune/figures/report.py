@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.figures import REPORT, Choice
@@ -18,6 +13,7 @@ from gdpo_tune.figures.front_table import front_table
 from gdpo_tune.figures.header import header
 from gdpo_tune.figures.hypervolume import hypervolume_figure
 from gdpo_tune.figures.learning import learning_figure
+from gdpo_tune.figures.page import drawing, page, section
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import is_drawable, parallel_figure
 from gdpo_tune.figures.population import has_moved, population_figure
@@ -68,14 +64,11 @@ def report_html(
     """The whole page, plotly.js included once; equal records give an equal page."""
     front = build_front(records, spec.objective_list(), chosen and chosen.number)
     sections = _sections(front, spec.space.dimensions, steps_of(records))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(spec.name)}: Pareto front</title>"
-        f"<style>{_asset('report.css')}</style><script>{get_plotlyjs()}</script></head><body>"
-        f"{header(spec, front, ending, chosen)}<main>{''.join(sections)}</main>"
-        f"<footer>{escape(_age(records))}</footer>"
-        f"<script>{_asset('report.js')}</script></body></html>"
+    return page(
+        f"{spec.name}: Pareto front",
+        header(spec, front, ending, chosen),
+        sections,
+        _age(records),
     )
 
 
@@ -93,33 +86,35 @@ def _sections(
 ) -> list[str]:
     sections: list[str] = []
     if front.configurations:
-        sections.append(_section("Trade-offs", _PAIRS, _div(pairs_figure(front), "pairs")))
-    sections.append(_section("The front", _FRONT, front_table(front, dimensions)))
+        sections.append(section("Trade-offs", _PAIRS, drawing(pairs_figure(front), "pairs")))
+    sections.append(section("The front", _FRONT, front_table(front, dimensions)))
     if is_drawable(front.configurations):
         figure = parallel_figure(front, dimensions)
         sections.append(
-            _section("From parameters to objectives", _PARALLEL, _div(figure, "all", buttons=False))
+            section(
+                "From parameters to objectives", _PARALLEL, drawing(figure, "all", buttons=False)
+            )
         )
     if front.hypervolume_over_trials:
         figure = hypervolume_figure(front)
-        sections.append(_section("Progress", _PROGRESS, _div(figure, "progress")))
+        sections.append(section("Progress", _PROGRESS, drawing(figure, "progress")))
     if steps and front.members:
         sections.append(
-            _section(
+            section(
                 "Effective share of each reward",
                 _SHARES,
-                _div(shares_figure(front, steps), "shares"),
+                drawing(shares_figure(front, steps), "shares"),
             )
         )
     if steps:
         figure = learning_figure(front, steps)
-        sections.append(_section("Training", _LEARNING, _div(figure, "training")))
+        sections.append(section("Training", _LEARNING, drawing(figure, "training")))
     if has_moved(front.records):
         figure = population_figure(front)
-        sections.append(_section("Population", _POPULATION, _div(figure, "population")))
+        sections.append(section("Population", _POPULATION, drawing(figure, "population")))
     if any(record.state == "failed" for record in front.records):
-        sections.append(_section("Failures", _FAILURES, failures(front)))
-    sections.append(_section("All trials", _TRIALS, trials_table(front, dimensions)))
+        sections.append(section("Failures", _FAILURES, failures(front)))
+    sections.append(section("All trials", _TRIALS, trials_table(front, dimensions)))
     return sections
 
 
@@ -161,31 +156,3 @@ _FAILURES = (
     "Trials that ended without a result. They count neither for the front nor for the search."
 )
 _TRIALS = "★ is on the front. Click a heading to sort."
-
-
-_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    # The page is for one's own eyes: nothing in it sends data anywhere.
-    "modeBarButtonsToRemove": ["lasso2d", "select2d", "sendChartToCloud"],
-}
-
-
-def _section(title: str, caption: str, body: str) -> str:
-    return f"<section><h2>{title}</h2><p>{caption}</p>{body}</section>"
-
-
-def _div(figure: go.Figure, name: str, *, buttons: bool = True) -> str:
-    # Width is left to the page; the id is fixed so that equal sweeps give equal files.
-    return str(
-        figure.to_html(
-            full_html=False,
-            include_plotlyjs=False,
-            div_id=f"figure-{name}",
-            config={**_CONFIG, "displayModeBar": "hover" if buttons else False},
-        )
-    )
-
-
-def _asset(name: str) -> str:
-    return files("gdpo_tune.figures").joinpath("assets", name).read_text(encoding="utf-8")
