@@ -10,8 +10,10 @@ have them. Each pair is compared as `python -m gdpo_tune.report` does it.
     two sweeps    of equal settings, or one whose objectives are all multiplied
     two modes     in one sweep, over a categorical parameter without any effect, or with one
 
-Printed: the share of pairs that are called different, of those whose hypervolume is, and of
-intervals of the hypervolume ratio that hold the truth (1, for equal sweeps). The last line is JSON.
+Printed: the share of pairs in which any corrected test finds a difference (a verdict asks for the
+interval besides, so it is wrong at most as often), of those in which the hypervolume's does, and,
+over every fifth pair, of intervals of the hypervolume ratio that hold 1, the truth for equal
+sweeps. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
-from gdpo_tune.analysis.comparison import Comparison, compare
-from gdpo_tune.analysis.sides import side_of
-from gdpo_tune.analysis.verdict import judge
+from gdpo_tune.analysis.comparison import ALPHA, compare, p_values
+from gdpo_tune.analysis.resampling import holm
+from gdpo_tune.analysis.sides import Side, side_of
 from gdpo_tune.trials import Estimate, Objective, TrialRecord
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))
 NOISE = 0.04
 MODES = ("a", "b")
 STARTUP = 4
+EVERY = 5
+"""Pairs for each one whose interval is looked at: intervals take most of the time."""
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "random": lambda seed: RandomSampler(seed=seed),
     "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True),
@@ -58,18 +62,13 @@ class Case:
 
 CASES = (
     Case("random", (16, 16)),
-    Case("random", (40, 40)),
     Case("random", (40, 12)),
-    Case("random", (60,)),
-    Case("tpe", (16, 16)),
-    Case("tpe", (40, 40)),
-    Case("tpe", (60,)),
-    Case("gp", (16, 16), share=0.5),
-    Case("gp", (32,), share=0.5),
-    Case("random", (16, 16), gain=1.1),
-    Case("random", (40, 40), gain=1.1),
-    Case("random", (40, 40), gain=1.2),
-    Case("tpe", (40, 40), gain=1.1),
+    Case("tpe", (16, 16), share=0.5),
+    Case("tpe", (32,), share=0.5),
+    Case("gp", (16, 16), share=0.1),
+    Case("gp", (32,), share=0.1),
+    Case("random", (40, 40), gain=1.1, share=0.25),
+    Case("random", (40, 40), gain=1.2, share=0.25),
 )
 SMALL = (Case("random", (12, 12)), Case("random", (24,)), Case("random", (24, 24), gain=1.5))
 
@@ -115,7 +114,7 @@ def _worth(weights: Sequence[float], rate: float) -> np.ndarray:
     return 0.8 * np.sqrt(shares) * (1 - 0.3 * math.log10(rate / 1.5e-4) ** 2)
 
 
-def compared(case: Case, seed: int) -> Comparison:
+def sides_of(case: Case, seed: int) -> list[Side]:
     """One pair of a case."""
     if len(case.trials) == 1:
         records = sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
@@ -126,23 +125,26 @@ def compared(case: Case, seed: int) -> Comparison:
             sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
             for side, trials in enumerate(case.trials)
         ]
-    return compare(*(side_of(n, group, GOALS) for n, group in zip("AB", groups, strict=True)))
+    return [side_of(name, group, GOALS) for name, group in zip("AB", groups, strict=True)]
 
 
 def measure(case: Case, pairs: int) -> dict[str, float]:
     """Shares over `pairs` pairs of a case."""
-    called = volume = held = 0
+    called = volume = 0
+    held: list[bool] = []
     for seed in range(pairs):
-        found = compared(case, seed)
-        verdict, interval = judge(found), found.ratio.interval
-        called += verdict.differs
-        volume += "covers more" in verdict.headline and "beats" in verdict.headline
-        held += interval.low <= 1 <= interval.high
+        left, right = sides_of(case, seed)
+        corrected = holm(p_values(left, right))
+        called += min(corrected) <= ALPHA
+        volume += corrected[0] <= ALPHA
+        if seed % EVERY == 0:
+            interval = compare(left, right).ratio.interval
+            held.append(interval.low <= 1 <= interval.high)
     return {
         "pairs": pairs,
         "called": called / pairs,
         "hypervolume": volume / pairs,
-        "interval_holds_1": held / pairs,
+        "holds_1": sum(held) / len(held),
     }
 
 
@@ -162,9 +164,7 @@ def main() -> None:
         found = measure(case, of_case)
         trials = " and ".join(map(str, case.trials))
         where = trials if len(case.trials) > 1 else f"{trials}, two modes"
-        figures = " | ".join(
-            f"{found[k]:.3f}" for k in ("called", "hypervolume", "interval_holds_1")
-        )
+        figures = " | ".join(f"{found[k]:.3f}" for k in ("called", "hypervolume", "holds_1"))
         print(f"| {case.sampler} | {where} | {case.gain:g} | {of_case} | {figures} |", flush=True)
         rows.append({"sampler": case.sampler, "trials": where, "gain": case.gain, **found})
     equal = [float(row["called"]) for row in rows if row["gain"] == 1.0]

@@ -100,9 +100,8 @@ def compare(left: Side, right: Side) -> Comparison:
     """Every difference between two sides with equal objectives; works for empty ones."""
     goals = left.objectives
     count = min(left.tried, right.tried)
-    ratio_p = _hypervolume_p(left, right)
-    tests = {goal.name: _objective_p(left, right, index) for index, goal in enumerate(goals)}
-    corrected = holm([ratio_p, *tests.values()])
+    ratio_p, *tests = p_values(left, right)
+    corrected = holm([ratio_p, *tests])
     hypervolumes = volume_at(left, count), volume_at(right, count)
     ratio = Effect(_ratio(*hypervolumes), _ratio_interval(left, right), ratio_p, corrected[0])
     return Comparison(
@@ -112,14 +111,20 @@ def compare(left: Side, right: Side) -> Comparison:
         hypervolumes=hypervolumes,
         ratio=ratio,
         superiority={
-            goal.name: Effect(*_superiority(left, right, index), tests[goal.name], adjusted)
-            for (index, goal), adjusted in zip(enumerate(goals), corrected[1:], strict=True)
+            goal.name: Effect(*_superiority(left, right, index), tests[index], corrected[1 + index])
+            for index, goal in enumerate(goals)
         },
         best=_best(left, right),
         coverage=_coverage(left, right),
         attained=_attained(left, right),
         smallest_p=min(1.0, smallest_p(left.tried, right.tried) * (1 + len(goals))),
     )
+
+
+def p_values(left: Side, right: Side) -> list[float]:
+    """Of the hypervolume and of each objective, before any correction."""
+    objectives = [_objective_p(left, right, index) for index in range(len(left.objectives))]
+    return [_hypervolume_p(left, right), *objectives]
 
 
 def _hypervolume_p(left: Side, right: Side) -> float:

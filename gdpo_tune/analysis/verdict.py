@@ -114,7 +114,7 @@ def _reasons(comparison: Comparison) -> list[str]:
 
 def _odds(effect: Effect) -> str:
     """What p is, in a sentence."""
-    return f"p = {effect.corrected:.3f}, corrected for all tests here."
+    return f"p = {effect.corrected:.3f}, corrected."
 
 
 def _percent(value: float, interval: Interval) -> str:

@@ -165,7 +165,7 @@ def _points(
             x=(corners[:, 0] * signs[0]).tolist(),
             y=(corners[:, 1] * signs[1]).tolist(),
             mode="lines",
-            line={"color": mark.color, "width": 1.5, "shape": "vh"},
+            line={"color": mark.color, "width": 1.5, "shape": "hv"},
             legendgroup=side.name,
             showlegend=False,
             hoverinfo="skip",
