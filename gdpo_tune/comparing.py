@@ -42,7 +42,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> Compared:
     names = _names(left, right)
     goals = left.spec.objective_list()
     sides = [side_of(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    other = differences(meaning(right.spec), meaning(left.spec))
+    other = differences(meaning(left.spec), meaning(right.spec))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
     if notes:
         notes.insert(0, "What is found is found of all that the sweeps differ in, together:")
@@ -118,7 +118,7 @@ def _refuse_unless_comparable(left: Sweep, right: Sweep) -> None:
     if known.objective_list() != asked.objective_list():
         mine = {f"objectives.{k}": v.model_dump() for k, v in known.objectives.items()}
         others = {f"objectives.{k}": v.model_dump() for k, v in asked.objectives.items()}
-        order = differences(others, mine) or ["objectives in another order"]
+        order = differences(mine, others) or ["objectives in another order"]
         problems += order
     if problems:
         raise UsageError(

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         sessions = ledger.sessions()
     chosen = None if pick is None else _chosen(spec, records, pick)
     ending = sessions[-1].get("ending", "") if sessions else ""
-    write_report(spec, records, ending=ending, chosen=chosen)
+    write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
     write_front_png(spec, records, chosen=chosen and chosen.number)
     print_summary(spec, records, chosen=chosen)
     return 0

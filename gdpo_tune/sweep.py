@@ -136,7 +136,7 @@ def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
         # Only now: plotting libraries take a second to import, and a refusal needs none.
         from gdpo_tune.figures import write_front_png, write_report
 
-        write_report(spec, result.records, ending=result.reason)
+        write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
         write_front_png(spec, result.records)
         sink.log_pictures()
     print_summary(spec, result.records, note=display.note)

@@ -1,72 +1,102 @@
-"""Hypervolume over trials."""
+"""Hypervolume against trials, time and cost."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.costs import HOUR, gpu_hours
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.trials import TrialRecord
 
 CROWDED = 60
 """Trials from which the marks are drawn smaller."""
 
 
-def hypervolume_figure(front: Front) -> go.Figure:
+def hypervolume_figure(front: Front, gpus: float = 0.0) -> go.Figure:
     """The front's hypervolume after each trained trial that ended, in order of ending.
 
-    Replicates are marked: the curve may fall there, when they correct a lucky first trial. A trial
-    that failed or was stopped leaves it level.
+    Three panels: over trials, over hours since the first start, and over GPU-hours of all trials
+    that had ended by then, or CPU-hours where there is no GPU. Replicates are marked: the curve may
+    fall there, when they correct a lucky first trial. A trial that failed or was stopped leaves it
+    level.
+
+    Args:
+        front: with at least one point of `hypervolume_over_trials`.
+        gpus: of a trial.
     """
     trace = front.hypervolume_over_trials
     record_of = {record.number: record for record in front.records}
-    counts = list(range(1, len(trace) + 1))
+    ended = [record_of[point.number] for point in trace]
     values = [point.hypervolume for point in trace]
-    figure = go.Figure(
-        go.Scatter(
-            x=counts,
-            y=values,
-            mode="lines",
-            line={"color": style.INK, "width": 1.6, "shape": "hv"},
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    axes = [
+        ("trials ended", [float(count) for count in range(1, len(trace) + 1)]),
+        ("hours since the first start", _hours(front.records, ended)),
+        ("GPU-hours" if gpus else "CPU-hours", _work(ended, gpus)),
+    ]
+    figure: go.Figure = make_subplots(
+        rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
     )
+    for column, (title, places) in enumerate(axes, start=1):
+        for curve in _curves(ended, places, values, legend=column == 1):
+            figure.add_trace(curve, row=1, col=column)
+        figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
+    figure.update_layout(**base_layout(330, {"l": 64, "r": 16, "t": 48, "b": 52}))
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="hypervolume", col=1)
+    return figure
+
+
+def _hours(records: Sequence[TrialRecord], ended: Sequence[TrialRecord]) -> list[float]:
+    started = [record.started for record in records if record.started is not None]
+    zero = min(started, default=0.0)
+    return [((record.finished or zero) - zero) / HOUR for record in ended]
+
+
+def _work(ended: Sequence[TrialRecord], gpus: float) -> list[float]:
+    """Hours of work in the trials that had ended by each point."""
+    spent = [gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
+    return list(accumulate(spent))
+
+
+def _curves(
+    ended: Sequence[TrialRecord], places: Sequence[float], values: Sequence[float], *, legend: bool
+) -> list[go.Scatter]:
+    line = {"color": style.INK, "width": 1.6, "shape": "hv"}
+    curves = [
+        go.Scatter(x=places, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    ]
     kinds = [
         ("search", "complete", style.Mark("#0072b2", "circle", "o")),
         ("replicate", "replicate", style.Mark("#e69f00", "diamond", "D")),
         ("ended", "failed or stopped", style.Mark("#d55e00", "x", "X")),
     ]
     for kind, name, mark in kinds:
-        chosen = [
-            (count, point)
-            for count, point in zip(counts, trace, strict=True)
-            if _kind(record_of[point.number].state, record_of[point.number].role) == kind
-        ]
-        if not chosen:
-            continue
-        figure.add_trace(
-            go.Scatter(
-                x=[count for count, _ in chosen],
-                y=[point.hypervolume for _, point in chosen],
-                mode="markers",
-                marker={
-                    "symbol": mark.plotly,
-                    "color": mark.color,
-                    "size": 7 if len(trace) <= CROWDED else 4,
-                },
-                text=[f"trial {point.number}" for _, point in chosen],
-                hovertemplate="%{text}: hypervolume %{y:.4f} after %{x} trials<extra></extra>",
-                name=name,
+        chosen = [index for index, record in enumerate(ended) if _kind(record) == kind]
+        if chosen:
+            size = 7 if len(ended) <= CROWDED else 4
+            curves.append(
+                go.Scatter(
+                    x=[places[index] for index in chosen],
+                    y=[values[index] for index in chosen],
+                    mode="markers",
+                    marker={"symbol": mark.plotly, "color": mark.color, "size": size},
+                    text=[f"trial {ended[index].number}" for index in chosen],
+                    hovertemplate="%{text}: hypervolume %{y:.4f} at %{x:.3~g}<extra></extra>",
+                    name=name,
+                    legendgroup=name,
+                    showlegend=legend,
+                )
             )
-        )
-    figure.update_layout(**base_layout(330, {"l": 64, "r": 16, "t": 48, "b": 52}))
-    figure.update_xaxes(title_text="trials ended", dtick=1 if len(trace) <= 12 else None)
-    figure.update_yaxes(title_text="hypervolume", rangemode="tozero")
-    return figure
+    return curves
 
 
-def _kind(state: str, role: str) -> str:
-    if state != "complete":
+def _kind(record: TrialRecord) -> str:
+    if record.state != "complete":
         return "ended"
-    return "replicate" if role == "replicate" else "search"
+    return "replicate" if record.role == "replicate" else "search"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -17,6 +17,9 @@ from gdpo_tune.figures.hover import hover_text
 from gdpo_tune.figures.labels import arrange
 from gdpo_tune.figures.layout import base_layout
 from gdpo_tune.figures.panels import Panel, panels
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec.model import Constraint
 
 WIDTH = 1240
 """Pixels that the report is wide; labels are placed for this width."""
@@ -37,11 +40,16 @@ class Grid:
     height: float
 
 
-def pairs_figure(front: Front) -> go.Figure:
+def pairs_figure(front: Front, constraints: Mapping[str, Constraint] | None = None) -> go.Figure:
     """Panels of every pair of objectives; better is right and up in each.
 
     Filled points are means over several seeds, hollow ones have one seed; dominated points are
-    faded; a small cross marks a configuration that breaks a constraint.
+    faded; a small cross marks a configuration that breaks a constraint. A dotted line is a
+    constraint on an objective, where it lies within the panel.
+
+    Args:
+        front: what is drawn.
+        constraints: metric -> bound.
     """
     drawn = panels(front)
     grid = grid_of(len(drawn))
@@ -60,6 +68,11 @@ def pairs_figure(front: Front) -> go.Figure:
         figure.update_yaxes(title_text=panel.y.title, range=panel.y.range, **cell)
         for annotation in _annotations(front, panel, grid):
             figure.add_annotation(**annotation, **cell)
+        for draw, axis in ((figure.add_vline, panel.x), (figure.add_hline, panel.y)):
+            bound = (constraints or {}).get(axis.objective.name) if axis.objective else None
+            if bound is not None and axis.low < bound.bound < axis.high:
+                where = "x" if axis is panel.x else "y"
+                draw(**{where: bound.bound}, line=_BOUND, layer="below", **cell)
     figure.update_layout(
         **base_layout(grid.rows * (grid.height + 84) + 60, MARGINS), hovermode="closest"
     )
@@ -103,6 +116,7 @@ def _add_legend(figure: go.Figure, front: Front) -> None:
         )
 
 
+_BOUND = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
 _STAIRCASE = {"color": style.FAINT, "width": 1.5}
 
 

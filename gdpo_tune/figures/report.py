@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.reading import reading
 from gdpo_tune.figures import REPORT, Choice
 from gdpo_tune.figures.front_table import front_table
+from gdpo_tune.figures.gallery import effects_of, gallery
 from gdpo_tune.figures.header import header
-from gdpo_tune.figures.hypervolume import hypervolume_figure
-from gdpo_tune.figures.learning import learning_figure
-from gdpo_tune.figures.page import drawing, page, section
-from gdpo_tune.figures.pairs import pairs_figure
-from gdpo_tune.figures.parallel import is_drawable, parallel_figure
-from gdpo_tune.figures.population import has_moved, population_figure
-from gdpo_tune.figures.shares import shares_figure
-from gdpo_tune.figures.steps import steps_of
+from gdpo_tune.figures.page import bullets, drawing, page, section
+from gdpo_tune.figures.samples import samples
+from gdpo_tune.figures.timeline import utilisation
 from gdpo_tune.figures.trials_table import failures, trials_table
 from gdpo_tune.files import write_whole
-from gdpo_tune.trials import Measurement, TrialRecord
+from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -34,6 +31,7 @@ def write_report(
     *,
     ending: str = "",
     chosen: Choice | None = None,
+    sessions: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write the interactive report and return where it is.
 
@@ -45,13 +43,14 @@ def write_report(
         path: default: `report.html` in the sweep's folder.
         ending: why nothing was left to run, if so.
         chosen: what a person chose.
+        sessions: which processes worked on the sweep, as `Ledger.sessions` has them.
 
     Raises:
         OSError: the file cannot be written.
     """
     target = path or spec.directory / REPORT
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, report_html(spec, records, ending, chosen))
+    write_whole(target, report_html(spec, records, ending, chosen, sessions))
     return target
 
 
@@ -60,10 +59,11 @@ def report_html(
     records: Sequence[TrialRecord],
     ending: str = "",
     chosen: Choice | None = None,
+    sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The whole page, plotly.js included once; equal records give an equal page."""
     front = build_front(records, spec.objective_list(), chosen and chosen.number)
-    sections = _sections(front, spec.space.dimensions, steps_of(records))
+    sections = _sections(spec, front, sessions)
     return page(
         f"{spec.name}: Pareto front",
         header(spec, front, ending, chosen),
@@ -81,43 +81,56 @@ def _age(records: Sequence[TrialRecord]) -> str:
     return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
 
 
-def _sections(
-    front: Front, dimensions: Sequence[str], steps: dict[int, list[Measurement]]
-) -> list[str]:
-    sections: list[str] = []
-    if front.configurations:
-        sections.append(section("Trade-offs", _PAIRS, drawing(pairs_figure(front), "pairs")))
-    sections.append(section("The front", _FRONT, front_table(front, dimensions)))
-    if is_drawable(front.configurations):
-        figure = parallel_figure(front, dimensions)
-        sections.append(
-            section(
-                "From parameters to objectives", _PARALLEL, drawing(figure, "all", buttons=False)
-            )
-        )
-    if front.hypervolume_over_trials:
-        figure = hypervolume_figure(front)
-        sections.append(section("Progress", _PROGRESS, drawing(figure, "progress")))
-    if steps and front.members:
-        sections.append(
-            section(
-                "Effective share of each reward",
-                _SHARES,
-                drawing(shares_figure(front, steps), "shares"),
-            )
-        )
-    if steps:
-        figure = learning_figure(front, steps)
-        sections.append(section("Training", _LEARNING, drawing(figure, "training")))
-    if has_moved(front.records):
-        figure = population_figure(front)
-        sections.append(section("Population", _POPULATION, drawing(figure, "population")))
-    if any(record.state == "failed" for record in front.records):
-        sections.append(section("Failures", _FAILURES, failures(front)))
-    sections.append(section("All trials", _TRIALS, trials_table(front, dimensions)))
-    return sections
+def _sections(spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
+    dimensions, found = spec.space.dimensions, effects_of(spec, front)
+    drawn = {
+        name: drawing(draw(), name, buttons=name != "all", narrowest=_NARROWEST.get(name, 560))
+        for name, draw in gallery(spec, front, found).items()
+    }
+    known, unknown = reading(front, found)
+    failed = any(record.state == "failed" for record in front.records)
+    parts = [
+        ("Trade-offs", _PAIRS, drawn.get("pairs")),
+        ("In words", "What moved what.", bullets(known) if known else None),
+        ("What the data cannot tell", "", bullets(unknown) if unknown else None),
+        ("The front", _FRONT, front_table(front, dimensions)),
+        ("How sure the border is", _SURFACES, drawn.get("surfaces")),
+        ("From parameters to objectives", _PARALLEL, drawn.get("all")),
+        ("Importance of each parameter", _IMPORTANCE, drawn.get("importance")),
+        ("Slices", _SLICES, drawn.get("slices")),
+        ("Progress", _PROGRESS, drawn.get("progress")),
+        ("Effective share of each reward", _SHARES, drawn.get("shares")),
+        ("Training", _LEARNING, drawn.get("training")),
+        ("Population", _POPULATION, drawn.get("population")),
+        ("What the policies say", _SAMPLES, samples(front)),
+        ("Timeline", utilisation(front.records, sessions), drawn.get("timeline")),
+        ("Failures", _FAILURES, failures(front) if failed else None),
+        ("All trials", _TRIALS, trials_table(front, dimensions)),
+    ]
+    return [section(title, caption, body) for title, caption, body in parts if body]
 
 
+_NARROWEST = {"pairs": 900, "surfaces": 900, "slices": 800, "progress": 760, "all": 760}
+"""Pixels below which a figure with many panels scrolls instead of shrinking."""
+_SURFACES = (
+    "Attainment surfaces: every mean is drawn anew with its standard error, 200 times. What lies "
+    "below and left of a line is attained by that share of the fronts so drawn, in these two "
+    "objectives. Where the lines run together the border is well known. Grey: the means."
+)
+_IMPORTANCE = (
+    "Share of an objective's variance over configurations that a parameter explains, among what "
+    "the other parameters leave, by a linear model with squares (logarithms where a parameter "
+    "spans a factor of 5). Bars: 95 %. Pale: no effect is told from noise. Interactions are not "
+    "looked at."
+)
+_SLICES = (
+    "Each configuration by one parameter and one objective; everything else varies too. Large: on "
+    "the front."
+)
+_SAMPLES = (
+    "Completions of the front's policies on the first test prompts, with what they were judged. "
+    "Sampled at temperature 1, one a prompt, not chosen."
+)
 _FRONT = (
     "Configurations that no other one beats, by their means over seeds on test prompts ± one "
     "standard error. With one seed a configuration's own noise of training is unknown: its place "
@@ -127,17 +140,18 @@ _FRONT = (
 )
 _PAIRS = (
     "Better is right and up. Filled: two seeds or more. Hollow: one seed, provisional. Faded: "
-    "dominated. Small cross: breaks a constraint. Bars: one standard error. A member of the front "
-    "may lie below the line of a panel, because it is ahead in another objective. Point at a mark "
-    "for all its values; click a name to hide it."
+    "dominated. Small cross: breaks a constraint. Dotted line: a constraint. Bars: one standard "
+    "error. A member of the front may lie below the line of a panel, because it is ahead in "
+    "another objective. Point at a mark for all its values; click a name to hide it."
 )
 _PARALLEL = (
     "One line a configuration, in the colour of its normalization mode. Drag along an axis to keep "
     "the lines that pass there; click the axis to let go."
 )
 _PROGRESS = (
-    "Hypervolume of the front, against fixed references, after each trial. It falls where a "
-    "replicate corrects a lucky first trial. The interval above takes off what luck adds to it."
+    "Hypervolume of the front, against fixed references, after each trial: by trials, by time, and "
+    "by the work in them. It falls where a replicate corrects a lucky first trial. The interval "
+    "above takes off what luck adds to it."
 )
 _SHARES = (
     "Share of the training signal that each reward gave, |weight * standard deviation| over their "

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gdpo_tune.completions import MOST, Completion, shortened
 from gdpo_tune.errors import TrialFailure
 from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem, Task
@@ -51,6 +52,7 @@ def evaluate(
     settings: TrainingSettings,
     seed: int,
     sampler: Generate = generate,
+    kept: list[Completion] | None = None,
 ) -> dict[str, Estimate]:
     """Mean and standard error of every metric of the task.
 
@@ -66,6 +68,7 @@ def evaluate(
             largest batch of all processes, because training has shown that it fits.
         seed: of the sampling.
         sampler: what samples.
+        kept: gets the first completion of each of the first prompts of this process.
 
     Raises:
         NonFiniteError: a metric that is not a number.
@@ -94,7 +97,23 @@ def evaluate(
             values = scores.metrics[name]
             require_finite(values, f"metric {name}", f"on {held_out.split} prompts")
             columns[name].extend(values)
+        if kept is not None:
+            _keep(kept, problems, texts, scores.metrics)
     return clustered_estimates(_together(columns, settings), settings.samples_per_prompt, seed)
+
+
+def _keep(
+    kept: list[Completion],
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    metrics: Mapping[str, Sequence[float | None]],
+) -> None:
+    """Add completions of prompts that are not there yet, up to as many as a trial keeps."""
+    for index, (problem, text) in enumerate(zip(problems, texts, strict=True)):
+        judged = {name: values[index] for name, values in metrics.items()}
+        found = shortened(problem.prompt, text, judged)
+        if len(kept) < MOST and found.prompt not in [other.prompt for other in kept]:
+            kept.append(found)
 
 
 def _together(

@@ -21,7 +21,7 @@ from gdpo_tune.training.adapters import with_adapter
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import read_checkpoint
 from gdpo_tune.training.exhaustion import memory_guard
-from gdpo_tune.training.held_out import evaluate_split, held_out_sampler
+from gdpo_tune.training.held_out import evaluate_split, evaluate_test, held_out_sampler
 from gdpo_tune.training.progress import Clock, Progress, say_again
 from gdpo_tune.training.schedule import Schedule
 from gdpo_tune.training.warm import Warm, warm
@@ -31,8 +31,8 @@ from gdpo_tune.trials import Cost, Outcome, Report, TrialConfig
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
     """Run one trial to its end.
 
-    Writes `steps.jsonl` and checkpoints to `config.directory`; during training the two newest
-    checkpoints stay. `report` is called once a step, with the checkpoint's folder if one was just
+    Writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during training
+    the two newest checkpoints stay. `report` is called once a step, with the checkpoint's folder if one was just
     written; it may end the trial by raising. `SystemExit` passes through once a checkpoint of the
     step just done is on disk.
 
@@ -90,7 +90,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
             model = trainer.policy
             validation, checkpoint = progress.validation, progress.checkpoint
-        test = evaluate_split(config, state, model, state.test(), config.training.steps, sampler)
+        test = evaluate_test(config, state, model, config.training.steps, sampler)
         return Outcome(
             validation=validation,
             test=test,
@@ -106,7 +106,7 @@ def _untrained(config: TrialConfig, state: Warm) -> Outcome:
     sampler = held_out_sampler(config)
     return Outcome(
         validation=evaluate_split(config, state, model, state.validation(), 0, sampler),
-        test=evaluate_split(config, state, model, state.test(), 0, sampler),
+        test=evaluate_test(config, state, model, 0, sampler),
         cost=clock.read(0),
         checkpoint=None,
         environment={**state.environment(), **task_files.provenance(config.task)},

@@ -37,6 +37,8 @@ class SweepResult:
     """Whether it was stopped before its end; the same call goes on with it."""
     reason: str = ""
     """Why nothing is left to run, for a person; empty if interrupted."""
+    sessions: tuple[Mapping[str, Any], ...] = ()
+    """Which processes have worked on the sweep, as `Ledger.sessions` has them."""
 
 
 def run_sweep(
@@ -83,7 +85,7 @@ def run_sweep(
         records = tuple(ledger.records())
         reason = "" if interrupted else ending(spec, records, hours_of(ledger.sessions(), records))
         emit(SweepFinished(records, interrupted, reason))
-        return SweepResult(records, interrupted, reason)
+        return SweepResult(records, interrupted, reason, tuple(ledger.sessions()))
 
 
 def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:

@@ -51,3 +51,70 @@ def test_what_cannot_be_drawn(searched, tmp_path):
         report.main([f"{searched}:kne"])
     with pytest.raises(UsageError, match="there is no sweep in"):
         report.main([str(tmp_path / "nowhere")])
+
+
+def search(folder, name, shift=0.0, mode="gdpo", overrides=()):
+    """A sweep of twelve trials along a trade-off."""
+    spec = spec_in(folder, ["search.trials=12", *overrides]).model_copy(update={"name": name})
+    with Ledger.open(spec) as ledger:
+        for number in range(12):
+            of_mode = mode if number % 2 else "gdpo"
+            weight = 0.06 + 0.1 * number
+            params = spec.space.baseline(
+                {"normalization": of_mode, "reward_weights.format": weight}
+            )
+            ledger.start(params, "search", "model", seed=number)
+            share = (number + 1) / 14
+            ledger.complete(number, outcome(share + shift, 1 - share + shift, 0.5 + shift))
+    return spec.directory
+
+
+def test_two_sweeps_are_compared(tmp_path, capsys):
+    better, worse = search(tmp_path, "better", 0.3), search(tmp_path, "worse")
+    assert report.main([str(better), str(worse)]) == 0
+    printed = capsys.readouterr().out
+    assert "better beats worse: its front covers more." in printed
+    page = (better / "comparison_worse.html").read_text()
+    assert "better beats worse" in page
+    assert 'id="figure-sides"' in page
+    assert 'id="figure-effects"' in page
+
+
+def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
+    folder = search(tmp_path, "both", mode="grpo")
+    assert report.main([str(folder), "--modes", "gdpo", "grpo"]) == 0
+    assert "gdpo and grpo cannot be told apart" in capsys.readouterr().out
+    assert "Both modes come from one search" in (folder / "comparison_gdpo_grpo.html").read_text()
+
+
+def test_what_sweeps_differ_in_besides_is_said(tmp_path, capsys):
+    one = search(tmp_path, "one")
+    other = search(tmp_path, "other", overrides=["training.steps=80"])
+    assert report.main([str(one), str(other)]) == 0
+    assert "one has training.steps = 60, not 80 as other" in capsys.readouterr().out
+
+
+def test_a_name_under_runs_is_enough(tmp_path, capsys, monkeypatch):
+    search(tmp_path / "runs", "one")
+    search(tmp_path / "runs", "other")
+    monkeypatch.chdir(tmp_path)
+    assert report.main(["one", "other"]) == 0
+    assert "cannot be told apart" in capsys.readouterr().out
+    assert report.main(["one"]) == 0
+
+
+def test_what_cannot_be_compared(tmp_path):
+    one = str(search(tmp_path, "one"))
+    other = str(search(tmp_path, "other", overrides=["objectives.format.reference=0.1"]))
+    with pytest.raises(UsageError, match=r"objectives.format = .*reference: 0"):
+        report.main([one, other])
+    with pytest.raises(UsageError, match="are the same sweep"):
+        report.main([one, one])
+    with pytest.raises(UsageError, match="did you mean 'gdpo'"):
+        report.main([one, "--modes", "gdop", "grpo"])
+    with pytest.raises(UsageError, match="name two different modes"):
+        report.main([one, "--modes", "gdpo", "gdpo"])
+    with pytest.raises(UsageError, match="not both"):
+        report.main([one, other, "--modes", "gdpo", "grpo"])
+    with pytest.raises(UsageError, match="no effect on a comparison"):
+        report.main([one, other, "--pick", "knee"])

@@ -1,0 +1,60 @@
+"""Importance of each parameter for each objective, with its interval."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from gdpo_tune.analysis.effects import Effects
+from gdpo_tune.analysis.reading import SURE
+from gdpo_tune.figures import style
+from gdpo_tune.figures.layout import base_layout
+
+
+def importance_figure(effects: Effects) -> go.Figure:
+    """A panel an objective, a bar a parameter; hollow where no effect is told from noise.
+
+    Args:
+        effects: not empty.
+    """
+    objectives = list(dict.fromkeys(effect.objective for effect in effects.found))
+    parameters = list(dict.fromkeys(effect.parameter for effect in effects.found))[::-1]
+    figure: go.Figure = make_subplots(
+        rows=1,
+        cols=len(objectives),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        column_titles=[style.short_name(name) for name in objectives],
+    )
+    known = {(effect.objective, effect.parameter): effect for effect in effects.found}
+    color = style.REWARDS[0]
+    for column, objective in enumerate(objectives, start=1):
+        shown = [known[objective, parameter] for parameter in parameters]
+        bar = go.Bar(
+            x=[effect.importance for effect in shown],
+            y=[style.short_name(effect.parameter) for effect in shown],
+            orientation="h",
+            marker={
+                "color": [color if e.p <= SURE else style.faded(color, 0.15) for e in shown],
+                "line": {"color": color, "width": 1.2},
+            },
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [effect.interval.high - effect.importance for effect in shown],
+                "arrayminus": [effect.importance - effect.interval.low for effect in shown],
+                "color": style.MUTED,
+                "thickness": 1.3,
+                "width": 4,
+            },
+            text=[f"p = {effect.p:.3f}, corrected" for effect in shown],
+            textposition="none",
+            hovertemplate="%{y}: %{x:.0%}<br>%{text}<extra></extra>",
+            showlegend=False,
+        )
+        figure.add_trace(bar, row=1, col=column)
+    figure.update_layout(
+        **base_layout(120 + 34 * len(parameters), {"l": 64, "r": 16, "t": 40, "b": 56}), bargap=0.4
+    )
+    figure.update_xaxes(title_text="share of variance", tickformat=".0%", range=[0, 1])
+    return figure
