@@ -32,8 +32,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     """Run one trial to its end.
 
     Writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during training
-    the two newest checkpoints stay. `report` is called once a step, with the checkpoint's folder if one was just
-    written; it may end the trial by raising. `SystemExit` passes through once a checkpoint of the
+    the two newest checkpoints stay. `report` is called once a step, with the checkpoint's folder if
+    one was just written; it may end the trial by raising. `SystemExit` passes through once a checkpoint of the
     step just done is on disk.
 
     A start from a checkpoint at whose step an evaluation had taken place reports that measurement

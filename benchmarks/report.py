@@ -1,0 +1,130 @@
+"""What a report costs: CPU time, wall time and size, for a sweep of many trials.
+
+    python benchmarks/report.py [--trials 1000] [--small]
+
+A made-up sweep of `search_spaces/code.yaml`: trials over all of its space, one in ten stopped at a
+rung or failed, replicates of the front, 60 steps of metrics and completions in every folder. The
+report is written from the records, as `python -m gdpo_tune.report` does after reading the ledger.
+
+The last line is JSON: seconds, CPU seconds, megabytes, and their limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gdpo_tune.completions import Completion, write_completions
+from gdpo_tune.figures import write_report
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.steps import append_step
+from gdpo_tune.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
+
+LIMIT_SECONDS, LIMIT_MB = 20.0, 10.0
+SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
+STEPS = 60
+
+
+def sweep(spec: SweepSpec, trials: int) -> list[TrialRecord]:
+    """Records with their folders; equal arguments give equal ones."""
+    rng = np.random.default_rng(0)
+    records: list[TrialRecord] = []
+    for number in range(trials):
+        params = {
+            "normalization": str(rng.choice(["gdpo", "grpo", "grpo_no_std"])),
+            "group_size": int(rng.choice([4, 8])),
+            "learning_rate": float(10 ** rng.uniform(-4.5, -3.5)),
+            "reward_weights.correctness": 1.0,
+            "reward_weights.format": float(10 ** rng.uniform(-1.3, 0.3)),
+            "reward_weights.length": float(10 ** rng.uniform(-1.3, 0.3)),
+        }
+        role: Role = "search"
+        of = None
+        if number and number % 12 == 0:
+            role, of = "replicate", int(rng.integers(number))
+            of = records[of].replicate_of if records[of].role == "replicate" else of
+            params = dict(records[of or 0].params)
+        state: State = "complete"
+        if rng.random() < 0.1:
+            state = "pruned" if rng.random() < 0.8 else "failed"
+        records.append(_record(spec, number, role, state, params, of, rng))
+    return records
+
+
+def _record(
+    spec: SweepSpec,
+    number: int,
+    role: Role,
+    state: State,
+    params: dict[str, str | int | float],
+    of: int | None,
+    rng: np.random.Generator,
+) -> TrialRecord:
+    weights = np.array([1.0, params["reward_weights.format"], params["reward_weights.length"]])
+    worth = 0.9 * np.sqrt(weights / weights.sum()) + rng.normal(0, 0.03, 3)
+    found = {
+        name: Estimate(float(value), 0.02)
+        for name, value in zip(spec.objectives, worth, strict=True)
+    }
+    seconds = float(rng.uniform(20, 40))
+    directory = spec.directory / "trials" / str(number)
+    _write_folder(directory, rng)
+    return TrialRecord(
+        number=number,
+        role=role,
+        state=state,
+        params=params,
+        seed=number,
+        proposer="model",
+        replicate_of=of,
+        validation=found if state == "complete" else {},
+        test=found if state == "complete" else {},
+        feasible=found["correctness"].mean >= 0.2 if state == "complete" else None,
+        cost=Cost(64 * STEPS, seconds, seconds),
+        reason="" if state == "complete" else "dominated at 1,280 completions",
+        directory=directory,
+        started=15.0 * number,
+        finished=15.0 * number + seconds,
+    )
+
+
+def _write_folder(directory: Path, rng: np.random.Generator) -> None:
+    for step in range(1, STEPS + 1):
+        metrics = {
+            f"train/reward/{reward}/{kind}": float(rng.random())
+            for reward in ("correctness", "format", "length")
+            for kind in ("mean", "dead_groups", "share")
+        }
+        append_step(directory, Measurement(step, metrics, Cost(64 * step, step, step)))
+    said = Completion("Write a function.\n" * 8, "<think>x</think>\n" * 20, {"correctness": 1.0})
+    write_completions(directory, [said] * 6)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a report once and print what it took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--small", action="store_true", help="50 trials")
+    options = parser.parse_args(arguments)
+    trials = 50 if options.small else options.trials
+    with tempfile.TemporaryDirectory() as folder:
+        spec = load_spec(SPACE, [f"storage={folder}"])
+        records = sweep(spec, trials)
+        wall, cpu = time.perf_counter(), time.process_time()
+        path = write_report(spec, records)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        megabytes = path.stat().st_size / 1e6
+    print(f"{trials} trials: {wall:.1f} s, {cpu:.1f} CPU-s, {megabytes:.1f} MB")
+    limits = {"limit_seconds": LIMIT_SECONDS, "limit_megabytes": LIMIT_MB}
+    found = {"trials": trials, "seconds": wall, "cpu_seconds": cpu, "megabytes": megabytes}
+    print(json.dumps({**found, **limits}))
+
+
+if __name__ == "__main__":
+    main()
