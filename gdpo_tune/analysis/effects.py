@@ -86,6 +86,8 @@ def effects(
 ) -> Effects:
     """Effects of the parameters `dimensions`; one that has one value alone is left out."""
     shown = [c for c in configurations if c.role != "untrained"]
+    if not shown:
+        return Effects((), 0, 1 + SPARE)
     terms = {name: _term([c.params.get(name) for c in shown]) for name in dimensions}
     terms = {name: term for name, term in terms.items() if term.columns.shape[1]}
     needed = 1 + sum(term.columns.shape[1] for term in terms.values()) + SPARE

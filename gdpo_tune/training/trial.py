@@ -33,8 +33,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
 
     Writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during training
     the two newest checkpoints stay. `report` is called once a step, with the checkpoint's folder if
-    one was just written; it may end the trial by raising. `SystemExit` passes through once a checkpoint of the
-    step just done is on disk.
+    one was just written; it may end the trial by raising. `SystemExit` passes through once a
+    checkpoint of the step just done is on disk.
 
     A start from a checkpoint at whose step an evaluation had taken place reports that measurement
     again, without step metrics: whoever was to hear of it may have been killed in between.
