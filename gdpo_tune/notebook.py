@@ -144,11 +144,14 @@ class LoadedSweep:
 
     @cached_property
     def study(self) -> Study:
-        """The Optuna study, for `optuna.visualization` and the like; writing to it is refused."""
-        from gdpo_tune.ledger import Ledger
+        """A copy of the Optuna study in memory, for `optuna.visualization` and the like.
+
+        Its values are the objectives on validation prompts, which is what the sampler sees.
+        """
+        from gdpo_tune.ledger import Ledger, copied
 
         with Ledger.open(self.spec, read_only=True) as ledger:
-            return ledger.study
+            return copied(ledger.study)
 
     @cached_property
     def _drawers(self) -> Gallery:

@@ -15,6 +15,7 @@ from gdpo_tune.figures.learning import learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import is_drawable, parallel_figure
 from gdpo_tune.figures.population import has_moved, population_figure
+from gdpo_tune.figures.rungs import measured_on_the_way, rungs_figure
 from gdpo_tune.figures.shares import shares_figure
 from gdpo_tune.figures.slices import sliced, slices_figure
 from gdpo_tune.figures.steps import steps_of
@@ -59,6 +60,7 @@ def gallery(spec: SweepSpec, front: Front, found: Effects | None = None) -> Gall
         ),
         ("shares", steps and front.members, lambda: shares_figure(front, steps)),
         ("training", steps, lambda: learning_figure(front, steps)),
+        ("rungs", measured_on_the_way(records), lambda: rungs_figure(front)),
         ("population", has_moved(records), lambda: population_figure(front)),
         (
             "timeline",

@@ -54,7 +54,7 @@ def importance_figure(effects: Effects) -> go.Figure:
         )
         figure.add_trace(bar, row=1, col=column)
     figure.update_layout(
-        **base_layout(120 + 34 * len(parameters), {"l": 64, "r": 16, "t": 40, "b": 56}), bargap=0.4
+        **base_layout(140 + 34 * len(parameters), {"l": 64, "r": 16, "t": 64, "b": 56}), bargap=0.4
     )
     figure.update_xaxes(title_text="share of variance", tickformat=".0%", range=[0, 1])
     return figure

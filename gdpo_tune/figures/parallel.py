@@ -8,14 +8,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 from gdpo_tune.trials import ParamValue
-
-WIDE = 5.0
-"""Ratio of the largest to the smallest value from which a parameter has a logarithmic axis."""
 
 
 def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
@@ -74,16 +72,13 @@ def _parameter_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str,
     if len(distinct) <= 5:
         texts = [style.parameter(value) for value in distinct]
         return {"label": label, "values": numbers, "tickvals": distinct, "ticktext": texts}
-    if distinct[0] > 0 and distinct[-1] / distinct[0] >= WIDE:
+    if is_logarithmic(distinct):
         return {"label": label, "values": [math.log10(v) for v in numbers], **_log_ticks(distinct)}
     return {"label": label, "values": numbers, "tickformat": "~g"}
 
 
 def _log_ticks(distinct: Sequence[float]) -> dict[str, Any]:
-    """Ticks at 1, 2 and 5 times powers of ten within the values."""
-    first, last = math.floor(math.log10(distinct[0])), math.ceil(math.log10(distinct[-1]))
-    candidates = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
-    ticks = [tick for tick in candidates if distinct[0] <= tick <= distinct[-1]]
+    ticks = style.log_ticks(distinct[0], distinct[-1])
     return {
         "tickvals": [math.log10(tick) for tick in ticks],
         "ticktext": [style.parameter(tick) for tick in ticks],

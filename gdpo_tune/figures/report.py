@@ -101,6 +101,7 @@ def _sections(spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any
         ("Progress", _PROGRESS, drawn.get("progress")),
         ("Effective share of each reward", _SHARES, drawn.get("shares")),
         ("Training", _LEARNING, drawn.get("training")),
+        ("Rungs", _RUNGS, drawn.get("rungs")),
         ("Population", _POPULATION, drawn.get("population")),
         ("What the policies say", _SAMPLES, samples(front)),
         ("Timeline", utilisation(front.records, sessions), drawn.get("timeline")),
@@ -126,6 +127,10 @@ _IMPORTANCE = (
 _SLICES = (
     "Each configuration by one parameter and one objective; everything else varies too. Large: on "
     "the front."
+)
+_RUNGS = (
+    "What trials were worth on validation prompts on the way. Strong: trials of the front. Cross: "
+    "stopped there."
 )
 _SAMPLES = (
     "Completions of the front's policies on the first test prompts, with what they were judged. "

@@ -44,8 +44,11 @@ def slices_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
                 figure.add_trace(trace, row=row, col=column)
         figure.update_yaxes(title_text=style.short_name(goal.name), row=row, col=1)
     for column, name in enumerate(names, start=1):
-        kind = "log" if is_logarithmic(_numbers(shown, name)) else "linear"
-        figure.update_xaxes(type=kind, col=column)
+        numbers = _numbers(shown, name)
+        if is_logarithmic(numbers):
+            ticks = style.log_ticks(min(numbers), max(numbers))
+            texts = [style.parameter(tick) for tick in ticks]
+            figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, col=column)
         figure.update_xaxes(
             title_text=style.short_name(name), row=len(front.objectives), col=column
         )

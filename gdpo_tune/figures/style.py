@@ -114,6 +114,13 @@ def parameter(value: ParamValue | None) -> str:
     return f"{value:.3g}"
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten from `low` to `high`, both above 0."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    candidates = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    return [tick for tick in candidates if low <= tick <= high]
+
+
 def short_name(name: str) -> str:
     """A parameter's name for a narrow column: `reward_weights.format` becomes `w format`."""
     family, _, reward = name.partition(".")

@@ -75,6 +75,14 @@ def create_study(
         )
 
 
+def copied(study: optuna.Study) -> optuna.Study:
+    """The same study in memory, so that it outlives its ledger, and nobody writes through it."""
+    with quiet_optuna():
+        copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
+        copy.add_trials(study.get_trials(deepcopy=False))
+    return copy
+
+
 def write_spec(spec: SweepSpec) -> None:
     """Keep the resolved file, for everyone whom the umask allows, unless it holds a password."""
     content = spec.dump_yaml()
