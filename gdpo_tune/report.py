@@ -4,10 +4,12 @@
     python -m gdpo_tune.report runs/code --pick "max correctness where length >= 0.9"
     python -m gdpo_tune.report runs/gdpo runs/grpo
     python -m gdpo_tune.report runs/code --modes gdpo grpo
+    python -m gdpo_tune.report runs/code --sync
 
 The second marks one trial, and says how to train and to export it. The third compares two sweeps,
 the fourth two normalization modes of one: a verdict in words, and a page. Ledgers are only read, so
-this works beside a running sweep.
+this works beside a running sweep. The last sends MLflow whatever it lacks of a sweep that is not
+running: what a server that was away did not get, or everything, where its database is gone.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODE",
         help="two normalization modes of the sweep to compare, such as gdpo grpo",
     )
+    parser.add_argument(
+        "--sync", action="store_true", help="send what MLflow lacks of the sweep, then end"
+    )
     return parser
 
 
@@ -68,6 +73,10 @@ def main(arguments: Sequence[str]) -> int:
     write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
     write_front_png(spec, records, chosen=chosen and chosen.number)
     print_summary(spec, records, chosen=chosen)
+    if options.sync:
+        from gdpo_tune.tracking.sync import sync
+
+        return sync(spec)
     return 0
 
 

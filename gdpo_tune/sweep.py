@@ -130,7 +130,7 @@ def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
     from gdpo_tune.tracking import MlflowSink
     from gdpo_tune.tuning import run_sweep
 
-    with MlflowSink(spec) as sink, LiveDisplay(spec) as display:
+    with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.state) as display:
         result = run_sweep(spec, fresh=fresh, listeners=[sink, display])
         display.close()
         # Only now: plotting libraries take a second to import, and a refusal needs none.
@@ -139,7 +139,7 @@ def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
         write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
         write_front_png(spec, result.records)
         sink.log_pictures()
-    print_summary(spec, result.records, note=display.note)
+    print_summary(spec, result.records, note=display.note, view=sink.link())
     if result.interrupted:
         say_how_to_go_on("Interrupted.", command)
         return cli.INTERRUPTED

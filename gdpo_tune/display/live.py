@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -28,6 +29,7 @@ from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.tracking import State
 
 MEMBERS = 12
 """Rows of the front in the live table."""
@@ -37,12 +39,25 @@ class LiveDisplay(Closing):
     """A listener that shows a sweep while it runs. Use it as a context manager.
 
     In a terminal a thread of its own draws, so that an event costs next to nothing.
+
+    Args:
+        spec: the sweep.
+        console: where to show it; default: standard output.
+        tracking: how far MLflow is; None where nothing is tracked.
     """
 
-    def __init__(self, spec: SweepSpec, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        spec: SweepSpec,
+        console: Console | None = None,
+        tracking: Callable[[], State | None] = lambda: None,
+    ) -> None:
         self._spec = spec
         self._console = console or Console()
         self._progress = Progress(spec.objective_list(), spec.training.steps)
+        self._tracking = tracking
+        self._told = "up to date"
+        """What the last line about MLflow said."""
         self._live: Live | None = None
         self._started = time.monotonic()
 
@@ -71,8 +86,7 @@ class LiveDisplay(Closing):
             self._console.print(Text(note), soft_wrap=True)
         if self._console.is_terminal and not isinstance(event, SearchStarted):
             return
-        line = self._line(event)
-        if line:
+        for line in filter(None, [self._line(event), self._tracking_line()]):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
             # Text, since a reason may hold what rich would take for markup.
             self._console.print(Text(f"{clock} {line}"), soft_wrap=True, highlight=False)
@@ -86,6 +100,9 @@ class LiveDisplay(Closing):
         """What the terminal shows now."""
         front = self._progress.front()
         parts: list[RenderableType] = [self._head(), self._bar()]
+        state = self._tracking()
+        if state is not None:
+            parts.append(Text(str(state), style="yellow" if state.kind == "away" else "dim"))
         running = self._progress.running()
         if running:
             parts.append(running_table(running, self._progress.steps))
@@ -140,6 +157,14 @@ class LiveDisplay(Closing):
         if isinstance(event, TrialFinished):
             return self._ended(event.record)
         return f"{self._spec.name}: {self.note}"
+
+    def _tracking_line(self) -> str:
+        """How far MLflow is, where that has changed."""
+        state = self._tracking()
+        if state is None or state.kind == self._told:
+            return ""
+        self._told = state.kind
+        return str(state)
 
     def _ended(self, record: TrialRecord) -> str:
         head = f"trial {record.number} {record.state}"

@@ -22,6 +22,8 @@ from gdpo_tune.trials import TrialRecord
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
+MLFLOW_UI = "http://127.0.0.1:5000/"
+"""Where `mlflow ui` serves by default."""
 WIDTH = 160
 """Columns where the output is no terminal and so has no width of its own."""
 
@@ -33,6 +35,7 @@ def print_summary(
     *,
     note: str = "",
     chosen: Choice | None = None,
+    view: str = "",
 ) -> None:
     """Print the front with its standard errors, the failures, and where everything is.
 
@@ -42,6 +45,7 @@ def print_summary(
         console: where to print; default: standard output.
         note: how the sweep ended, as `LiveDisplay.note` has it; comes first.
         chosen: what a person chose; comes after the front.
+        view: address of the front in MLflow, without a server's for a database; may be unknown.
     """
     out = console or Console()
     if not out.is_terminal and console is None:
@@ -63,7 +67,7 @@ def print_summary(
     for line in agreements(records, spec.objective_list()):
         out.print(Text(str(line), style="dim"), soft_wrap=True)
     _print_failures(out, records)
-    _print_places(out, spec, front, chosen)
+    _print_places(out, spec, front, chosen, view)
 
 
 def _head(spec: SweepSpec, front: Front, note: str) -> Text:
@@ -104,14 +108,16 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
         out.print(Padding(line, (0, 0, 0, 2)))
 
 
-def _print_places(out: Console, spec: SweepSpec, front: Front, chosen: Choice | None) -> None:
+def _print_places(
+    out: Console, spec: SweepSpec, front: Front, chosen: Choice | None, view: str
+) -> None:
     """Paths and commands, each whole on its line so that it can be copied."""
     folder = spec.directory
     places = [("report", folder / REPORT), ("front", folder / FRONT)]
     rows = [(name, str(path)) for name, path in places if path.exists()]
     rows += [("trials", str(folder / "trials"))]
     rows += [(f"policy, {what}", path) for what, path in _policies(front)]
-    commands = [("in MLflow", _tracking_command(spec.tracking.uri))]
+    commands = _in_mlflow(spec.tracking.uri, view)
     again = _command("report", str(folder / "spec.yaml"))
     commands.append(("draw again", again))
     if chosen:
@@ -141,8 +147,10 @@ def _policies(front: Front) -> list[tuple[str, str]]:
     return found
 
 
-def _tracking_command(uri: str) -> str:
+def _in_mlflow(uri: str, view: str) -> list[tuple[str, str]]:
+    """The front in MLflow: its address, and before it how to start MLflow on a database."""
     uri = without_password(uri)
     if uri.startswith(("http://", "https://")):
-        return uri
-    return shlex.join(["mlflow", "ui", "--backend-store-uri", uri])
+        return [("in MLflow", view or uri)]
+    start = ("in MLflow", shlex.join(["mlflow", "ui", "--backend-store-uri", uri]))
+    return [start, ("its front", f"{MLFLOW_UI}{view}")] if view else [start]

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.figures import style
+from gdpo_tune.tracking import views
 from gdpo_tune.tracking.projection import Content, milliseconds
+from gdpo_tune.tracking.registry import final_models, policies
 from gdpo_tune.trials import Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -21,12 +24,20 @@ class FrontContent:
     """What the front adds to the runs of a sweep."""
 
     trials: dict[int, Content]
-    """Trial number -> tag `pareto` and, if the trial is ranked, `pareto/rank` (0 = front)."""
+    """Trial number -> tag `pareto`, its colour and, if it is ranked, `pareto/rank` (0 = front)."""
     sweep: Content
     hypervolume: list[list[Any]]
     """Points `[name, value, ms, step]`, one for each trial that ended, by order of ending."""
     table: str
     """The front as CSV."""
+    models: dict[str, Any]
+    """What the registry is to hold if nothing changes any more."""
+    policies: dict[int, str]
+    """Trial number -> where its policy is, in Markdown; for the trials in `models`."""
+
+
+PALE = 0.35
+"""Share of its mode's colour that a trial beside the front has; the rest is white."""
 
 
 def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontContent:
@@ -40,6 +51,8 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontConte
         ),
         hypervolume=_hypervolume(front),
         table=front_table(front),
+        models=final_models(spec.name, front),
+        policies=policies(spec, front),
     )
 
 
@@ -49,9 +62,22 @@ def _trials(front: Front) -> dict[int, Content]:
     for record in front.records:
         rank = ranks.get(record.number, -1)
         values = {"pareto/rank": float(rank)} if rank >= 0 else {}
-        tags = {"pareto": "true" if rank == 0 else "false"}
+        tags = {
+            "pareto": "true" if rank == 0 else "false",
+            "mlflow.runColor": run_color(record, on_front=rank == 0),
+        }
         contents[record.number] = Content(tags=tags, values=values)
     return contents
+
+
+def run_color(record: TrialRecord, *, on_front: bool) -> str:
+    """Colour of a trial in MLflow's charts, `#rrggbb`: its mode's, pale beside the front."""
+    if record.role == "untrained":
+        return style.INK
+    color = style.mark_of(style.mode_of(record.params)).color
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    pale = [round(PALE * channel + (1 - PALE) * 255) for channel in channels]
+    return "#" + "".join(f"{channel:02x}" for channel in (channels if on_front else pale))
 
 
 def _hypervolume(front: Front) -> list[list[Any]]:
@@ -95,6 +121,8 @@ def _note(spec: SweepSpec, front: Front) -> str:
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
         f"{len(front.members)} configurations on the front, "
         f"hypervolume {front.hypervolume:.4f}{_interval(front)}.\n\n"
+        f"{views.links()}. These pages load {views.LOADED} trials, the front first; `report.html` "
+        "among this run's artifacts shows all.\n\n"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         "`metrics.pareto/rank`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
     )

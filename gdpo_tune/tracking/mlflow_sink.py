@@ -24,15 +24,19 @@ from gdpo_tune.spec import shown_yaml, without_password
 from gdpo_tune.steps import read_steps
 from gdpo_tune.tracking import projection
 from gdpo_tune.tracking.curves import curve_values
+from gdpo_tune.tracking.datasets import dataset_inputs
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milliseconds
-from gdpo_tune.tracking.sender import Sender
+from gdpo_tune.tracking.registry import FOLDER
+from gdpo_tune.tracking.sender import Sender, State
 from gdpo_tune.tracking.server import absolute_uri, set_environment
 from gdpo_tune.tracking.spool import Message, Spool
+from gdpo_tune.tracking.sweep_run import experiment_content, sweep_content
 from gdpo_tune.trials import Measurement, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.tracking.front import FrontContent
 
 SPOOL = "spool.jsonl"
 """A trial's own record of its step metrics, in its folder."""
@@ -63,6 +67,7 @@ class MlflowSink:
         self._known: dict[str, Known] = {}
         self._spool: Spool | None = None
         self._sender: Sender | None = None
+        self._writer: MlflowWriter | None = None
         self._time = 0
         self._front_due = 0.0
         self._front_stale = False
@@ -115,6 +120,14 @@ class MlflowSink:
             if self._known[SWEEP].files.get(str(path)) != digest:
                 self._put({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
 
+    def state(self) -> State | None:
+        """How far MLflow is; None before the sweep has started and once this is closed."""
+        return self._sender.state() if self._sender is not None else None
+
+    def link(self) -> str:
+        """Address of the front in MLflow, without a server's for a database; empty if unknown."""
+        return self._writer.link() if self._writer is not None else ""
+
     def close(self, timeout: float = CLOSING_SECONDS) -> str:
         """Send what is left, for at most `timeout` seconds.
 
@@ -135,7 +148,8 @@ class MlflowSink:
             warnings.append(
                 f"{left} updates did not reach {uri} "
                 f"({self._sender.problem or 'there was no time'}); they are kept in "
-                f"{self._spool.path} and sent the next time the same command runs"
+                f"{self._spool.path} and sent the next time the same command runs, or by\n"
+                f"  python -m gdpo_tune.report {self._spec.directory} --sync"
             )
         if self._sender.refused:
             warnings.append(
@@ -168,24 +182,20 @@ class MlflowSink:
             self._update_trial(record)
             self._catch_up(record)
         self._front_stale = bool(records)
-        self._sender = Sender(spool, MlflowWriter(self._uri, identity, spool.delivered))
+        self._writer = MlflowWriter(self._uri, identity, spool.delivered)
+        self._sender = Sender(spool, self._writer)
         self._sender.start()
 
     def _say_sweep(self, identity: Identity) -> None:
-        tags = {
-            "sweep": identity.name,
-            "identity": identity.identity,
-            "sweep_id": identity.sweep_id,
-            "role": SWEEP,
-            "task": self._spec.task,
-            "policy": self._spec.policy,
-        }
-        self._say(SWEEP, Content(name=identity.name, tags=tags))
-        self._say_text("spec.yaml", shown_yaml(self._spec))
+        self._say(SWEEP, sweep_content(self._spec, identity))
+        self._say(SWEEP, experiment_content(self._spec, self._known[SWEEP].start or 0))
+        self._say_text(SWEEP, "spec.yaml", shown_yaml(self._spec))
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record
-        content = projection.trial_content(record, self._spec.name, self._objectives)
+        content = projection.trial_content(
+            record, self._spec.name, self._objectives, dataset_inputs(self._spec)
+        )
         known = self._known.get(str(record.number), Known())
         renew = not known.is_empty() and known.params != content.params
         self._say(str(record.number), content, renew=renew)
@@ -214,10 +224,19 @@ class MlflowSink:
                 self._say(str(record.number), Content(status="KILLED", end=self._now()))
             else:
                 self._update_trial(record)
-        self._update_front()
+        front = self._update_front()
+        if status == "FINISHED":
+            self._register(front)
         self._say(SWEEP, Content(status=status, end=self._now()))
 
-    def _update_front(self) -> None:
+    def _register(self, front: FrontContent) -> None:
+        """Tell the registry the final front, as far as that is new."""
+        for number, text in front.policies.items():
+            self._say_text(str(number), f"{FOLDER}/README.md", text)
+        if self._known[SWEEP].models != front.models:
+            self._put({"run": SWEEP, "models": front.models})
+
+    def _update_front(self) -> FrontContent:
         """Compute the front and say what moved: tags, ranks, size, hypervolume, table, note."""
         # Not at the top: `check_server` runs before anything is known to be right, and numpy costs.
         from gdpo_tune.tracking.front import project_front
@@ -231,10 +250,11 @@ class MlflowSink:
         if points:
             self._put({"run": SWEEP, "metrics": points})
         self._say(SWEEP, front.sweep)
-        self._say_text("front.csv", front.table)
+        self._say_text(SWEEP, "front.csv", front.table)
         took = time.monotonic() - started
         self._front_due = started + max(FRONT_SECONDS, took / FRONT_SHARE)
         self._front_stale = False
+        return front
 
     def _say(self, key: str, content: Content, *, renew: bool = False) -> None:
         """Put a message that holds what was not said about the run before."""
@@ -246,9 +266,9 @@ class MlflowSink:
         if message:
             self._put({"run": key, **message})
 
-    def _say_text(self, name: str, text: str) -> None:
-        if self._known[SWEEP].texts.get(name) != text:
-            self._put({"run": SWEEP, "artifact": {"name": name, "text": text}})
+    def _say_text(self, key: str, name: str, text: str) -> None:
+        if self._known[key].texts.get(name) != text:
+            self._put({"run": key, "artifact": {"name": name, "text": text}})
 
     def _put(self, message: Message) -> None:
         if self._spool is not None:

@@ -1,38 +1,41 @@
 """Messages of the spool become MLflow runs, through a client of our own and no global state.
 
-Runs are found by tag before they are created, so no interruption leaves two of them. A run that
-the store no longer has (another database, deleted by hand) is written again from what the spool
-delivered earlier. mlflow itself is imported in the sending thread, since that takes a second.
+No interruption leaves two runs of a trial, see `mlflow_runs`. A run that the store no longer has
+(another database, deleted by hand) is written again from what the spool delivered earlier. mlflow
+itself is imported in the sending thread, since that takes a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from gdpo_tune.tracking.projection import SWEEP, Identity
+from gdpo_tune.tracking import views
+from gdpo_tune.tracking.datasets import Input
+from gdpo_tune.tracking.mlflow_runs import find_experiment, find_runs
+from gdpo_tune.tracking.projection import SWEEP, Identity, is_apart
 from gdpo_tune.tracking.sender import Away, Refused
-from gdpo_tune.tracking.server import SQLITE, artifact_location, sqlite_path
+from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, sqlite_path
 from gdpo_tune.tracking.spool import Message
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput
 
 T = TypeVar("T")
 
 METRICS_PER_BATCH = 800
 ENTRIES_PER_BATCH = 100
 """Of params or tags; MLflow takes 1000 entries of all kinds in one request."""
-RUNS_PER_PAGE = 1000
-EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Without it MLflow 3 opens the experiment on its page for language-model traces."""
 REFUSALS = ("INVALID_PARAMETER_VALUE",)
 """Error codes after which the same request would fail again."""
+UNKNOWN_USER = "UNAUTHENTICATED"
+NOTE = "mlflow.note.content"
+CONTEXT = "mlflow.data.context"
 
 
 class MlflowWriter:
@@ -54,19 +57,33 @@ class MlflowWriter:
         self._experiment = ""
         self._runs: dict[str, str] = {}
         """`SWEEP` or a trial's number -> MLflow's run id."""
+        self._doubtful = False
+        """Whether a request failed that the server may yet carry out."""
 
     def forget(self) -> None:
         """Look everything up again before the next message."""
         self._client = None
         self._runs = {}
+        self._doubtful = True
+
+    def settle(self) -> None:
+        """Delete what requests that nobody waited for have made a second time."""
+        if self._doubtful and self._client is not None:
+            with _translated():
+                find_runs(self._client, self._experiment, self._identity)
+            self._doubtful = False
+
+    def link(self) -> str:
+        """Address of the view that shows the front; empty as long as there is none."""
+        return self._resolved(views.link()) if SWEEP in self._runs else ""
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """Write the messages, one request a run where possible; return unplaced artifacts."""
+        """Write the messages, one request a run where possible; return what has no place yet."""
         with _translated():
             client = self._client or self._connect()
             for key, group in _by_run(messages).items():
                 self._write(client, key, group)
-        return [m for m in messages if "artifact" in m and not self._place(client, m)]
+        return [m for m in messages if is_apart(m) and not self._place(client, m)]
 
     def _connect(self) -> MlflowClient:
         from mlflow import MlflowClient
@@ -75,60 +92,15 @@ class MlflowWriter:
         if path is not None and not path.exists():
             create_database(path)
         client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
-        self._experiment = self._find_experiment(client)
-        self._runs = self._find_runs(client)
+        self._experiment = find_experiment(client, self._uri, self._identity.experiment)
+        self._runs = find_runs(client, self._experiment, self._identity)
         lost = [m for m in self._delivered() if m["run"] not in self._runs]
         for key, group in _by_run(lost).items():
             self._write(client, key, group)
         self._client = client
-        for message in lost:
-            if "artifact" in message:
-                self._place(client, message)
+        for message in filter(is_apart, lost):
+            self._place(client, message)
         return client
-
-    def _find_experiment(self, client: MlflowClient) -> str:
-        name = self._identity.experiment
-        experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            location = artifact_location(self._uri, name)
-            return client.create_experiment(name, location, EXPERIMENT_KIND)
-        if experiment.lifecycle_stage == "deleted":
-            client.restore_experiment(experiment.experiment_id)
-        return experiment.experiment_id
-
-    def _find_runs(self, client: MlflowClient) -> dict[str, str]:
-        parent = self._find_parent(client)
-        if parent is None:
-            return {}
-        runs = {SWEEP: parent}
-        for run in self._search(client, f"tags.`mlflow.parentRunId` = '{parent}'"):
-            runs.setdefault(run.data.tags.get("trial", ""), run.info.run_id)
-        return runs
-
-    def _find_parent(self, client: MlflowClient) -> str | None:
-        identity = self._identity
-        query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
-        runs = [r for r in self._search(client, query) if r.data.tags["sweep"] == identity.name]
-        for run in runs:
-            if run.data.tags["sweep_id"] == identity.sweep_id:
-                return run.info.run_id
-        return runs[-1].info.run_id if runs and identity.adopt else None
-
-    def _search(self, client: MlflowClient, query: str) -> Iterator[Run]:
-        """Runs that match, oldest first."""
-        token: str | None = None
-        while True:
-            page = client.search_runs(
-                [self._experiment],
-                query,
-                max_results=RUNS_PER_PAGE,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-            yield from page
-            token = page.token
-            if not token:
-                return
 
     def _run_id(self, client: MlflowClient, key: str, message: Message) -> str:
         if key not in self._runs:
@@ -152,7 +124,10 @@ class MlflowWriter:
         run_id = self._run_id(client, key, group[0])
         metrics = [Metric(*entry) for message in group for entry in message.get("metrics", ())]
         params = [Param(*item) for item in _merged(group, "params").items()]
-        tags = [RunTag(*item) for item in _merged(group, "tags").items()]
+        told = _merged(group, "tags")
+        if key == SWEEP:
+            told = {name: self._resolved(text) for name, text in told.items()}
+        tags = [RunTag(*item) for item in told.items()]
         parts = zip_longest(
             _chunks(metrics, METRICS_PER_BATCH),
             _chunks(params, ENTRIES_PER_BATCH),
@@ -161,25 +136,60 @@ class MlflowWriter:
         )
         for some_metrics, some_params, some_tags in parts:
             client.log_batch(run_id, some_metrics, some_params, some_tags)
+        if inputs := [entry for message in group for entry in message.get("inputs", ())]:
+            client.log_inputs(run_id, [_dataset(entry) for entry in inputs])
+        self._tag_experiment(client, _merged(group, "experiment"))
         ends = [message for message in group if "status" in message]
         if ends and "end" in ends[-1]:
             client.set_terminated(run_id, ends[-1]["status"], ends[-1]["end"])
         elif ends:
             client.update_run(run_id, ends[-1]["status"])
 
+    def _tag_experiment(self, client: MlflowClient, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment; of its note, only the line of this sweep."""
+        for name, text in tags.items():
+            text = self._resolved(text)
+            if name == NOTE:
+                known = client.get_experiment(self._experiment).tags.get(NOTE, "")
+                text = views.noted(known, text, self._runs[SWEEP])
+            client.set_experiment_tag(self._experiment, self._resolved(name), text)
+
+    def _resolved(self, text: str) -> str:
+        return views.resolved(
+            text,
+            server=views.server_address(self._uri),
+            experiment=self._experiment,
+            parent=self._runs[SWEEP],
+        )
+
     def _place(self, client: MlflowClient, message: Message) -> bool:
-        """Store one artifact; False if its store does not take it for now."""
-        artifact = message["artifact"]
-        run_id = self._runs[message["run"]]
+        """Store what lies apart from runs; False if its store does not take it for now."""
+        from gdpo_tune.tracking.registry import register
+
         try:
             with _translated():
-                if "text" in artifact:
-                    client.log_text(run_id, artifact["text"], artifact["name"])
-                elif Path(artifact["file"]).exists():
-                    client.log_artifact(run_id, artifact["file"])
+                if "models" in message:
+                    register(client, message["models"], self._runs, self._runs[SWEEP])
+                else:
+                    _store(client, self._run_id(client, message["run"], message), message)
         except (Away, Refused):
             return False
         return True
+
+
+def _store(client: MlflowClient, run_id: str, message: Message) -> None:
+    artifact = message["artifact"]
+    if "text" in artifact:
+        client.log_text(run_id, artifact["text"], artifact["name"])
+    elif Path(artifact["file"]).exists():
+        client.log_artifact(run_id, artifact["file"])
+
+
+def _dataset(entry: Input) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    about = {name: text for name, text in entry.items() if name != "context"}
+    return DatasetInput(Dataset(**about), [InputTag(CONTEXT, entry["context"])])
 
 
 def create_database(path: Path) -> None:
@@ -208,6 +218,8 @@ def _translated() -> Generator[None]:
     try:
         yield
     except MlflowException as error:
+        if error.error_code == UNKNOWN_USER:
+            raise Away(CREDENTIALS) from error
         kind = Refused if error.error_code in REFUSALS else Away
         raise kind(_first_line(error)) from error
     except (SQLAlchemyError, CommandError, OSError, ImportError) as error:

@@ -7,12 +7,17 @@ A message concerns one run and holds any of
     tags, params                 name -> text
     metrics                      [name, value, time in ms, step], finite values only
     status, end                  MLflow's word for the state; end in ms, absent while it runs
+    inputs                       data sets that a run uses, see `datasets`; only in its firstmessage
+    experiment                   name -> text: tags of the experiment; in messages of the sweep
     artifact                     {name, text}, or {file, sha256} of a file that is read when it is
                                  sent; such a message holds nothing else
+    models                       {name, versions} of the registry, see `registry`; such a message
+                                 holds nothing else
     renew                        true where a run's first message replaces an earlier run, since
                                  the ledger lost that trial in a crash and gave its number again
 
-Times lie in the message, so that sending it twice stores the same points.
+Times lie in the message, so that sending it twice stores the same points. Texts of the sweep's own
+tags and of the experiment's may hold words that stand for ids: see `views.resolved`.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from gdpo_tune.tracking.datasets import Input
 from gdpo_tune.tracking.spool import Message
 from gdpo_tune.trials import Estimate, Objective, State, TrialRecord
 
@@ -63,6 +70,9 @@ class Content:
     params: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, float] = field(default_factory=dict[str, float])
     """Single-valued metrics."""
+    inputs: Sequence[Input] = ()
+    experiment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Tags of the experiment."""
     time: int | None = None
     """When the values were measured; None for now."""
     status: str = ""
@@ -80,6 +90,10 @@ class Known:
     steps: dict[str, int] = field(default_factory=dict[str, int])
     """Highest step of every metric."""
     status: str = ""
+    start: int | None = None
+    experiment: dict[str, str] = field(default_factory=dict[str, str])
+    models: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the registry was last told."""
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Artifacts given as text, by name."""
     files: dict[str, str] = field(default_factory=dict[str, str])
@@ -90,6 +104,9 @@ class Known:
         self.tags |= message.get("tags", {})
         self.params |= message.get("params", {})
         self.status = message.get("status", self.status)
+        self.start = message.get("start", self.start)
+        self.experiment |= message.get("experiment", {})
+        self.models = message.get("models", self.models)
         for name, value, _, step in message.get("metrics", ()):
             self.values[name] = value
             self.steps[name] = max(step, self.steps.get(name, step))
@@ -109,12 +126,17 @@ class Known:
         message: Message = {}
         if self.is_empty():
             message |= {"name": content.name, "start": content.start or now}
+            if content.inputs:
+                message["inputs"] = list(content.inputs)
         if tags := {k: v for k, v in content.tags.items() if self.tags.get(k, "") != v}:
             message["tags"] = tags
         if params := {k: v for k, v in content.params.items() if k not in self.params}:
             message["params"] = params
         if values := {k: v for k, v in content.values.items() if self.values.get(k) != v}:
             message["metrics"] = [[k, v, content.time or now, 0] for k, v in values.items()]
+        told = self.experiment
+        if tags := {k: v for k, v in content.experiment.items() if told.get(k) != v}:
+            message["experiment"] = tags
         if content.status not in ("", self.status):
             message["status"] = content.status
             if content.end is not None:
@@ -131,6 +153,11 @@ class Known:
         return max(curves, default=-1)
 
 
+def is_apart(message: Message) -> bool:
+    """Whether a message is about what no run waits for: a file, or the registry."""
+    return "artifact" in message or "models" in message
+
+
 def milliseconds(seconds: float) -> int:
     """Unix seconds as MLflow counts."""
     return int(seconds * 1000)
@@ -141,7 +168,9 @@ def clean_name(name: str) -> str:
     return re.sub(r"[^\w/.\- :]", "_", name)
 
 
-def trial_content(record: TrialRecord, sweep: str, objectives: Sequence[Objective]) -> Content:
+def trial_content(
+    record: TrialRecord, sweep: str, objectives: Sequence[Objective], inputs: Sequence[Input] = ()
+) -> Content:
     """What the run of a trial ought to hold, its place in the front aside."""
     end = milliseconds(record.finished) if record.finished else None
     return Content(
@@ -153,6 +182,7 @@ def trial_content(record: TrialRecord, sweep: str, objectives: Sequence[Objectiv
         time=end,
         status=STATUS[record.state],
         end=end,
+        inputs=inputs,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
+from gdpo_tune.tracking.projection import is_apart
 from gdpo_tune.tracking.spool import BATCH_BYTES, Message, Spool
 
 INTERVAL = 5.0
@@ -15,6 +17,9 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 CLOSING_DELAY = 0.5
 """Pause between attempts, in seconds, while somebody waits for the process to end."""
+
+UNPLACED = "files or models found no place, all else is there"
+BROKEN = "the sending thread broke, as its traceback says"
 
 
 class Away(Exception):
@@ -45,6 +50,34 @@ class Receiver(Protocol):
         """Drop what is remembered of the other side, after a failure."""
         ...
 
+    def settle(self) -> None:
+        """Mend what failed deliveries may have left, once everything is delivered.
+
+        Raises:
+            Away: try again later.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class State:
+    """How far the other side is."""
+
+    kind: Literal["up to date", "catching up", "away"]
+    """`catching up`: more waits than one batch holds, or than was put since it was away."""
+    pending: int
+    """Messages that are not delivered yet."""
+    problem: str
+    """Why nothing can be delivered; empty unless `away`."""
+
+    def __str__(self) -> str:
+        """A line for a person."""
+        if self.kind == "up to date":
+            return "MLflow: up to date"
+        if self.kind == "catching up":
+            return f"MLflow: catching up, {self.pending:,} updates left"
+        return f"MLflow: {self.pending:,} updates are kept and will be sent: {self.problem}"
+
 
 class Sender:
     """Delivers `spool` to `receiver` in a daemon thread, with growing pauses while it fails.
@@ -61,6 +94,8 @@ class Sender:
         self._deadline = float("inf")
         self._refusals = 0
         self._met = False
+        self._behind = False
+        self._settled = False
         self.problem = ""
         """Why the last attempt failed; empty if it did not."""
         self.refused = 0
@@ -71,36 +106,51 @@ class Sender:
         """Begin to deliver."""
         self._thread.start()
 
+    def state(self) -> State:
+        """How far the other side is, now; costs next to nothing."""
+        problem, pending = self.problem or self._broken(), self._spool.pending()
+        if problem:
+            return State("away", pending, problem)
+        if self._spool.leftover:
+            return State("away", pending, UNPLACED)
+        return State("catching up" if self._behind else "up to date", pending, "")
+
     def close(self, timeout: float) -> int:
         """Deliver what is left for at most `timeout` seconds; return how much is left then."""
         self._deadline = time.monotonic() + timeout
         self._closing.set()
         self._thread.join(timeout)
-        left = self._spool.pending()
-        if left and not self._thread.is_alive() and not self.problem:
-            self.problem = "the sending thread broke, as its traceback says"
-        return left
+        self.problem = self.problem or self._broken()
+        return self._spool.pending()
+
+    def _broken(self) -> str:
+        """Why the thread has ended although messages are left; empty if it has not."""
+        ended = self._thread.ident is not None and not self._thread.is_alive()
+        in_time = time.monotonic() <= self._deadline
+        return BROKEN if ended and in_time and not self._spool.is_drained() else ""
 
     def _run(self) -> None:
         delay = FIRST_DELAY
-        while not (self._closing.is_set() and self._spool.is_drained() and self._is_acquainted()):
+        while not (self._closing.is_set() and self._spool.is_drained() and self._is_done()):
             try:
                 more = self._step()
             except (Away, Refused) as error:
                 self.problem = str(error)
+                self._behind = True
                 self._receiver.forget()
                 self._pause(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
             else:
                 self.problem = ""
+                self._behind = more or (self._behind and not self._spool.is_drained())
                 delay = FIRST_DELAY
                 self._pause(0 if more else self._interval)
             if time.monotonic() > self._deadline:
                 return
 
-    def _is_acquainted(self) -> bool:
-        """Whether an empty spool has been delivered at least, or tried to."""
-        return self._met or bool(self.problem)
+    def _is_done(self) -> bool:
+        """Whether an empty spool has been delivered and settled at least, or tried to."""
+        return (self._met and self._settled) or bool(self.problem)
 
     def _pause(self, seconds: float) -> None:
         if not self._closing.wait(seconds):
@@ -113,10 +163,13 @@ class Sender:
         messages, offset = self._spool.batch()
         more = offset - self._spool.offset >= BATCH_BYTES
         # What could not be placed would fail again in every batch and slow down the others.
-        retry = self._closing.is_set() or any("artifact" in message for message in messages)
+        retry = self._closing.is_set() or any(is_apart(message) for message in messages)
         waiting = [] if retry else self._spool.leftover
         left = self._deliver([*self._spool.leftover, *messages] if retry else messages)
         self._spool.commit(offset, [*waiting, *left])
+        if self._closing.is_set() and self._spool.is_drained():
+            self._receiver.settle()
+            self._settled = True
         return more
 
     def _deliver(self, messages: list[Message]) -> list[Message]:

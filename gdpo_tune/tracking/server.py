@@ -23,11 +23,17 @@ ANSWER_SECONDS = 1.5
 SQLITE = "sqlite:///"
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the sender tries again, and blocks nobody
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # a batch takes a busy server seconds
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are told once, when the sink is closed
 }
+
+
+CREDENTIALS = (
+    "it does not take the user name and password in MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD (401)"
+)
 
 
 def set_environment() -> None:
@@ -52,7 +58,7 @@ def check_server(spec: SweepSpec) -> None:
             "    fix: start the server, correct the URI, or set tracking.required: false"
         )
     print(
-        f"warning: tracking.uri = {uri}: {problem}; everything is kept and sent once it does",
+        f"warning: tracking.uri = {uri}: {problem}; everything is kept, and sent once it takes it",
         file=sys.stderr,
     )
 
@@ -85,12 +91,16 @@ def _file_problem(path: Path) -> str:
 
 
 def _http_problem(uri: str) -> str:
-    request = urllib.request.Request(uri.rstrip("/") + "/health", headers=_authorization())
+    # Not `/health`: a server with users answers that to anybody.
+    page = uri.rstrip("/") + "/api/2.0/mlflow/experiments/search?max_results=1"
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
+        with urllib.request.urlopen(
+            urllib.request.Request(page, headers=_authorization()), timeout=ANSWER_SECONDS
+        ):
             return ""
     except urllib.error.HTTPError as error:
-        return f"it answers {error.code} {error.reason}"
+        unknown = error.code == http.HTTPStatus.UNAUTHORIZED
+        return CREDENTIALS if unknown else f"it answers {error.code} {error.reason}"
     except (OSError, http.client.HTTPException) as error:
         return f"it does not answer ({getattr(error, 'reason', error)})"
 

@@ -47,6 +47,10 @@ class Spool:
         self.leftover: list[Message] = []
         """Messages before the offset that could not be placed, to be tried again."""
         self._load_position()
+        self._put = sum(1 for _ in _lines(path, self.offset, self._size))
+        """Messages since the offset at which this file was opened. The driver alone writes it."""
+        self._taken = 0
+        """How many of these are delivered. The sending thread alone writes it."""
 
     def put(self, message: Message) -> None:
         """Append `message`; from here on it survives the end of this process.
@@ -57,10 +61,11 @@ class Spool:
         line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         self._file.write(line)
         self._size += len(line)
+        self._put += 1
 
     def pending(self) -> int:
-        """How many messages are not delivered yet."""
-        return len(self.leftover) + sum(1 for _ in _lines(self.path, self.offset, self._size))
+        """How many messages are not delivered yet; costs no disk access."""
+        return len(self.leftover) + self._put - self._taken
 
     def is_drained(self) -> bool:
         """Whether everything is delivered."""
@@ -89,6 +94,7 @@ class Spool:
         """Note that everything before `offset` is delivered, except `leftover`."""
         if (offset, leftover) == (self.offset, self.leftover):
             return
+        self._taken += sum(1 for _ in _lines(self.path, self.offset, offset))
         self.offset, self.leftover = offset, leftover
         position = {"destination": self._destination, "offset": offset, "leftover": leftover}
         write_whole(self._position, json.dumps(position))
