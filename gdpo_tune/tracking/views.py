@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from gdpo_tune.tracking.projection import clean_name
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -37,6 +40,11 @@ RANK = "metrics.`pareto/rank`"
 TRIALS, FRONT, PROGRESS = "trials", "front", "progress"
 TITLES = {TRIALS: "front and trials", FRONT: "front alone", PROGRESS: "progress"}
 """View -> its name in the menu, behind the sweep's."""
+PAIRS, CURVES, PARAMETERS = "Front", "Learning curves", "Parameters"
+COLUMNS = {PAIRS: 2, CURVES: 3, PARAMETERS: 1}
+"""Section -> charts beside each other."""
+HEIGHT = 400
+"""Of a chart, in pixels."""
 AUTOMATIC = (
     "Model metrics",
     "System metrics",
@@ -61,10 +69,9 @@ def resolved(text: str, *, server: str, experiment: str, parent: str) -> str:
 
 def server_address(uri: str) -> str:
     """What a link begins with: empty for a database, whose page may be served anywhere."""
-    from gdpo_tune.spec import without_password
-
-    http = uri.startswith(("http://", "https://"))
-    return without_password(uri).rstrip("/") + "/" if http else ""
+    if not uri.startswith(("http://", "https://")):
+        return ""
+    return re.sub(r"://[^/]*@", "://", uri).rstrip("/") + "/"
 
 
 def link(view: str = TRIALS) -> str:
@@ -110,22 +117,22 @@ def experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
         spec: the sweep.
         created: milliseconds since 1970; the menu shows the newest first.
     """
-    goals = list(spec.objectives)
+    goals = [clean_name(f"objective/{name}") for name in spec.objectives]
     children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
     front = f"{children} AND tags.pareto = 'true'"
     columns = [
-        *(f"metrics.`objective/{name}`" for name in goals),
+        *(f"metrics.`{goal}`" for goal in goals),
         RANK,
         *(f"params.`{name}`" for name in _parameters(spec)),
     ]
-    pairs, parallel = _pairs(goals), [_parallel(spec)]
-    of_all = {"Front": pairs, "Parameters": parallel}
-    of_front = {"Front": pairs, "Learning curves": _curves(spec), "Parameters": parallel}
-    trace = [_line(name, "step") for name in ("hypervolume", "pareto/size")]
+    pairs, parallel = _pairs(goals), [_parallel(spec, goals)]
+    of_all = {PAIRS: pairs, PARAMETERS: parallel}
+    of_front = {PAIRS: pairs, CURVES: _curves(spec), PARAMETERS: parallel}
+    trace = [_line(name) for name in ("hypervolume", "pareto/size")]
     states = {
         TRIALS: _state(children, columns, of_all),
         FRONT: _state(front, columns, of_front),
-        PROGRESS: _state(f"attributes.run_id = '{PARENT}'", [], {"Front": trace}),
+        PROGRESS: _state(f"attributes.run_id = '{PARENT}'", [], {PAIRS: trace}),
     }
     return {
         PREFIX + key(view): json.dumps(
@@ -144,7 +151,10 @@ def _state(
     search: str, columns: Sequence[str], sections: Mapping[str, Sequence[dict[str, Any]]]
 ) -> dict[str, Any]:
     """What the page keeps of a view: runs, columns, and charts by section."""
-    ours = [_section(name, name, display=True) for name in sections]
+    ours = [
+        {**_section(name, name, display=True), "columns": COLUMNS[name], "cardHeight": HEIGHT}
+        for name in sections
+    ]
     theirs = [_section(f"automatic {name}", name, display=False) for name in AUTOMATIC]
     charts = [
         {**chart, "uuid": f"{name} {index}", "metricSectionId": name}
@@ -202,26 +212,24 @@ def _chart(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def _pairs(goals: Sequence[str]) -> list[dict[str, Any]]:
-    """A scatter for each pair of objectives, the earlier one upwards."""
+    """A scatter for each pair of the objectives' metrics, the earlier one upwards."""
     pairs = list(itertools.combinations(goals, 2))[:MOST_PAIRS]
     return [
         _chart(
             "SCATTER",
-            xaxis={"key": f"objective/{across}", "type": "METRIC"},
-            yaxis={"key": f"objective/{up}", "type": "METRIC"},
-            displayName=f"{up} against {across}",
+            xaxis={"key": across, "type": "METRIC"},
+            yaxis={"key": up, "type": "METRIC"},
         )
         for up, across in pairs
     ]
 
 
-def _parallel(spec: SweepSpec) -> dict[str, Any]:
+def _parallel(spec: SweepSpec, goals: list[str]) -> dict[str, Any]:
     return _chart(
         "PARALLEL",
         selectedParams=_parameters(spec),
-        selectedMetrics=[f"objective/{name}" for name in spec.objectives],
+        selectedMetrics=goals,
         showAllRuns=True,
-        displayName="parameters and objectives",
     )
 
 
@@ -237,10 +245,10 @@ def _curves(spec: SweepSpec) -> list[dict[str, Any]]:
         *(f"validation/{name}" for name in spec.objectives),
         *(f"train/reward/{name}/mean" for name in rewards),
     ]
-    return [_line(name, "step") for name in names[:MOST_CURVES]]
+    return [_line(clean_name(name)) for name in names[:MOST_CURVES]]
 
 
-def _line(metric: str, across: str) -> dict[str, Any]:
+def _line(metric: str) -> dict[str, Any]:
     return _chart(
         "LINE",
         metricKey=metric,
@@ -249,7 +257,7 @@ def _line(metric: str, across: str) -> dict[str, Any]:
         xAxisScaleType="linear",
         scaleType="linear",
         range={},
-        xAxisKey=across,
+        xAxisKey="step",
         selectedXAxisMetricKey="",
         yAxisKey="metric",
         yAxisExpressions=[],

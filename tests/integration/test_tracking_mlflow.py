@@ -1,77 +1,23 @@
-"""Sweeps without training against real MLflow: a SQLite file, a server, a server that dies."""
+"""Sweeps without training against real MLflow: a SQLite file, a server, a server with users."""
 
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 import tracking_driver
 from mlflow import MlflowClient
+from mlflow_checks import check_whole_sweep, runs_of
+from mlflow_servers import PATIENCE, MlflowServer, postgres, start_driver
 
 from gdpo_tune.tracking.mlflow_writer import create_database
-
-DRIVER = Path(tracking_driver.__file__)
-ROOT = DRIVER.parents[2]
-PATIENCE = 60.0
 
 pytestmark = [
     pytest.mark.integration,
     # MLflow's own tables use an option that SQLAlchemy 2.1 calls deprecated.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
 ]
-
-
-def start_driver(folder, uri, pause):
-    return subprocess.Popen(
-        [sys.executable, str(DRIVER), str(folder), uri, str(pause)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def runs_of(client):
-    """The parent and its children by trial number; each must be there once."""
-    experiment = client.get_experiment_by_name("nightly")
-    runs = client.search_runs([experiment.experiment_id], max_results=1000)
-    parents = [run for run in runs if run.data.tags["role"] == "sweep"]
-    assert len(parents) == 1
-    children = {int(run.data.tags["trial"]): run for run in runs if "trial" in run.data.tags}
-    assert len(children) == len(runs) - 1
-    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {
-        parents[0].info.run_id
-    }
-    return parents[0], children
-
-
-def check_whole_sweep(client):
-    parent, children = runs_of(client)
-    assert parent.info.run_name == "tiny"
-    assert parent.info.status == "FINISHED"
-    assert sorted(children) == [0, 1, 2, 3]
-    for number, run in children.items():
-        assert run.info.status == "FINISHED"
-        assert run.info.run_name == f"trial-{number:03d}"
-        assert run.data.params["learning_rate"] == str(1e-4 * (number + 1))
-        assert run.data.metrics["objective/correctness"] == number / 10
-        assert run.data.metrics["pareto/rank"] == 0
-        assert run.data.tags["pareto"] == "true"
-        assert run.data.tags["checkpoint"] == ""
-        for name in ("train/loss", "train/reward"):
-            history = client.get_metric_history(run.info.run_id, name)
-            assert sorted(point.step for point in history) == list(range(1, 41))
-    trace = client.get_metric_history(parent.info.run_id, "hypervolume")
-    assert sorted(point.step for point in trace) == [0, 1, 2, 3]
-    assert parent.data.metrics["pareto/size"] == 4
-    return parent, children
 
 
 @pytest.fixture(scope="module")
@@ -100,55 +46,17 @@ def store(tmp_path, empty_database):
 
 @pytest.fixture
 def server(tmp_path):
-    """A function that starts an MLflow server, always at the same address."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    processes = []
+    """A function that starts an MLflow server on a store; it is killed at the end."""
+    servers = []
 
-    def start(store):
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
-        command += ["--artifacts-destination", str(tmp_path / "served"), "--workers", "1"]
-        log = (tmp_path / "server.log").open("a")
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        log.close()
-        processes.append(process)
-        wait_for(f"http://127.0.0.1:{port}/health")
-        return f"http://127.0.0.1:{port}", process
+    def start(store, *options, **environment):
+        servers.append(MlflowServer(tmp_path, store, *options, **environment))
+        servers[-1].start()
+        return servers[-1].uri
 
     yield start
-    for process in processes:
-        kill_group(process)
-
-
-def kill_group(process):
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def wait_for(url):
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return urllib.request.urlopen(url, timeout=5).close()
-        except urllib.error.URLError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-
-
-def wait_until_begun(client):
-    deadline = time.monotonic() + PATIENCE
-    while client.get_experiment_by_name("nightly") is None:
-        assert time.monotonic() < deadline, "nothing was sent"
-        time.sleep(0.1)
+    for started in servers:
+        started.kill()
 
 
 def test_a_sweep_is_all_there(database):
@@ -208,23 +116,6 @@ def test_a_killed_sweep_goes_on_without_second_runs(tmp_path, store):
     check_whole_sweep(MlflowClient(store))
 
 
-def test_a_server_that_dies_for_a_while_gets_everything(tmp_path, store, server):
-    uri, process = server(store)
-    driver = start_driver(tmp_path, uri, 0.03)
-    for line in driver.stdout:
-        if line == "trial 1\n":
-            wait_until_begun(MlflowClient(uri))
-            kill_group(process)
-        if line == "trial 3\n":
-            break
-    server(store)
-    out, err = driver.communicate(timeout=PATIENCE)
-    assert (driver.returncode, out, err) == (0, "\n", "")
-    client = MlflowClient(uri)
-    parent, _ = check_whole_sweep(client)
-    assert len(client.list_artifacts(parent.info.run_id)) == 3
-
-
 def test_a_database_is_there_whole_or_not_at_all(tmp_path, monkeypatch, empty_database):
     class Cut:
         """A client that is stopped half-way through making its tables."""
@@ -248,7 +139,7 @@ def test_a_database_is_there_whole_or_not_at_all(tmp_path, monkeypatch, empty_da
 def test_the_ui_on_the_file_shows_the_artifacts(database, server):
     folder, client = database
     parent = runs_of(client)[0].info.run_id
-    uri, _ = server(f"sqlite:///{folder / 'mlflow.db'}")
+    uri = server(f"sqlite:///{folder / 'mlflow.db'}")
     for name, content in (("report.html", "a report"), ("front.csv", "correctness")):
         page = f"{uri}/get-artifact?path={name}&run_uuid={parent}"
         with urllib.request.urlopen(page, timeout=PATIENCE) as answer:
@@ -261,7 +152,52 @@ def test_a_server_that_is_not_there_costs_a_warning(tmp_path, store, capsys):
         uri = f"http://127.0.0.1:{found.getsockname()[1]}"
         warning = tracking_driver.main(tmp_path, uri, timeout=0.5)
     assert "did not reach" in warning
-    assert "kept and sent" in capsys.readouterr().err
+    assert "everything is kept" in capsys.readouterr().err
 
     assert tracking_driver.main(tmp_path, store) == ""
     check_whole_sweep(MlflowClient(store))
+
+
+USERS = """
+[mlflow]
+default_permission = READ
+database_uri = sqlite:///{folder}/users.db
+admin_username = me
+admin_password = right-password
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+"""
+
+
+def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, monkeypatch, capsys):
+    pytest.importorskip("flask_wtf", reason="mlflow[auth] is not installed")
+    (tmp_path / "users.ini").write_text(USERS.format(folder=tmp_path))
+    users = {
+        "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "users.ini"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret",
+    }
+    uri = server(store, "--app-name", "basic-auth", **users)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password")
+    warning = tracking_driver.main(tmp_path, uri, timeout=5)
+    said = "does not take the user name and password in MLFLOW_TRACKING_USERNAME"
+    assert said in warning
+    assert "are kept in" in warning
+    assert said in capsys.readouterr().err
+
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "right-password")
+    assert tracking_driver.main(tmp_path, uri) == ""
+    check_whole_sweep(MlflowClient(uri))
+
+
+@pytest.mark.parametrize("through_server", [False, True], ids=["database", "server"])
+def test_postgresql(tmp_path, server, monkeypatch, through_server):
+    pytest.importorskip("psycopg2")
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("no PostgreSQL on this machine")
+    monkeypatch.chdir(tmp_path)  # where MLflow puts the artifacts of a database
+    with postgres(tmp_path) as database:
+        uri = server(database) if through_server else database
+        assert tracking_driver.main(tmp_path, uri) == ""
+        check_whole_sweep(MlflowClient(uri))
+        assert tracking_driver.main(tmp_path, uri) == ""
+        check_whole_sweep(MlflowClient(uri))

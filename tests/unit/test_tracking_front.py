@@ -5,6 +5,7 @@ import io
 
 from tracking_support import complete, running, tiny_spec
 
+from gdpo_tune.figures import style
 from gdpo_tune.tracking.front import project_front
 
 
@@ -23,6 +24,10 @@ def test_ranks_and_tags(tmp_path):
     pareto = {number for number, c in content.trials.items() if c.tags["pareto"] == "true"}
     assert pareto == {0, 1}
     assert content.sweep.values == {"pareto/size": 2}
+    colors = {number: c.tags["mlflow.runColor"] for number, c in content.trials.items()}
+    assert colors[0] == colors[1] == style.MODES["gdpo"].color
+    assert colors[2] == colors[3] == colors[5] == "#a6cee4"
+    assert colors[4] == style.INK
 
 
 def test_a_replicate_shares_its_configurations_place(tmp_path):
@@ -59,3 +64,34 @@ def test_no_trial_yet(tmp_path):
     assert content.hypervolume == []
     assert content.sweep.values == {}
     assert "0 trials complete" in content.sweep.tags["mlflow.note.content"]
+
+
+def test_what_the_registry_gets(tmp_path):
+    records = [
+        complete(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40"),
+        complete(1, 0.5, 0.5),
+        complete(2, 0.7, 0.4),
+        complete(3, 0.1, 0.1),
+    ]
+    content = project_front(tiny_spec(tmp_path), records)
+    assert content.models["name"] == "tiny"
+    versions = {version["trial"]: version for version in content.models["versions"]}
+    assert {trial: v["aliases"] for trial, v in versions.items()} == {
+        "0": ["max_correctness"],
+        "1": ["max_length"],
+        "2": ["knee"],
+    }
+    tags = versions["0"]["tags"]
+    assert (tags["correctness"], tags["correctness_se"]) == ("0.9", "0.01")
+    assert tags["checkpoint"] == str(tmp_path / "checkpoint-40")
+    assert tags["provisional"] == "true"
+    assert set(content.policies) == {0, 1, 2}
+    assert "checkpoint-40" in content.policies[0]
+
+
+def test_the_alias_of_an_objective_that_is_minimized(tmp_path):
+    goal = "objectives.correctness={direction: minimize, reference: 1}"
+    records = [complete(0, 0.9, 0.9), complete(1, 0.2, 0.5)]
+    models = project_front(tiny_spec(tmp_path, goal), records).models
+    aliases = {version["trial"]: version["aliases"] for version in models["versions"]}
+    assert "min_correctness" in aliases["1"]

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from gdpo_tune.tracking import sender as module
-from gdpo_tune.tracking.sender import Away, Refused, Sender
+from gdpo_tune.tracking.sender import Away, Refused, Sender, State
 from gdpo_tune.tracking.spool import Spool
 
 LONG = 30.0
@@ -20,6 +20,7 @@ class Receiver:
         self.got = []
         self.attempts = 0
         self.forgotten = 0
+        self.settled = 0
 
     def deliver(self, messages):
         self.attempts += 1
@@ -29,6 +30,9 @@ class Receiver:
 
     def forget(self):
         self.forgotten += 1
+
+    def settle(self):
+        self.settled += 1
 
 
 @pytest.fixture
@@ -59,6 +63,8 @@ def test_everything_is_delivered_in_order_and_once(spool):
     second = put(spool, 3, late=True)
     assert sender.close(LONG) == 0
     assert receiver.got == [*first, *second]
+    assert receiver.settled == 1
+    assert str(sender.state()) == "MLflow: up to date"
 
 
 def test_a_receiver_is_met_once_even_with_nothing_to_deliver(spool):
@@ -94,6 +100,8 @@ def test_a_receiver_that_is_away_gets_everything_when_it_is_back(spool):
         assert tried.acquire(timeout=LONG)
     assert sender.problem == "nobody there"
     assert receiver.forgotten > 0
+    assert sender.state() == State("away", 5, "nobody there")
+    assert "5 updates are kept and will be sent: nobody there" in str(sender.state())
     back.set()
     assert sender.close(LONG) == 0
     assert receiver.got == messages
@@ -142,24 +150,55 @@ def test_what_is_refused_does_not_hold_up_the_others(spool):
     assert '"never"' in spool.refused_path.read_text()
 
 
-def test_an_artifact_that_finds_no_place_holds_up_nothing_and_is_tried_again(spool):
+@pytest.mark.parametrize("apart", [{"artifact": {"name": "a", "text": "b"}}, {"models": {}}])
+def test_what_finds_no_place_holds_up_nothing_and_is_tried_again(spool, apart):
     room = threading.Event()
 
     def answer(messages):
-        return [] if room.is_set() else [m for m in messages if "artifact" in m]
+        return [] if room.is_set() else [m for m in messages if apart.keys() & m.keys()]
 
     receiver = Receiver(answer)
-    artifact = {"run": "sweep", "artifact": {"name": "a", "text": "b"}}
+    artifact = {"run": "sweep", **apart}
     spool.put(artifact)
     messages = put(spool, 2)
     sender = started(spool, receiver)
     assert sender.close(0.05) == 1
     assert receiver.got == messages
+    assert sender.state() == State("away", 1, module.UNPLACED)
 
     room.set()
     with contextlib.closing(Spool(spool.path, "here")) as reopened:
         assert started(reopened, receiver).close(LONG) == 0
     assert receiver.got == [*messages, artifact]
+
+
+def test_a_backlog_of_more_than_a_batch_is_being_caught_up_with(spool, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.tracking.spool.BATCH_BYTES", 1)
+    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    seen = []
+
+    def answer(messages):
+        seen.append(sender.state().kind)
+        return []
+
+    put(spool, 3)
+    sender = Sender(spool, Receiver(answer), interval=0.001)
+    sender.start()
+    assert sender.close(LONG) == 0
+    assert seen == ["up to date", "catching up", "catching up"]
+
+
+def test_a_settlement_that_fails_is_tried_again(spool):
+    class Unsettled(Receiver):
+        def settle(self):
+            super().settle()
+            if self.settled == 1:
+                raise Away("hung again")
+
+    receiver = Unsettled()
+    put(spool, 1)
+    assert started(spool, receiver).close(LONG) == 0
+    assert receiver.forgotten == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

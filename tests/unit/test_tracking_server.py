@@ -37,7 +37,8 @@ def server():
 
         def do_GET(self):
             Handler.headers_seen = dict(self.headers)
-            self.send_response(Handler.status if self.path == "/health" else 404)
+            known = self.path.startswith("/api/2.0/mlflow/experiments/search?")
+            self.send_response(Handler.status if known else 404)
             self.end_headers()
 
         def log_message(self, *_):
@@ -60,6 +61,8 @@ def test_a_server_that_answers(server):
 def test_a_server_that_refuses(server):
     server.status = 403
     assert find_problem(server.uri) == "it answers 403 Forbidden"
+    server.status = 401
+    assert "user name and password in MLFLOW_TRACKING_USERNAME" in find_problem(server.uri)
 
 
 def test_credentials_of_mlflow_are_used(server, monkeypatch):
@@ -91,7 +94,7 @@ def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
     check_server(tiny_spec(tmp_path, f"tracking.uri=http://127.0.0.1:{free_port}"))
     warning = capsys.readouterr().err
     assert warning.startswith("warning: tracking.uri = http://127.0.0.1")
-    assert "kept and sent" in warning
+    assert "everything is kept, and sent once" in warning
 
 
 def test_a_missing_server_that_is_required_is_an_error(tmp_path, free_port):

@@ -34,6 +34,12 @@ class Store:
     def forget(self):
         pass
 
+    def settle(self):
+        pass
+
+    def link(self):
+        return "#/experiments/1"
+
     def of(self, run, field):
         return [m[field] for m in self.messages if m["run"] == run and field in m]
 
@@ -102,7 +108,16 @@ def test_a_sweep_from_start_to_end(spec, store):
     assert store.tags("1")["pareto"] == "false"
     assert store.tags("2")["pareto"] == "false"
     assert [step for step, _ in store.points("sweep", "hypervolume")] == [0, 1, 2]
-    assert {a["name"] for a in store.artifacts()} == {"spec.yaml", "front.csv"}
+    names = {a["name"] for a in store.artifacts()}
+    assert names == {"spec.yaml", "front.csv", "policy/README.md"}
+    assert store.tags("0")["mlflow.runColor"] == "#0072b2"
+    assert store.tags("1")["mlflow.runColor"] != "#0072b2"
+    assert [entry["context"] for entry in store.of("0", "inputs")[0]] == [
+        "training",
+        "validation",
+        "testing",
+    ]
+    assert store.of("sweep", "models")[0]["versions"][0]["trial"] == "0"
 
 
 def test_only_changes_of_the_front_are_said(spec, store, monkeypatch):
@@ -260,6 +275,33 @@ def test_the_warning_is_printed_at_the_end(spec, store, capsys, monkeypatch):
     with MlflowSink(spec) as sink:
         sink(SweepStarted((), 1))
     assert capsys.readouterr().err.startswith("warning: ")
+
+
+def test_the_registry_is_told_of_a_final_front_alone(spec, store):
+    record = complete(0, 0.9, 0.1)
+    play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((record,), True))
+    assert store.of("sweep", "models") == []
+    play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))
+    play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))
+    assert len(store.of("sweep", "models")) == 1
+
+
+def test_views_are_told_once(spec, store):
+    play(spec, SweepStarted((), 1))
+    play(spec, SweepStarted((), 1))
+    (tags,) = store.of("sweep", "experiment")
+    assert len(tags) == 4
+    assert "mlflow.note.content" in tags
+
+
+def test_how_far_mlflow_is(spec, store):
+    sink = MlflowSink(spec)
+    assert sink.state() is None
+    assert sink.link() == ""
+    sink(SweepStarted((), 1))
+    assert sink.close(LONG) == ""
+    assert sink.state() is None
+    assert sink.link() == "#/experiments/1"
 
 
 def test_nothing_is_touched_before_the_ledger_is_held(spec, store):

@@ -1,0 +1,76 @@
+"""Tracking servers that fail while a sweep runs: nothing is lost, and nothing is there twice."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+
+from mlflow import MlflowClient
+from mlflow_checks import check_whole_sweep, wait_until_begun
+from mlflow_servers import PATIENCE, MlflowServer, start_driver
+
+from gdpo_tune.tracking.mlflow_writer import create_database
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
+]
+
+PAUSE = 0.05
+"""Seconds between two steps of a trial: a trial takes two."""
+TIMEOUT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
+"""So that a server that hangs is given up while the sweep still runs."""
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory):
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    create_database(path)
+    return path
+
+
+@pytest.fixture
+def server(tmp_path, empty_database):
+    database = Path(shutil.copy(empty_database, tmp_path / "mlflow.db"))
+    server = MlflowServer(tmp_path, f"sqlite:///{database}")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung", "failing", "full"])
+@pytest.mark.parametrize("begin", ["at once", "on the way"])
+def test_a_server_that_fails_for_a_while_gets_everything_once(tmp_path, server, fault, begin):
+    given = [tmp_path / "mlflow.db"] if fault == "full" else []
+    trouble = getattr(server, fault)(*given)
+    client = MlflowClient(server.uri)
+    if begin == "at once":
+        trouble.__enter__()
+    driver = start_driver(tmp_path, server.uri, PAUSE, **TIMEOUT)
+    for line in driver.stdout:
+        if line == "trial 1\n" and begin == "on the way":
+            wait_until_begun(client)
+            trouble.__enter__()
+        if line == "trial 3\n":
+            break
+    trouble.__exit__(None, None, None)
+    out, _ = driver.communicate(timeout=PATIENCE)
+    assert (driver.returncode, out) == (0, "\n")
+    parent, _ = check_whole_sweep(client)
+    artifacts = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
+    assert artifacts == {"spec.yaml", "front.csv", "report.html"}
+
+
+def test_a_server_that_never_comes_back_costs_nothing_but_a_line(tmp_path, server):
+    with server.hung():
+        driver = start_driver(tmp_path, server.uri, 0.0, **TIMEOUT)
+        out, _ = driver.communicate(timeout=PATIENCE)
+        assert driver.returncode == 0
+        assert "updates did not reach" in out
+        assert "--sync" in out
+    again = start_driver(tmp_path, server.uri, 0.0)
+    assert again.communicate(timeout=PATIENCE)[0] == "\n"
+    check_whole_sweep(MlflowClient(server.uri))

@@ -1,0 +1,88 @@
+"""What MLflow must hold once the sweep of `tracking_driver` has come to its end: all, and once."""
+
+import time
+
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+
+PATIENCE = 120.0
+
+
+def runs_of(client):
+    """The parent and its children by trial number; each must be there once."""
+    experiment = client.get_experiment_by_name("nightly")
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    parents = [run for run in runs if run.data.tags["role"] == "sweep"]
+    assert len(parents) == 1
+    children = {int(run.data.tags["trial"]): run for run in runs if "trial" in run.data.tags}
+    assert len(children) == len(runs) - 1
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {
+        parents[0].info.run_id
+    }
+    return parents[0], children
+
+
+def check_whole_sweep(client):
+    parent, children = runs_of(client)
+    assert parent.info.run_name == "tiny"
+    assert parent.info.status == "FINISHED"
+    assert sorted(children) == [0, 1, 2, 3]
+    for number, run in children.items():
+        assert run.info.status == "FINISHED"
+        assert run.info.run_name == f"trial-{number:03d}"
+        assert run.data.params["learning_rate"] == str(1e-4 * (number + 1))
+        assert run.data.metrics["objective/correctness"] == number / 10
+        assert run.data.metrics["pareto/rank"] == 0
+        assert run.data.tags["pareto"] == "true"
+        assert run.data.tags["mlflow.runColor"] == "#0072b2"
+        assert run.data.tags["checkpoint"] == ""
+        assert len(run.inputs.dataset_inputs) == 3
+        for name in ("train/loss", "train/reward"):
+            history = client.get_metric_history(run.info.run_id, name)
+            assert sorted(point.step for point in history) == list(range(1, 41))
+    trace = client.get_metric_history(parent.info.run_id, "hypervolume")
+    assert sorted(point.step for point in trace) == [0, 1, 2, 3]
+    assert parent.data.metrics["pareto/size"] == 4
+    check_registry(client, parent, children)
+    check_views(client, parent)
+    return parent, children
+
+
+def check_registry(client, parent, children):
+    versions = client.search_model_versions("name = 'tiny'")
+    assert {v.run_id for v in versions} == {run.info.run_id for run in children.values()}
+    assert len(versions) == 4
+    by_trial = {v.tags["trial"]: v for v in versions}
+    assert by_trial["3"].tags["correctness"] == "0.3"
+    assert by_trial["3"].tags["correctness_se"] == "0.01"
+    assert by_trial["3"].tags["sweep_run"] == parent.info.run_id
+    aliases = client.get_registered_model("tiny").aliases
+    assert set(aliases) == {"knee", "max_correctness", "max_length"}
+    assert str(aliases["max_correctness"]) == str(by_trial["3"].version)
+    assert str(aliases["max_length"]) == str(by_trial["0"].version)
+
+
+def check_views(client, parent):
+    experiment = client.get_experiment(parent.info.experiment_id)
+    prefix = "mlflow.sharedViewState."
+    keys = {key.removeprefix(prefix) for key in experiment.tags if key.startswith(prefix)}
+    assert keys == {f"{parent.info.run_id}-{view}" for view in ("trials", "front", "progress")}
+    link = parent.data.tags["pareto_view"]
+    assert f"#/experiments/{experiment.experiment_id}/runs?" in link
+    assert f"viewStateShareKey={parent.info.run_id}-trials" in link
+    assert link in parent.data.tags["mlflow.note.content"]
+    assert experiment.tags["mlflow.note.content"].count(link) == 1
+    assert "@" not in link
+
+
+def deleted_runs(client):
+    """Runs that were made a second time, and deleted for it."""
+    experiment = client.get_experiment_by_name("nightly")
+    return client.search_runs([experiment.experiment_id], run_view_type=ViewType.DELETED_ONLY)
+
+
+def wait_until_begun(client: MlflowClient):
+    deadline = time.monotonic() + PATIENCE
+    while client.get_experiment_by_name("nightly") is None:
+        assert time.monotonic() < deadline, "nothing was sent"
+        time.sleep(0.1)

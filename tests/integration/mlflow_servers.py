@@ -1,0 +1,165 @@
+"""MLflow servers and what goes wrong with them: killed, hung, failing, full, with users."""
+
+import http.server
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import tracking_driver
+
+DRIVER = Path(tracking_driver.__file__)
+ROOT = DRIVER.parents[2]
+PATIENCE = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class MlflowServer:
+    """One server at one address; it may be started again after it was killed."""
+
+    def __init__(self, folder: Path, store: str, *options: str, **environment: str) -> None:
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: subprocess.Popen | None = None
+        self._command = [
+            *(sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store),
+            *("--artifacts-destination", str(folder / "served"), "--workers", "1"),
+            *("--host", "127.0.0.1", "--port", str(self.port), *options),
+        ]
+        self._environment = {
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            **environment,
+        }
+
+    def start(self) -> None:
+        with (self._folder / "server.log").open("a") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_for(f"{self.uri}/health")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        self.kill()
+        yield
+        self.start()
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """It takes connections and answers nothing; later it answers what was asked meanwhile."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        yield
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Every request is answered by 500."""
+        self.kill()
+        with http.server.ThreadingHTTPServer(("127.0.0.1", self.port), _Failing) as stub:
+            thread = threading.Thread(target=stub.serve_forever, args=(0.05,))
+            thread.start()
+            yield
+            stub.shutdown()
+            thread.join()
+        self.start()
+
+    @contextmanager
+    def full(self, database: Path) -> Iterator[None]:
+        """None of its files can grow beyond what the database has now."""
+        main = psutil.Process(self._process.pid)
+        processes = [main, *main.children(recursive=True)]
+        size = database.stat().st_size
+        for process in processes:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        yield
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        for process in processes:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
+
+
+class _Failing(http.server.BaseHTTPRequestHandler):
+    def _fail(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_error(500)
+
+    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _fail
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def wait_for(url: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def start_driver(folder: Path, uri: str, pause: float, **environment: str) -> subprocess.Popen:
+    """A sweep without training in a process of its own; it prints a line for each trial."""
+    return subprocess.Popen(
+        [sys.executable, str(DRIVER), str(folder), uri, str(pause)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """URI of a PostgreSQL server of one's own.
+
+    It runs as the user `postgres` where this is root, whom PostgreSQL refuses.
+    """
+    data, port = folder / "postgres", free_port()
+    data.mkdir()
+    who = {}
+    if os.geteuid() == 0:
+        who = {"user": "postgres", "group": "postgres"}
+        shutil.chown(data, **who)
+        for parent in data.parents:  # pytest makes folders that no other user may enter
+            if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
+                parent.chmod(parent.stat().st_mode | 0o011)
+    run = {"check": True, "cwd": data, "stdout": subprocess.DEVNULL, **who}
+    subprocess.run(["initdb", "-D", str(data), "-U", "me", "-A", "trust", "-N"], **run)
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data} -F"
+    control = ["pg_ctl", "-D", str(data), "-l", str(data / "log"), "-w"]
+    subprocess.run([*control, "-o", options, "start"], **run)
+    try:
+        yield f"postgresql+psycopg2://me@127.0.0.1:{port}/postgres"
+    finally:
+        subprocess.run([*control, "-m", "immediate", "stop"], **run)
