@@ -94,12 +94,15 @@ class MlflowWriter:
         client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
         self._experiment = find_experiment(client, self._uri, self._identity.experiment)
         self._runs = find_runs(client, self._experiment, self._identity)
-        lost = [m for m in self._delivered() if m["run"] not in self._runs]
-        for key, group in _by_run(lost).items():
-            self._write(client, key, group)
+        lost = {m["run"] for m in self._delivered()} - self._runs.keys()
+        if lost:
+            for key, group in _by_run(m for m in self._delivered() if m["run"] in lost).items():
+                self._write(client, key, group)
+            for message in self._delivered():
+                # The registry may have named a run that was lost.
+                if is_apart(message) and (message["run"] in lost or "models" in message):
+                    self._place(client, message)
         self._client = client
-        for message in filter(is_apart, lost):
-            self._place(client, message)
         return client
 
     def _run_id(self, client: MlflowClient, key: str, message: Message) -> str:

@@ -1,0 +1,179 @@
+"""What tracking costs the driver of a sweep, and what becomes of it while the server is away.
+
+    python benchmarks/tracking.py [--small]
+
+Four ways to send the same results to an MLflow server on a SQLite file, each in a process of its
+own with a server of its own, one after the other:
+
+    ours      the listener that `gdpo_tune.sweep` has: a spool, and one thread that sends it
+    sync      `MlflowClient.log_batch`, a batch a result
+    async     the same with `synchronous=False`, waited for at the end
+    ray       `MlflowLoggerCallback` of Ray Tune, called as Ray's loop calls its callbacks
+
+Each does it twice. `fast`: results as quickly as they are taken; metrics a second are those that
+are stored at the end, over the time from the first result until no more come. `away`: a result
+every `PERIOD` seconds, and the server is killed for a while in the middle.
+
+Blocking is the time that a call keeps its caller: the start of a trial, a result, or its end.
+`lost` and `twice` are metrics that are not in the database at the end, or more often than once. A
+trial here has no more steps than are kept of a curve, so that nothing is thinned.
+
+The last line is JSON: for each way metrics a second, milliseconds of blocking, lost and twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
+
+from mlflow_servers import MlflowServer
+from tracking_ways import METRICS, WAYS, Load
+
+LIMIT_MS = 5.0
+"""Most of the 99th percentile of blocking of ours."""
+PERIOD = 0.02
+"""Seconds."""
+
+
+def measure(way: str, load: Load) -> dict[str, Any]:
+    """Send the load one way to a server of its own, and count what has come."""
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "1"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        server = MlflowServer(folder, f"sqlite:///{folder / 'mlflow.db'}")
+        server.start()
+        try:
+            blocked, seconds, failed = _send(way, load, server, folder)
+            stored, twice = _stored(folder / "mlflow.db")
+        finally:
+            server.kill()
+    return {
+        "metrics_per_second": round(stored / seconds),
+        "blocking_ms": {
+            "median": round(float(np.median(blocked)), 3),
+            "p99": round(float(np.percentile(blocked, 99)), 3),
+            "max": round(max(blocked), 3),
+        },
+        "calls_that_raised": failed,
+        "lost": load.metrics - (stored - twice),
+        "twice": twice,
+    }
+
+
+def _send(
+    way: str, load: Load, server: MlflowServer, folder: Path
+) -> tuple[list[float], float, int]:
+    """Milliseconds of each call, seconds in all, and how many calls raised."""
+    sender = WAYS[way](server.uri, folder, load)
+    blocked: list[float] = []
+    failed = 0
+
+    def call(work: Callable[..., None], *arguments: Any) -> None:
+        nonlocal failed
+        began = time.perf_counter()
+        try:
+            work(*arguments)
+        except Exception as error:  # noqa: BLE001  # whatever a peer raises, its loop goes on
+            failed += 1
+            print(f"{way}: {type(error).__name__}", file=sys.stderr)
+        blocked.append(1000 * (time.perf_counter() - began))
+
+    began = time.perf_counter()
+    for trial in range(load.trials):
+        call(sender.start, trial)
+    values = {f"train/m{index:02d}": 0.1 * index for index in range(METRICS)}
+    with _absence(server, load) if load.away else nullcontext(lambda _: None) as progress:
+        for step in range(1, load.steps + 1):
+            for trial in range(load.trials):
+                call(sender.result, trial, step, values)
+                time.sleep(load.period)
+            progress(step / load.steps)
+    for trial in range(load.trials):
+        call(sender.end, trial)
+    sender.close()
+    return blocked, time.perf_counter() - began, failed
+
+
+@contextmanager
+def _absence(server: MlflowServer, load: Load) -> Iterator[Callable[[float], None]]:
+    """Kills the server once a third is sent, and starts it again `away` seconds later."""
+
+    def restart() -> None:
+        with server.killed():
+            time.sleep(load.away)
+
+    absence = threading.Thread(target=restart)
+
+    def progress(share: float) -> None:
+        if share >= 1 / 3 and absence.ident is None:
+            absence.start()
+
+    yield progress
+    absence.join()
+
+
+def _stored(database: Path) -> tuple[int, int]:
+    """Metrics of results in the database, and how many of them repeat another one."""
+    query = """
+        select count(*),
+            count(*) - count(distinct tags.value || "/" || metrics.key || "/" || metrics.step)
+        from metrics join tags on tags.run_uuid = metrics.run_uuid and tags.key = 'mlflow.runName'
+        where metrics.key like 'train/m%'
+    """
+    with sqlite3.connect(database) as connection:
+        stored, twice = connection.execute(query).fetchone()
+    return stored, twice
+
+
+def alone(way: str, load: Load) -> dict[str, Any]:
+    """Measure in a process of its own, so that neither imports nor threads are another's."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (way, load))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="few results, a short absence")
+    options = parser.parse_args()
+    trials, steps, away = (3, 6, 1.0) if options.small else (20, 50, 30.0)
+    loads = {"fast": Load(trials, steps, 0.0), "away": Load(trials, steps, PERIOD, away)}
+    found: dict[str, dict[str, Any]] = {}
+    for way in WAYS:
+        found[way] = {}
+        for name, load in loads.items():
+            found[way][name] = alone(way, load)
+            print(f"{way}, {name}: {found[way][name]}", flush=True)
+    ours = [found["ours"][name] for name in loads]
+    result = {
+        "benchmark": "tracking",
+        "metrics": loads["fast"].metrics,
+        "away_seconds": away,
+        **found,
+        "limit_p99_ms": LIMIT_MS,
+        "ok": all(
+            r["lost"] == r["twice"] == 0 and r["blocking_ms"]["p99"] <= LIMIT_MS for r in ours
+        ),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The ways to send results to MLflow that `tracking.py` compares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+METRICS = 20
+"""Of a result."""
+SPACE = """
+name: tracked
+task: code
+objectives:
+  correctness: {{direction: maximize, reference: 0}}
+  length: {{direction: maximize, reference: 0}}
+space: {{learning_rate: {{log: [1.0e-5, 1.0e-3]}}}}
+training: {{steps: {steps}, evaluate_every: {steps}}}
+tracking: {{experiment: tracked, uri: "{uri}"}}
+storage: {folder}
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent."""
+
+    trials: int
+    steps: int
+    period: float
+    """Seconds between two results; 0: none."""
+    away: float = 0.0
+    """Seconds for which the server is killed, once a third of the results are sent."""
+
+    @property
+    def metrics(self) -> int:
+        """In all."""
+        return self.trials * self.steps * METRICS
+
+
+class Ours:
+    """The listener of a sweep."""
+
+    def __init__(self, uri: str, folder: Path, load: Load) -> None:
+        from gdpo_tune.events import SweepStarted
+        from gdpo_tune.spec import load_spec
+        from gdpo_tune.tracking import MlflowSink
+
+        path = folder / "tracked.yaml"
+        path.write_text(SPACE.format(uri=uri, folder=folder, steps=load.steps))
+        self._sink = MlflowSink(load_spec(path))
+        self._sink(SweepStarted((), load.trials))
+        self._records: list[Any] = []
+
+    def start(self, trial: int) -> None:
+        """A trial begins."""
+        from gdpo_tune.events import TrialStarted
+
+        self._records.append(_record(trial))
+        self._sink(TrialStarted(self._records[trial]))
+
+    def result(self, trial: int, step: int, values: dict[str, float]) -> None:
+        """A trial reports."""
+        from gdpo_tune.events import TrialProgress
+        from gdpo_tune.trials import Cost, Measurement
+
+        self._sink(TrialProgress(trial, Measurement(step, values, Cost(step, 1.0, 1.0))))
+
+    def end(self, trial: int) -> None:
+        """A trial ends."""
+        from gdpo_tune.events import TrialFinished
+
+        self._records[trial] = _record(trial, ended=True)
+        self._sink(TrialFinished(self._records[trial]))
+
+    def close(self) -> None:
+        """The sweep ends."""
+        from gdpo_tune.events import SweepFinished
+
+        self._sink(SweepFinished(tuple(self._records), interrupted=False))
+        problem = self._sink.close(120.0)
+        if problem:
+            raise SystemExit(problem)
+
+
+def _record(number: int, *, ended: bool = False) -> Any:
+    from gdpo_tune.trials import Cost, Estimate, TrialRecord
+
+    draw = np.random.default_rng(number)
+    test = {name: Estimate(float(draw.random()), 0.02) for name in ("correctness", "length")}
+    done = {"test": test, "validation": test, "feasible": True, "finished": time.time()}
+    return TrialRecord(
+        number=number,
+        role="search",
+        state="complete" if ended else "running",
+        params={"normalization": "gdpo", "learning_rate": 1e-4 + number},
+        seed=number,
+        proposer="model",
+        cost=Cost(64, 1.0, 1.0),
+        started=time.time(),
+        **(done if ended else {}),
+    )
+
+
+class Client:
+    """MLflow's own client."""
+
+    def __init__(self, uri: str, folder: Path, load: Load, *, synchronous: bool) -> None:
+        from mlflow import MlflowClient
+
+        del folder, load
+        self._client = MlflowClient(uri)
+        self._experiment = self._client.create_experiment("tracked")
+        self._runs: list[str] = []
+        self._synchronous = synchronous
+        self._operations: list[Any] = []
+
+    def start(self, trial: int) -> None:
+        """A trial begins."""
+        run = self._client.create_run(self._experiment, run_name=f"trial-{trial}")
+        self._runs.append(run.info.run_id)
+
+    def result(self, trial: int, step: int, values: dict[str, float]) -> None:
+        """A trial reports."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        done = self._client.log_batch(self._runs[trial], metrics, synchronous=self._synchronous)
+        if done is not None:
+            self._operations.append(done)
+
+    def end(self, trial: int) -> None:
+        """A trial ends."""
+        self._client.set_terminated(self._runs[trial])
+
+    def close(self) -> None:
+        """The sweep ends."""
+        for operation in self._operations:
+            operation.wait()
+
+
+class Callback:
+    """Ray's."""
+
+    def __init__(self, uri: str, folder: Path, load: Load) -> None:
+        from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+        del load
+        self._callback = MLflowLoggerCallback(tracking_uri=uri, experiment_name="tracked")
+        self._callback.setup()
+        self._trials: list[Any] = []
+        self._folder = folder
+
+    def start(self, trial: int) -> None:
+        """A trial begins."""
+        from ray.tune.experiment import Trial
+
+        config = {"learning_rate": 1e-4 + trial}
+        self._trials.append(Trial("tracked", config=config, stub=True, trial_id=f"{trial:08d}"))
+        self._callback.log_trial_start(self._trials[trial])
+
+    def result(self, trial: int, step: int, values: dict[str, float]) -> None:
+        """A trial reports."""
+        told = {**values, "training_iteration": step}
+        self._callback.log_trial_result(step, self._trials[trial], told)
+
+    def end(self, trial: int) -> None:
+        """A trial ends."""
+        self._callback.log_trial_end(self._trials[trial])
+
+    def close(self) -> None:
+        """The sweep ends; the callback has nothing left."""
+
+
+WAYS: dict[str, Callable[[str, Path, Load], Any]] = {
+    "ours": Ours,
+    "sync": lambda uri, folder, load: Client(uri, folder, load, synchronous=True),
+    "async": lambda uri, folder, load: Client(uri, folder, load, synchronous=False),
+    "ray": Callback,
+}

@@ -1,0 +1,153 @@
+"""A real sweep's MLflow in a real browser: its deep link opens a scatter of every trial.
+
+What a view holds is documented nowhere, so this shows that the installed MLflow reads it as meant.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+
+from made_up_sweep import send
+from mlflow import MlflowClient
+from mlflow_servers import PATIENCE, ROOT, MlflowServer
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+from gdpo_tune.tracking.mlflow_writer import create_database
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
+]
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--enable-unsafe-swiftshader",
+    "--window-size=1900,1300",
+]
+SHORT = (
+    "search.trials=4",
+    "search.sampler=random",
+    "search.scheduler={type: fifo}",
+    "search.replicates={per_point: 1, max_runs: 1}",
+    "training.steps=4",
+    "training.validation_prompts=16",
+    "training.test_prompts=16",
+    "constraints={}",
+)
+FIGURES = """
+return [...document.querySelectorAll('.js-plotly-plot')].map(figure => ({
+  type: figure.data[0].type,
+  count: (figure.data[0].x || figure.data[0].dimensions[0].values).length,
+  colors: [].concat(figure.data[0].marker ? figure.data[0].marker.color : []),
+  names: (figure.data[0].text || []),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium with its driver on this machine")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    create_database(folder / "mlflow.db")
+    server = MlflowServer(folder, f"sqlite:///{folder / 'mlflow.db'}")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory, server):
+    """What a short sweep of the embedded policy printed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    space = ROOT / "search_spaces" / "code.yaml"
+    changes = [*SHORT, f"storage={folder}", f"tracking.uri={server.uri}"]
+    words = [word for change in changes for word in ("--set", change)]
+    command = [sys.executable, "-m", "gdpo_tune.sweep", str(space), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def shown(browser, address, kind, least=1):
+    """Open a page and return its figures of a kind, once there are enough of them."""
+    browser.get("about:blank")  # or a new fragment would only be a step inside of the same page
+    browser.get(address)
+
+    def ready(_):
+        figures = browser.execute_script(FIGURES)
+        found = [figure for figure in figures if figure["type"] == kind]
+        return found if len(found) >= least else None
+
+    return WebDriverWait(browser, PATIENCE).until(ready)
+
+
+def test_the_deep_link_in_the_console_opens_a_scatter_of_every_trial(browser, server, sweep):
+    (link,) = re.findall(rf"in MLflow +({server.uri}/#\S+)", sweep)
+    scatters = shown(browser, link, "scatter", least=2)
+    client = MlflowClient(server.uri)
+    runs = client.search_runs(["1"], "tags.trial != ''")
+    assert len(runs) >= 6  # both baselines and four of the search
+    assert all("objective/correctness" in run.data.metrics for run in runs)
+    for scatter in scatters:
+        assert sorted(scatter["names"]) == sorted(run.info.run_name for run in runs)
+    colors = {run.info.run_name: run.data.tags["mlflow.runColor"] for run in runs}
+    assert dict(zip(scatters[0]["names"], scatters[0]["colors"], strict=True)) == colors
+
+
+def test_the_report_opens_among_the_artifacts_of_the_sweeps_run(browser, server, sweep):
+    client = MlflowClient(server.uri)
+    (parent,) = client.search_runs(["1"], "tags.role = 'sweep'")
+    browser.get("about:blank")
+    browser.get(f"{server.uri}/#/experiments/1/runs/{parent.info.run_id}/artifacts/report.html")
+    frame = WebDriverWait(browser, PATIENCE).until(
+        lambda _: browser.find_elements("css selector", "iframe")
+    )[0]
+    browser.switch_to.frame(frame)
+    drawn = "return document.querySelectorAll('.js-plotly-plot .main-svg').length"
+    WebDriverWait(browser, PATIENCE).until(lambda _: browser.execute_script(drawn))
+    assert "Pareto front" in browser.execute_script("return document.title")
+    browser.switch_to.default_content()
+
+
+def test_views_of_many_trials_hold_the_front(browser, server, tmp_path):
+    _, records, link = send(tmp_path, server.uri, 150, steps=False)
+    (scatter, *_) = shown(browser, link, "scatter", least=3)
+    client = MlflowClient(server.uri)
+    front = client.search_runs(["1", "2"], "tags.pareto = 'true' and tags.sweep = 'made_up'")
+    assert len(records) > 150
+    assert scatter["count"] >= 99
+    assert {run.info.run_name for run in front} <= set(scatter["names"])
+
+    alone = shown(browser, link.replace("-trials", "-front"), "scatter", least=3)[0]
+    assert sorted(alone["names"]) == sorted(run.info.run_name for run in front)
+    trace = shown(browser, link.replace("-trials", "-progress"), "scatter", least=2)[0]
+    assert trace["count"] > 1
