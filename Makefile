@@ -18,6 +18,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/driver.py
 	python benchmarks/utilisation.py
+	python benchmarks/tracking.py
 	python benchmarks/normalization.py
 	python benchmarks/search/samplers.py
 	python benchmarks/search/schedulers.py
@@ -32,6 +33,7 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/step.py --small
 	python benchmarks/driver.py --small
 	python benchmarks/utilisation.py --small
+	python benchmarks/tracking.py --small
 	python benchmarks/normalization.py --small
 	python benchmarks/search/samplers.py --small
 	python benchmarks/search/schedulers.py --small

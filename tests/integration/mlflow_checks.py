@@ -5,7 +5,7 @@ import time
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def runs_of(client):

@@ -21,7 +21,7 @@ import tracking_driver
 
 DRIVER = Path(tracking_driver.__file__)
 ROOT = DRIVER.parents[2]
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def free_port() -> int:

@@ -77,7 +77,7 @@ class Times:
         return record(number, *self.known[number])
 
 
-def main(folder, uri, pause=0.0, timeout=30.0):
+def main(folder, uri, pause=0.0, timeout=120.0):
     """Run the sweep, or what is left of it; return the sink's closing words."""
     spec = spec_of(folder, uri)
     times = Times(folder / "times.json")
