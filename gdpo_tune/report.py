@@ -86,8 +86,10 @@ def _compare(options: argparse.Namespace) -> int:
 
     if options.against and options.modes:
         raise UsageError("compare two sweeps, or two --modes of one: not both")
-    if options.pick or options.overrides or options.name:
-        raise UsageError("--pick, --set and --name have no effect on a comparison: leave them out")
+    if options.pick or options.overrides or options.name or options.sync:
+        raise UsageError(
+            "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
+        )
 
     from gdpo_tune.choosing import find_sweep
     from gdpo_tune.comparing import compare_modes, compare_sweeps
