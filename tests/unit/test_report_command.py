@@ -116,5 +116,6 @@ def test_what_cannot_be_compared(tmp_path):
         report.main([one, "--modes", "gdpo", "gdpo"])
     with pytest.raises(UsageError, match="not both"):
         report.main([one, other, "--modes", "gdpo", "grpo"])
-    with pytest.raises(UsageError, match="no effect on a comparison"):
-        report.main([one, other, "--pick", "knee"])
+    for without_effect in (["--pick", "knee"], ["--sync"]):
+        with pytest.raises(UsageError, match="no effect on a comparison"):
+            report.main([one, other, *without_effect])
