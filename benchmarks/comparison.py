@@ -12,7 +12,7 @@ have them. Each pair is compared as `python -m gdpo_tune.report` does it.
 
 Printed: the share of pairs in which any corrected test finds a difference (a verdict asks for the
 interval besides, so it is wrong at most as often), of those in which the hypervolume's does, and,
-over every fifth pair, of intervals of the hypervolume ratio that hold 1, the truth for equal
+over every tenth pair, of intervals of the hypervolume ratio that hold 1, the truth for equal
 sweeps. The last line is JSON.
 """
 
@@ -38,7 +38,7 @@ GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "form
 NOISE = 0.04
 MODES = ("a", "b")
 STARTUP = 4
-EVERY = 5
+EVERY = 10
 """Pairs for each one whose interval is looked at: intervals take most of the time."""
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "random": lambda seed: RandomSampler(seed=seed),

@@ -23,12 +23,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import moocore
 import numpy as np
 
 from gdpo_tune.analysis.attainment import coverage
-from gdpo_tune.analysis.pareto import Floats, loss_hypervolume, losses, volume
+from gdpo_tune.analysis.pareto import Floats, loss_hypervolume, losses, reference_losses
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.resampling import (
+    Indices,
     drawn_again,
     holm,
     middle,
@@ -128,11 +130,18 @@ def p_values(left: Side, right: Side) -> list[float]:
 
 
 def _hypervolume_p(left: Side, right: Side) -> float:
-    both, goals = np.vstack([left.points, right.points]), left.objectives
-    whole = np.isfinite(both).all(axis=1)
+    """Of the difference in hypervolume between the sides."""
+    both, reference = np.vstack([left.points, right.points]), reference_losses(left.objectives)
+    # A NaN is not below the reference either.
+    inside = (both < reference).all(axis=1)
+    measure = moocore.Hypervolume(ref=reference)
 
-    def ahead(mine: np.ndarray, others: np.ndarray) -> float:
-        return volume(both[mine[whole[mine]]], goals) - volume(both[others[whole[others]]], goals)
+    def volume(rows: Indices) -> float:
+        kept = rows[inside[rows]]
+        return float(measure(both[kept])) if len(kept) else 0.0
+
+    def ahead(deals: Indices) -> Floats:
+        return np.array([volume(d[: left.tried]) - volume(d[left.tried :]) for d in deals])
 
     return permutation_p(left.tried, right.tried, ahead)
 
@@ -141,7 +150,9 @@ def _objective_p(left: Side, right: Side, index: int) -> float:
     """Of the ranks of an objective among measured configurations (Mann and Whitney)."""
     mine, others = _column(left, index), _column(right, index)
     ranks = _mid_ranks(np.concatenate([mine, others]))
-    return permutation_p(len(mine), len(others), lambda rows, _: -float(ranks[rows].sum()))
+    return permutation_p(
+        len(mine), len(others), lambda deals: -ranks[deals[:, : len(mine)]].sum(axis=1)
+    )
 
 
 def _superiority(left: Side, right: Side, index: int) -> tuple[float, Interval]:

@@ -66,13 +66,8 @@ def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
 
 def loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
     """The same for values that are losses already."""
-    return volume(points[np.isfinite(points).all(axis=1)], objectives)
-
-
-def volume(points: Floats, objectives: Sequence[Objective]) -> float:
-    """The same for losses that are known to be finite, for who asks thousands of times."""
     reference = reference_losses(objectives)
-    inside = (points < reference).all(axis=1)
+    inside = np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
     if not inside.any():
         return 0.0
     return float(moocore.hypervolume(points[inside], ref=reference))
