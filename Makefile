@@ -24,6 +24,8 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/schedulers.py
 	python benchmarks/search/replay.py
 	python benchmarks/search/sweeps.py
+	python benchmarks/comparison.py
+	python benchmarks/report.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
@@ -39,6 +41,8 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
+	python benchmarks/comparison.py --small
+	python benchmarks/report.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small

@@ -30,6 +30,7 @@ FLAGS = [
     "--virtual-time-budget=8000",
     "--window-size=1366,4000",
 ]
+PHONE = 390
 PROBE = """
 <script>
 addEventListener("load", () => {
@@ -42,6 +43,10 @@ addEventListener("load", () => {
   heads[column].click();
   document.body.dataset.rising = rising.join(" ");
   document.body.dataset.falling = order().join(" ");
+  document.body.dataset.width = document.documentElement.scrollWidth;
+  document.body.dataset.window = innerWidth;
+  document.body.dataset.paper = getComputedStyle(document.body).backgroundColor;
+  document.body.dataset.figure = document.querySelector("#figure-progress .main-svg").style.background;
   document.body.dataset.requests = performance.getEntriesByType("resource").length;
 });
 </script>
@@ -49,7 +54,7 @@ addEventListener("load", () => {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def report(tmp_path_factory):
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine")
     folder = tmp_path_factory.mktemp("report")
@@ -59,10 +64,20 @@ def page(tmp_path_factory):
         write_steps(record)
     report = write_report(spec, records)
     report.write_text(report.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
-    profile = f"--user-data-dir={folder / 'profile'}"
-    command = [CHROMIUM, *FLAGS, profile, "--dump-dom", f"file://{report}"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return report
+
+
+def opened(report, *flags):
+    """The page as Chromium has it once its scripts have run."""
+    profile = f"--user-data-dir={report.parent / 'profile'}"
+    command = [CHROMIUM, *FLAGS, profile, *flags, "--dump-dom", f"file://{report}"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return re.sub(r"<script.*?</script>", "", found.stdout, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return opened(report)
 
 
 def attribute(page, name):
@@ -70,9 +85,10 @@ def attribute(page, name):
 
 
 def test_every_figure_is_drawn(page):
-    for name in ("pairs", "all", "progress", "shares", "training"):
+    drawn = ("pairs", "surfaces", "all", "importance", "slices", "progress", "shares", "training")
+    for name in (*drawn, "timeline"):
         assert f'id="figure-{name}"' in page
-    assert page.count('class="plot-container plotly"') == 5
+    assert page.count('class="plot-container plotly"') == len(drawn) + 1
     assert "no-webgl" not in page
 
 
@@ -87,3 +103,17 @@ def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):
 
 def test_the_page_asks_for_nothing(page):
     assert attribute(page, "requests") == "0"
+
+
+def test_the_page_is_light_by_default(page):
+    assert attribute(page, "paper") == attribute(page, "figure") == "rgb(255, 255, 255)"
+
+
+def test_page_and_figures_are_dark_where_that_is_preferred(report):
+    page = opened(report, "--blink-settings=preferredColorScheme=0")
+    assert attribute(page, "paper") == attribute(page, "figure") == "rgb(20, 24, 30)"
+
+
+def test_on_a_phone_figures_and_tables_scroll_and_the_page_does_not(report):
+    page = opened(report, f"--window-size={PHONE},2000")
+    assert int(attribute(page, "width")) <= int(attribute(page, "window"))
