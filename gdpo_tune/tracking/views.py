@@ -29,6 +29,8 @@ EXPERIMENT = "@experiment@"
 """Stands for the experiment's id."""
 PARENT = "@parent@"
 """Stands for the id of the sweep's run, which is part of every key: sweeps share experiments."""
+WORKFLOW = "workflowType=machine_learning"
+"""Of MLflow's two faces, that of training; the other one is about language-model traces."""
 PREFIX = "mlflow.sharedViewState."
 LOADED = 100
 """Runs that MLflow's page loads at a time."""
@@ -77,7 +79,7 @@ def server_address(uri: str) -> str:
 def link(view: str = TRIALS) -> str:
     """Address of a view in MLflow, charts first."""
     return (
-        f"{SERVER}#/experiments/{EXPERIMENT}/runs?workflowType=machine_learning"
+        f"{SERVER}#/experiments/{EXPERIMENT}/runs?{WORKFLOW}"
         f"&viewStateShareKey={key(view)}&compareRunsMode=CHART"
     )
 
@@ -94,8 +96,9 @@ def links() -> str:
 
 def note_line(spec: SweepSpec) -> str:
     """The sweep's line in the experiment's note, in Markdown; `noted` puts it there."""
-    artifacts = f"{SERVER}#/experiments/{EXPERIMENT}/runs/{PARENT}/artifacts"
-    return f"- **{spec.name}**: {links()}, [report and table of the front]({artifacts})"
+    run = f"{SERVER}#/experiments/{EXPERIMENT}/runs/{PARENT}"
+    report = f"{run}/artifacts/report.html?{WORKFLOW}"
+    return f"- **{spec.name}**: {links()}, [report]({report})"
 
 
 def noted(note: str, line: str, parent: str) -> str:
