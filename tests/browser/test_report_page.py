@@ -46,7 +46,8 @@ addEventListener("load", () => {
   document.body.dataset.width = document.documentElement.scrollWidth;
   document.body.dataset.window = innerWidth;
   document.body.dataset.paper = getComputedStyle(document.body).backgroundColor;
-  document.body.dataset.figure = document.querySelector("#figure-progress .main-svg").style.background;
+  const figure = document.querySelector("#figure-progress .main-svg");
+  document.body.dataset.figure = figure.style.background;
   document.body.dataset.requests = performance.getEntriesByType("resource").length;
 });
 </script>
