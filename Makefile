@@ -24,7 +24,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/schedulers.py
 	python benchmarks/search/replay.py
 	python benchmarks/search/sweeps.py
-	python benchmarks/comparison.py
+	python benchmarks/verdicts.py
 	python benchmarks/report.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
@@ -41,7 +41,7 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
-	python benchmarks/comparison.py --small
+	python benchmarks/verdicts.py --small
 	python benchmarks/report.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small

@@ -1,6 +1,6 @@
 """How often a comparison of two sweeps is wrong, and how often it finds a difference: simulated.
 
-    python benchmarks/comparison.py [--pairs 200] [--small]
+    python benchmarks/verdicts.py [--pairs 200] [--small]
 
 Simulated sweeps: two reward weights and a learning rate, searched on log scales; three objectives
 that trade by the weights' shares and fall with a learning rate off its best; noise of training and
