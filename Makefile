@@ -25,7 +25,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/replay.py
 	python benchmarks/search/sweeps.py
 	python benchmarks/verdicts.py
-	python benchmarks/report.py
+	python benchmarks/thousand_trials.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
@@ -42,7 +42,7 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
 	python benchmarks/verdicts.py --small
-	python benchmarks/report.py --small
+	python benchmarks/thousand_trials.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small

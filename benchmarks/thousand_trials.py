@@ -1,6 +1,6 @@
 """What a report costs: CPU time, wall time and size, for a sweep of many trials.
 
-    python benchmarks/report.py [--trials 1000] [--small]
+    python benchmarks/thousand_trials.py [--trials 1000] [--small]
 
 A made-up sweep of `search_spaces/code.yaml`: trials over all of its space, one in ten stopped at a
 rung or failed, replicates of the front, 60 steps of metrics and completions in every folder. The
