@@ -19,10 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
 ]
 
-PAUSE = 0.05
-"""Seconds between two steps of a trial: a trial takes two."""
-TIMEOUT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
-"""So that a server that hangs is given up while the sweep still runs."""
+PAUSE = 0.25
+"""Seconds between two steps of a trial: a trial takes ten."""
+TIMEOUT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""So that a server that hangs is given up while the sweep still runs; one that is slow is not."""
 
 
 @pytest.fixture(scope="module")
