@@ -46,8 +46,8 @@ addEventListener("load", () => {
   document.body.dataset.width = document.documentElement.scrollWidth;
   document.body.dataset.window = innerWidth;
   document.body.dataset.paper = getComputedStyle(document.body).backgroundColor;
-  const figure = document.querySelector("#figure-progress .main-svg");
-  document.body.dataset.figure = figure.style.background;
+  const drawing = document.querySelector("#figure-progress .main-svg");
+  document.body.dataset.figure = drawing.style.background;
   document.body.dataset.requests = performance.getEntriesByType("resource").length;
 });
 </script>
@@ -60,7 +60,7 @@ def report(tmp_path_factory):
         pytest.skip("no Chromium on this machine")
     folder = tmp_path_factory.mktemp("report")
     spec = make_spec(folder)
-    records = make_records(spec, 14, replicates=4, failed=(4, 7))
+    records = make_records(spec, 18, replicates=4, failed=(4, 7))
     for record in records[1:]:
         write_steps(record)
     report = write_report(spec, records)

@@ -1,5 +1,6 @@
 """What the single pictures hold: the data, not the looks."""
 
+import itertools
 from dataclasses import replace
 from statistics import fmean
 
@@ -7,15 +8,22 @@ import pytest
 from figures_support import make_records, make_spec, write_steps
 
 from gdpo_tune.analysis import build_front
+from gdpo_tune.completions import LONGEST, read_completions, shortened, write_completions
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading, hover_text, standing
 from gdpo_tune.figures.hypervolume import hypervolume_figure
 from gdpo_tune.figures.learning import MAX_CURVES, learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import parallel_figure
+from gdpo_tune.figures.rungs import rungs_figure
+from gdpo_tune.figures.samples import samples
 from gdpo_tune.figures.shares import MAX_BARS, shares_figure
+from gdpo_tune.figures.slices import slices_figure
 from gdpo_tune.figures.steps import reward_names, steps_of
-from gdpo_tune.trials import Cost, Measurement
+from gdpo_tune.figures.surfaces import surfaces_figure
+from gdpo_tune.figures.timeline import timeline_figure, utilisation
+from gdpo_tune.spec.model import Constraint
+from gdpo_tune.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 
 
 @pytest.fixture
@@ -143,12 +151,26 @@ def test_the_hypervolume_curve_is_the_trace(front):
     assert curve.y[-1] == pytest.approx(front.hypervolume)
 
 
-def test_every_trial_that_ended_has_one_mark(front):
-    marks = hypervolume_figure(front).data[1:]
-    assert sum(len(trace.x) for trace in marks) == len(front.hypervolume_over_trials)
-    names = {trace.name: len(trace.x) for trace in marks}
-    assert names["replicate"] == 4
-    assert names["failed or stopped"] == 1
+def test_every_trial_that_ended_has_one_mark_in_every_panel(front):
+    figure = hypervolume_figure(front)
+    for axis in ("x", "x2", "x3"):
+        marks = [t for t in figure.data if t.mode == "markers" and t.xaxis == axis]
+        assert sum(len(trace.x) for trace in marks) == len(front.hypervolume_over_trials)
+        names = {trace.name: len(trace.x) for trace in marks}
+        assert names["replicate"] == 4
+        assert names["failed or stopped"] == 1
+
+
+def test_hypervolume_stands_against_time_and_work(front):
+    figure = hypervolume_figure(front, gpus=2.0)
+    titles = [axis.title.text for axis in figure.select_xaxes()]
+    assert titles == ["trials ended", "hours since the first start", "GPU-hours"]
+    lines = [trace for trace in figure.data if trace.mode == "lines"]
+    trained = [r for r in front.records if r.role != "untrained"]
+    hours = (max(r.finished for r in trained) - front.records[0].started) / 3600
+    assert lines[1].x[-1] == pytest.approx(hours)
+    assert lines[2].x[-1] == pytest.approx(2 * sum(r.cost.seconds for r in trained) / 3600)
+    assert "CPU-hours" in [axis.title.text for axis in hypervolume_figure(front).select_xaxes()]
 
 
 # Parallel coordinates
@@ -234,3 +256,91 @@ def test_a_long_front_is_thinned_in_the_shares(tmp_path):
     one = [measured(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
     (bars,) = shares_figure(front, {record.number: one for record in front.records}).data
     assert MAX_BARS / 2 <= len(bars.x) <= MAX_BARS + 1
+
+
+# Constraints
+
+
+def test_a_constraint_is_a_line_where_it_can_be_seen(front):
+    inside = pairs_figure(front, {"correctness": Constraint(op=">=", bound=0.5)})
+    assert [line.x0 for line in inside.layout.shapes if line.x0 == line.x1] == [0.5, 0.5]
+    outside = pairs_figure(front, {"correctness": Constraint(op=">=", bound=-3.0)})
+    assert not outside.layout.shapes
+
+
+# Timeline
+
+
+def test_trials_side_by_side_have_lanes_of_their_own(front):
+    bars = timeline_figure(front.records).data
+    spans = [
+        (lane, start, start + length)
+        for trace in bars
+        for lane, start, length in zip(trace.y, trace.base, trace.x, strict=True)
+    ]
+    assert len(spans) == len(front.records)
+    for lane in {lane for lane, _, _ in spans}:
+        of_lane = sorted((start, end) for other, start, end in spans if other == lane)
+        ends = [end for _, end in of_lane]
+        assert all(end <= start for end, (start, _) in zip(ends, of_lane[1:], strict=False))
+
+
+def test_utilisation_is_work_over_slots():
+    records = [
+        TrialRecord(n, "search", "complete", {}, n, "model", cost=Cost(1, 30.0, 30.0), finished=end)
+        for n, end in enumerate((50.0, 100.0, 260.0))
+    ]
+    killed = [{"started": 0.0, "slots": 1}, {"started": 200.0, "slots": 2, "finished": 250.0}]
+    assert "1 min 30 s of the 3 min 20 s" in utilisation(records, killed)
+    assert ": 45%." in utilisation(records, killed)
+    assert utilisation(records, []) == utilisation([], killed) == ""
+
+
+# Attainment surfaces
+
+
+def test_surfaces_lie_between_nobody_and_everybody(front):
+    lines = [t for t in surfaces_figure(front).data if t.type == "contour"]
+    assert len(lines) == 9
+    for line in lines:
+        assert line.z[0][0] == 0.0
+        assert line.z[-1][-1] == 1.0
+        assert all(a <= b for row in line.z for a, b in itertools.pairwise(row))
+
+
+# Slices and rungs
+
+
+def test_slices_show_every_configuration_once_a_panel(spec, front):
+    figure = slices_figure(front, spec.space.dimensions)
+    trained = sum(c.role != "untrained" for c in front.configurations)
+    panels = {(trace.xaxis, trace.yaxis) for trace in figure.data}
+    assert len(panels) == 9
+    assert sum(len(trace.x) for trace in figure.data) == 9 * trained
+
+
+def test_a_cross_where_a_trial_was_stopped(front):
+    rungs = tuple(
+        Rung(step, {goal.name: Estimate(0.1 * step, 0.01) for goal in front.objectives}, Cost(step))
+        for step in (2, 4)
+    )
+    stopped = replace(front.records[3], state="pruned", rungs=rungs)
+    curves = rungs_figure(replace(front, records=(stopped,))).data
+    assert [tuple(curve.y) for curve in curves] == [(0.2, 0.4)] * 3
+    assert [curve.marker.symbol[-1] for curve in curves] == ["x"] * 3
+
+
+# Completions
+
+
+def test_completions_are_kept_short_and_shown_as_text(front):
+    said = shortened("?" * 5000, "<script>alert(1)</script>" + "!" * 5000, {"correctness": 1.0})
+    assert max(len(said.prompt), len(said.completion)) == LONGEST + 1
+    assert samples(front) == ""
+    directory = front.members[0].numbers[0]
+    write_completions(front.records[directory].directory, [said])
+    assert read_completions(front.records[directory].directory) == [said]
+    shown = samples(front)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;!!!" in shown
+    assert "<script>" not in shown
+    assert "correctness 1" in shown

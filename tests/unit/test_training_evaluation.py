@@ -10,6 +10,7 @@ import pytest
 import torch
 from training_support import SETTINGS, ToyTask, write_policy
 
+from gdpo_tune.completions import MOST
 from gdpo_tune.errors import NonFiniteError
 from gdpo_tune.policies.load import load_policy
 from gdpo_tune.tasks.base import Scores
@@ -49,6 +50,15 @@ def test_estimates_are_reproducible_and_the_global_state_stays(policy):
     assert first == run(7)
     assert first != run(8)
     assert tuple(first) == task.metrics
+
+
+def test_the_first_completion_of_the_first_prompts_is_kept_and_changes_nothing(policy):
+    model, tokenizer = policy
+    task, data, kept = ToyTask(SETTINGS), held_out(tokenizer, MOST + 2), []
+    found = evaluate(model, tokenizer, task, data, SETTINGS, 3, kept=kept)
+    assert found == evaluate(model, tokenizer, task, data, SETTINGS, 3)
+    assert [said.prompt for said in kept] == [problem.prompt for problem in data.problems[:MOST]]
+    assert all(tuple(said.metrics) == task.metrics for said in kept)
 
 
 def test_every_completion_is_judged_with_its_own_problem(policy):
