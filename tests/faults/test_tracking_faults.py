@@ -66,7 +66,7 @@ def test_a_server_that_fails_for_a_while_gets_everything_once(tmp_path, server, 
 
 def test_a_server_that_never_comes_back_costs_nothing_but_a_line(tmp_path, server):
     with server.hung():
-        driver = start_driver(tmp_path, server.uri, 0.0, **TIMEOUT)
+        driver = start_driver(tmp_path, server.uri, 0.0, 10.0, **TIMEOUT)
         out, _ = driver.communicate(timeout=PATIENCE)
         assert driver.returncode == 0
         assert "updates did not reach" in out

@@ -62,10 +62,13 @@ class MlflowServer:
         wait_for(f"{self.uri}/health")
 
     def kill(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            others = psutil.Process(self._process.pid).children(recursive=True)
+            os.killpg(self._process.pid, signal.SIGKILL)
+            psutil.wait_procs(others, PATIENCE)  # the address is theirs until they are gone
+        self._process.wait()
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -128,10 +131,12 @@ def wait_for(url: str) -> None:
             time.sleep(0.1)
 
 
-def start_driver(folder: Path, uri: str, pause: float, **environment: str) -> subprocess.Popen:
+def start_driver(
+    folder: Path, uri: str, pause: float, timeout: float = 120.0, **environment: str
+) -> subprocess.Popen:
     """A sweep without training in a process of its own; it prints a line for each trial."""
     return subprocess.Popen(
-        [sys.executable, str(DRIVER), str(folder), uri, str(pause)],
+        [sys.executable, str(DRIVER), str(folder), uri, str(pause), str(timeout)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

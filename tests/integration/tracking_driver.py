@@ -1,8 +1,8 @@
-"""A sweep without training, for the tracking tests: `python tracking_driver.py FOLDER URI [PAUSE]`.
+"""A sweep without training, for the tracking tests: `python tracking_driver.py FOLDER URI PAUSE TIMEOUT`.
 
 Four trials of forty steps go through the sink as tuning would send them. What is finished is kept
 in a file, as the ledger would, so that the same command goes on after a kill. PAUSE seconds pass
-before each step, and each started trial prints a line.
+before each step, each started trial prints a line, and what is left at the end has TIMEOUT seconds.
 """
 
 import json
@@ -105,4 +105,4 @@ def main(folder, uri, pause=0.0, timeout=120.0):
 
 
 if __name__ == "__main__":
-    print(main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
+    print(main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4])))
