@@ -89,11 +89,11 @@ def test_a_parameter_that_never_changed_is_left_out():
 
 
 def test_the_words_say_what_the_intervals_say():
-    front = sweep(5, weight=0.1)
+    front = sweep(7, weight=0.1)
     known, unknown = reading(front, of(front)[1])
     told = next(line for line in known if line.startswith("weight explains"))
     assert " of a: going from 0.1" in told
-    assert "lowers it by 0.2" in told
+    assert "lowers it by 0.195 (0.17 to 0.21)" in told
     assert not any(line.startswith(("mode", "idle")) for line in known)
     assert any(
         line.startswith("No effect could be told from noise: mode and idle.") for line in unknown
