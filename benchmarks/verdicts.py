@@ -99,7 +99,7 @@ def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[
                 state="complete",
                 params={"normalization": mode, "learning_rate": rate, "number": number},
                 seed=number,
-                proposer="model",
+                proposer="startup" if sampler == "random" or number < STARTUP else "model",
                 validation=found,
                 test=found,
                 feasible=True,
@@ -125,7 +125,10 @@ def sides_of(case: Case, seed: int) -> list[Side]:
             sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
             for side, trials in enumerate(case.trials)
         ]
-    return [side_of(name, group, GOALS) for name, group in zip("AB", groups, strict=True)]
+    shared = len(case.trials) == 1
+    return [
+        side_of(name, group, GOALS, shared=shared) for name, group in zip("AB", groups, strict=True)
+    ]
 
 
 def measure(case: Case, pairs: int) -> dict[str, float]:

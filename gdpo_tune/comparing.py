@@ -69,13 +69,13 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> Compared:
         raise UsageError(f"--modes {first} {second}: name two different modes")
     goals = sweep.spec.objective_list()
     sides = [
-        side_of(mode, [r for r in sweep.records if r.params.get(MODE) == mode], goals)
+        side_of(mode, [r for r in sweep.records if r.params.get(MODE) == mode], goals, shared=True)
         for mode in (first, second)
     ]
     notes = [
-        "Both modes come from one search, which proposed more of what looked better: see "
-        "docs/comparison.md for how often that alone makes a difference. Two sweeps with one mode "
-        "each tell more."
+        "Both modes come from one search, which proposed more of what looked better. Objectives are "
+        f"compared over the {len(sides[0].independent)} and {len(sides[1].independent)} "
+        "configurations that no model proposed; two sweeps with one mode each tell more."
     ]
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
     return _compared(sides[0], sides[1], notes, file)

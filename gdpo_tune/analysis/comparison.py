@@ -14,7 +14,9 @@ whether both sides could have come out of the same urn:
 A larger search has a better front by its size alone, so hypervolumes are compared at the smaller
 side's number of configurations: the mean over random choices of as many of the larger one's. A
 trial that was stopped at a rung counts as a configuration that adds nothing, as does one that
-breaks a constraint; failed trials are left out.
+breaks a constraint; failed trials are left out. Two modes of one sweep are compared objective by
+objective over configurations that no model proposed: a model that found one mode good in one corner
+tries more of that mode there, which is no merit of the mode.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ def _superiority(left: Side, right: Side, index: int) -> tuple[float, Interval]:
 
 def _column(side: Side, index: int) -> Floats:
     goal = side.objectives[index]
-    values = [[c.mean[goal.name].mean] for c in side.configurations]
+    values = [[c.mean[goal.name].mean] for c in side.independent]
     return losses(values, [goal])[:, 0]
 
 

@@ -33,6 +33,8 @@ class Side:
     objectives: tuple[Objective, ...]
     configurations: tuple[Configuration, ...]
     """Measured at full budget, feasible or not."""
+    independent: tuple[Configuration, ...]
+    """Those whose values may be compared one by one: see `side_of`."""
     stopped: int
     """Configurations that ended at a rung."""
     failed: int
@@ -64,18 +66,36 @@ class Side:
         return any(c.seeds > 1 for c in self.configurations)
 
 
-def side_of(name: str, records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> Side:
-    """What a search tried: its trials without the baselines, which no search proposed."""
+def side_of(
+    name: str,
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    *,
+    shared: bool = False,
+) -> Side:
+    """What a search tried: its trials without the baselines, which no search proposed.
+
+    Args:
+        name: of the side.
+        records: its trials.
+        objectives: of the sweep.
+        shared: the other side's trials come from the same sweep. Then a model moved one side's
+            proposals because of the other's values, and only those that no model made are
+            independent of them.
+    """
     kept = [r for r in records if r.role not in ("untrained", "published")]
     goals = tuple(objectives)
     stopped = sum(
         first_of(seeds).state == "pruned" and not any(is_measured(seed, goals) for seed in seeds)
         for seeds in grouped(kept).values()
     )
+    known = tuple(configurations(kept, goals))
+    modelled = {record.number for record in kept if record.proposer == "model"}
     return Side(
         name=name,
         objectives=goals,
-        configurations=tuple(configurations(kept, goals)),
+        configurations=known,
+        independent=tuple(c for c in known if not (shared and c.first in modelled)),
         stopped=stopped,
         failed=sum(record.state == "failed" for record in kept),
         seconds=sum(record.cost.seconds for record in kept),

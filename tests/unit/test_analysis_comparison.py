@@ -107,6 +107,14 @@ def test_what_counts_as_tried():
     assert np.isfinite(found.points).all(axis=1).sum() == 2
 
 
+def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
+    records = [replace(r, proposer="startup" if r.number < 4 else "model") for r in search(9, 12)]
+    assert len(side_of("x", records, GOALS).independent) == 12
+    found = side_of("x", records, GOALS, shared=True)
+    assert [c.first for c in found.independent] == [0, 1, 2, 3]
+    assert found.tried == 12
+
+
 def test_more_trials_do_not_make_a_better_search():
     found = compare(side(8, 10), side(8, 30))
     assert found.count == 10

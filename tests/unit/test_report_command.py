@@ -63,7 +63,7 @@ def search(folder, name, shift=0.0, mode="gdpo", overrides=()):
             params = spec.space.baseline(
                 {"normalization": of_mode, "reward_weights.format": weight}
             )
-            ledger.start(params, "search", "model", seed=number)
+            ledger.start(params, "search", "startup", seed=number)
             share = (number + 1) / 14
             ledger.complete(number, outcome(share + shift, 1 - share + shift, 0.5 + shift))
     return spec.directory
@@ -84,7 +84,10 @@ def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
     folder = search(tmp_path, "both", mode="grpo")
     assert report.main([str(folder), "--modes", "gdpo", "grpo"]) == 0
     assert "gdpo and grpo cannot be told apart" in capsys.readouterr().out
-    assert "Both modes come from one search" in (folder / "comparison_gdpo_grpo.html").read_text()
+    assert (
+        "the 6 and 6 configurations that no model proposed"
+        in (folder / "comparison_gdpo_grpo.html").read_text()
+    )
 
 
 def test_what_sweeps_differ_in_besides_is_said(tmp_path, capsys):
