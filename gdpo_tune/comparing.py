@@ -73,8 +73,8 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> Compared:
         for mode in (first, second)
     ]
     notes = [
-        "Both modes come from one search, which proposed more of what looked better. Objectives are "
-        f"compared over the {len(sides[0].independent)} and {len(sides[1].independent)} "
+        "Both modes come from one search, which proposed more of what looked better. Objectives "
+        f"are compared over the {len(sides[0].independent)} and {len(sides[1].independent)} "
         "configurations that no model proposed; two sweeps with one mode each tell more."
     ]
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
