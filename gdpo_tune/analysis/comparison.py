@@ -135,7 +135,7 @@ def _hypervolume_p(left: Side, right: Side) -> float:
     """Of the difference in hypervolume between the sides."""
     both, reference = np.vstack([left.points, right.points]), reference_losses(left.objectives)
     # A NaN is not below the reference either.
-    inside = (both < reference).all(axis=1)
+    inside = np.all(both < reference, axis=1)
     measure = moocore.Hypervolume(ref=reference)
 
     def volume(rows: Indices) -> float:

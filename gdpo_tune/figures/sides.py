@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations, islice
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -48,7 +49,7 @@ def sides_figure(comparison: Comparison) -> go.Figure:
         rows=rows, cols=columns, horizontal_spacing=0.08, vertical_spacing=0.14
     )
     for index, (first, second) in enumerate(pairs):
-        cell = {"row": index // columns + 1, "col": index % columns + 1}
+        cell: dict[str, Any] = {"row": index // columns + 1, "col": index % columns + 1}
         goals = comparison.objectives[first], comparison.objectives[second]
         for trace in _panel(comparison, (first, second), goals, legend=index == 0):
             figure.add_trace(trace, **cell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -36,7 +37,7 @@ def surfaces_figure(front: Front) -> go.Figure:
     )
     drawn, means = _drawn(front), _losses(front)
     for index, pair in enumerate(pairs):
-        cell = {"row": index // columns + 1, "col": index % columns + 1}
+        cell: dict[str, Any] = {"row": index // columns + 1, "col": index % columns + 1}
         for trace in _lines(front, drawn[:, :, list(pair)], means[:, list(pair)], pair, index == 0):
             figure.add_trace(trace, **cell)
         for update, place in ((figure.update_xaxes, pair[0]), (figure.update_yaxes, pair[1])):
