@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -61,7 +62,7 @@ def drawing(
     """
     config = json.dumps({**_CONFIG, "displayModeBar": "hover" if buttons else False})
     # Within a script a text may not say "</script>" or "<!--"; JSON has another word for "<".
-    data = str(figure.to_json()).replace("<", "\\u003c")
+    data = _LONG.sub(_shorter, str(figure.to_json())).replace("<", "\\u003c")
     height = figure.layout.height or 400
     return (
         f'<div class="wide"><div class="figure" id="figure-{name}" '
@@ -69,6 +70,14 @@ def drawing(
         f'style="min-width:{narrowest}px;height:{height}px"></div></div>'
         f'<script type="application/json" id="data-{name}">{data}</script>'
     )
+
+
+_LONG = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
+
+
+def _shorter(found: re.Match[str]) -> str:
+    """A number with the digits that a picture can show: they are half of a large page."""
+    return f"{float(found[0]):.6g}"
 
 
 def bullets(lines: Iterable[str], kind: str = "words") -> str:
