@@ -168,6 +168,7 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 """
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, monkeypatch, capsys):
     pytest.importorskip("flask_wtf", reason="mlflow[auth] is not installed")
     (tmp_path / "users.ini").write_text(USERS.format(folder=tmp_path))
@@ -189,7 +190,11 @@ def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, mon
     check_whole_sweep(MlflowClient(uri))
 
 
-@pytest.mark.parametrize("through_server", [False, True], ids=["database", "server"])
+@pytest.mark.parametrize(
+    "through_server",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["database", "server"],
+)
 def test_postgresql(tmp_path, server, monkeypatch, through_server):
     pytest.importorskip("psycopg2")
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:

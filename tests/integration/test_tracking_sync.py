@@ -104,6 +104,7 @@ def test_a_sweep_that_runs_sends_by_itself(spec):
         sync.sync(spec)
 
 
+@pytest.mark.slow  # MLflow's own retries take two minutes
 def test_what_is_left_is_told_and_the_status_says_so(tmp_path, spec, monkeypatch, capsys):
     monkeypatch.setattr(sync, "PATIENCE", 0.5)
     (tmp_path / "mlflow.db").mkdir()  # nothing can be written there
