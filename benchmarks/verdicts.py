@@ -11,8 +11,8 @@ have them. Each pair is compared as `python -m gdpo_tune.report` does it.
     two modes     in one sweep, over a categorical parameter without any effect, or with one
 
 Printed: the share of pairs whose verdict calls any difference, of those in which the hypervolume's
-corrected test does, and, over every tenth pair, of intervals of the hypervolume ratio that hold 1, the truth for equal
-sweeps. The last line is JSON.
+corrected test does, and, over every tenth pair, of intervals of the hypervolume ratio that hold 1,
+the truth for equal sweeps. The last line is JSON.
 """
 
 from __future__ import annotations
