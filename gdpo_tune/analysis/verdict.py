@@ -30,7 +30,7 @@ class Verdict:
 
 
 def judge(comparison: Comparison) -> Verdict:
-    """The verdict. Of two equal searches, at most `ALPHA` are called different in anything."""
+    """The verdict. Of two equal searches, at most 5 % are called different in anything."""
     left, right = comparison.left.name, comparison.right.name
     reasons = tuple(_reasons(comparison))
     called = _called(comparison)

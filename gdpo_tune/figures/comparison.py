@@ -46,7 +46,7 @@ def write_comparison(
 
 _WHY = (
     "A difference is called only where the test says that luck in dealing out the same trials to "
-    "two sides would rarely make it as large (p at most .05, corrected for all tests on this "
+    "two sides would rarely make it as large (p at most .04, corrected for all tests on this "
     "page), and where the interval agrees. Of two equal searches at most one pair in twenty is "
     "called different in anything; docs/comparison.md has the measured rates."
 )
