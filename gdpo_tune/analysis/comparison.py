@@ -44,8 +44,8 @@ from gdpo_tune.analysis.sides import Side, front_of, volume_at
 from gdpo_tune.trials import Objective
 
 ALPHA = 0.04
-"""Corrected p up to which a difference is called. A little below the .05 that is promised: 999 deals
-are not all deals, and a sampler's proposals are not quite independent."""
+"""Corrected p up to which a difference is called. A little below the .05 that is promised: 999
+deals are not all deals, and a sampler's proposals are not quite independent."""
 
 
 @dataclass(frozen=True)
