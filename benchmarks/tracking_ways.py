@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,11 @@ class Client:
 
     def close(self) -> None:
         """The sweep ends."""
+        from mlflow.exceptions import MlflowException
+
         for operation in self._operations:
-            operation.wait()
+            with suppress(MlflowException):  # what it lost is counted in the database
+                operation.wait()
 
 
 class Callback:

@@ -25,6 +25,7 @@ from gdpo_tune.steps import read_steps
 from gdpo_tune.tracking import projection
 from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.tracking.datasets import dataset_inputs
+from gdpo_tune.tracking.front_watch import FrontWatch
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milliseconds
 from gdpo_tune.tracking.registry import FOLDER
@@ -42,10 +43,6 @@ SPOOL = "spool.jsonl"
 """A trial's own record of its step metrics, in its folder."""
 PICTURES = ("report.html", "front.png")
 CLOSING_SECONDS = 10.0
-FRONT_SECONDS = 2.0
-"""Least time between two computations of the front while trials finish."""
-FRONT_SHARE = 0.05
-"""Most of the driver's time that the front may take."""
 
 
 class MlflowSink:
@@ -69,8 +66,9 @@ class MlflowSink:
         self._sender: Sender | None = None
         self._writer: MlflowWriter | None = None
         self._time = 0
-        self._front_due = 0.0
+        self._front: FrontWatch | None = None
         self._front_stale = False
+        self._final: FrontContent | None = None  # as it was last told
 
     def __enter__(self) -> MlflowSink:
         return self
@@ -105,8 +103,7 @@ class MlflowSink:
                 self._front_stale = True
             case SweepFinished():
                 self._finish(event.records, "KILLED" if event.interrupted else "FINISHED")
-        if self._front_stale and time.monotonic() >= self._front_due:
-            self._update_front()
+        self._watch_front()
 
     def log_pictures(self) -> None:
         """Attach `report.html` and `front.png` to the parent run, as far as they are new."""
@@ -122,11 +119,11 @@ class MlflowSink:
 
     def state(self) -> State | None:
         """How far MLflow is; None before the sweep has started and once this is closed."""
-        return self._sender.state() if self._sender is not None else None
+        return self._sender and self._sender.state()
 
     def link(self) -> str:
         """Address of the front in MLflow, without a server's for a database; empty if unknown."""
-        return self._writer.link() if self._writer is not None else ""
+        return self._writer.link() if self._writer else ""
 
     def close(self, timeout: float = CLOSING_SECONDS) -> str:
         """Send what is left, for at most `timeout` seconds.
@@ -140,6 +137,8 @@ class MlflowSink:
         # A run without a status is one that MLflow has just made, and shows as running.
         if self._known[SWEEP].status in ("", "RUNNING"):
             self._finish(list(self._records.values()), "FAILED")
+        if self._front is not None:
+            self._front.close()
         left = self._sender.close(timeout)
         self._spool.close()
         uri = without_password(self._spec.tracking.uri)
@@ -156,7 +155,7 @@ class MlflowSink:
                 f"{uri} refused {self._sender.refused} updates; they are in "
                 f"{self._spool.refused_path}"
             )
-        self._spool = self._sender = None
+        self._spool = self._sender = self._front = None
         return "; ".join(warnings)
 
     def _open(self, records: Sequence[TrialRecord]) -> None:
@@ -181,6 +180,7 @@ class MlflowSink:
         for record in records:
             self._update_trial(record)
             self._catch_up(record)
+        self._front = FrontWatch(self._spec)
         self._front_stale = bool(records)
         self._writer = MlflowWriter(self._uri, identity, spool.delivered)
         self._sender = Sender(spool, self._writer)
@@ -224,9 +224,10 @@ class MlflowSink:
                 self._say(str(record.number), Content(status="KILLED", end=self._now()))
             else:
                 self._update_trial(record)
-        front = self._update_front()
-        if status == "FINISHED":
-            self._register(front)
+        self._front_stale = True
+        self._watch_front(wait=True)
+        if status == "FINISHED" and self._final is not None:
+            self._register(self._final)
         self._say(SWEEP, Content(status=status, end=self._now()))
 
     def _register(self, front: FrontContent) -> None:
@@ -236,13 +237,21 @@ class MlflowSink:
         if self._known[SWEEP].models != front.models:
             self._put({"run": SWEEP, "models": front.models})
 
-    def _update_front(self) -> FrontContent:
-        """Compute the front and say what moved: tags, ranks, size, hypervolume, table, note."""
-        # Not at the top: `check_server` runs before anything is known to be right, and numpy costs.
-        from gdpo_tune.tracking.front import project_front
+    def _watch_front(self, *, wait: bool = False) -> None:
+        """Say what moved on the front, of all that is known if `wait`; compute it when due."""
+        if self._front is None:
+            return
+        self._say_front(self._front.take(wait=wait))
+        if self._front_stale and (wait or self._front.is_due()):
+            self._front.begin([self._records[number] for number in sorted(self._records)])
+            self._front_stale = False
+            self._say_front(self._front.take(wait=wait))
 
-        started = time.monotonic()
-        front = project_front(self._spec, [self._records[n] for n in sorted(self._records)])
+    def _say_front(self, front: FrontContent | None) -> None:
+        """Say what moved: tags, ranks, size, hypervolume, table, note."""
+        if front is None:
+            return
+        self._final = front
         for number, content in front.trials.items():
             self._say(str(number), content)
         told = self._known[SWEEP].steps.get("hypervolume", -1)
@@ -251,10 +260,6 @@ class MlflowSink:
             self._put({"run": SWEEP, "metrics": points})
         self._say(SWEEP, front.sweep)
         self._say_text(SWEEP, "front.csv", front.table)
-        took = time.monotonic() - started
-        self._front_due = started + max(FRONT_SECONDS, took / FRONT_SHARE)
-        self._front_stale = False
-        return front
 
     def _say(self, key: str, content: Content, *, renew: bool = False) -> None:
         """Put a message that holds what was not said about the run before."""

@@ -1,4 +1,4 @@
-"""A sweep without training, for the tracking tests: `python tracking_driver.py FOLDER URI PAUSE TIMEOUT`.
+"""A sweep without training, for tracking: `python tracking_driver.py FOLDER URI PAUSE TIMEOUT`.
 
 Four trials of forty steps go through the sink as tuning would send them. What is finished is kept
 in a file, as the ledger would, so that the same command goes on after a kill. PAUSE seconds pass

@@ -1,5 +1,6 @@
 """The sink says everything once, whatever was said by processes before it."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from tracking_support import complete, measurement, running, tiny_spec
 
 from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.steps import append_step
-from gdpo_tune.tracking import MlflowSink, mlflow_sink
+from gdpo_tune.tracking import MlflowSink, front_watch, mlflow_sink
 from gdpo_tune.tracking.sender import Away
 
 LONG = 30.0
@@ -52,6 +53,21 @@ class Store:
 
     def artifacts(self):
         return [m["artifact"] for m in self.messages if "artifact" in m]
+
+
+class Immediate:
+    """An executor whose work is done at once."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, work, *arguments):
+        job = Future()
+        job.set_result(work(*arguments))
+        return job
+
+    def shutdown(self):
+        pass
 
 
 @pytest.fixture
@@ -121,8 +137,9 @@ def test_a_sweep_from_start_to_end(spec, store):
 
 
 def test_only_changes_of_the_front_are_said(spec, store, monkeypatch):
-    monkeypatch.setattr(mlflow_sink, "FRONT_SECONDS", 0.0)
-    monkeypatch.setattr(mlflow_sink, "FRONT_SHARE", float("inf"))
+    monkeypatch.setattr(front_watch, "SECONDS", 0.0)
+    monkeypatch.setattr(front_watch, "SHARE", float("inf"))
+    monkeypatch.setattr(front_watch, "ThreadPoolExecutor", Immediate)
     records = [complete(0, 0.5, 0.5), complete(1, 0.6, 0.4), complete(2, 0.7, 0.7)]
     finished = [TrialFinished(record) for record in records]
     play(spec, SweepStarted((), 3), *finished, SweepFinished(tuple(records), interrupted=False))
