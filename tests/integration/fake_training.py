@@ -17,6 +17,7 @@ from pathlib import Path
 from gdpo_tune.errors import NonFiniteError, SandboxUnavailable
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
+from gdpo_tune.tuning import trainable
 
 SECONDS = 0.05
 """What a trial says it took."""
@@ -33,6 +34,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     if known:
         report(Measurement(start, {}, known.cost, known.validation), resume)
     checkpoint = resume
+    if fault == "grow":
+        trainable.MEMORY_SHARE = 0.0  # this process is too large for a second trial
     for step in range(start + 1, config.training.steps + 1):
         if fault == "slow":
             time.sleep(0.3)

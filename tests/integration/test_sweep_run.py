@@ -183,12 +183,9 @@ def no_room(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_worn_out_process_is_replaced_and_that_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(runner, "MEMORY_SHARE", 0.0)  # every process is too large for a second one
+def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
     spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
-    faults(spec, t3="raise")
+    faults(spec, t0="grow", t1="grow", t2="grow", t3="raise")
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 3 + ["failed"]
     ran = executions(spec.directory)
@@ -234,12 +231,13 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
 
     with sweep_process(spec) as process:
         wait_for(lambda: len(checkpoints(spec, 3)) >= 1)
-        assert [child.cmdline() for child in children if is_alive(child)] == []  # of the killed run
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         assert process.stdout is not None
         told = json.loads(process.stdout.readlines()[-1])
     assert told["interrupted"] is True
     assert process.returncode == 0
+    # of the killed run nothing is left: Ray's agents look after a while whether servers still live
+    wait_for(lambda: not any(is_alive(child) for child in children), 100.0)
     with Ledger.open(spec) as ledger:
         states = {record.number: record.state for record in ledger.records()}
     assert (states[0], states[1], states[3]) == ("complete", "complete", "running")

@@ -28,7 +28,7 @@ def end_with(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "probe_environment", lambda spec: {})
 
     def run(*records, interrupted=False, options=()):
-        result = SimpleNamespace(records=records, interrupted=interrupted, reason="")
+        result = SimpleNamespace(records=records, interrupted=interrupted, reason="", sessions=())
         monkeypatch.setattr(tuning, "run_sweep", lambda *_, **__: result)
         return sweep.main([SPACE, *options])
 
