@@ -153,7 +153,7 @@ def main() -> None:
     )
     parser.add_argument("--small", action="store_true", help="few results, a short absence")
     options = parser.parse_args()
-    trials, steps, away = (3, 6, 1.0) if options.small else (4, 50, 15.0)
+    trials, steps, away = (3, 6, 1.0) if options.small else (8, 50, 30.0)
     loads = {"fast": Load(trials, steps, 0.0), "away": Load(trials, steps, PERIOD, away)}
     found: dict[str, dict[str, Any]] = {}
     for way in WAYS:
