@@ -117,12 +117,12 @@ def _note(spec: SweepSpec, front: Front) -> str:
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
     return (
+        f"{views.links()}. These pages load {views.LOADED} trials, the front first; `report.html` "
+        "among this run's artifacts shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
         f"{len(front.members)} configurations on the front, "
         f"hypervolume {front.hypervolume:.4f}{_interval(front)}.\n\n"
-        f"{views.links()}. These pages load {views.LOADED} trials, the front first; `report.html` "
-        "among this run's artifacts shows all.\n\n"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         "`metrics.pareto/rank`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
     )

@@ -131,7 +131,7 @@ def experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     pairs, parallel = _pairs(goals), [_parallel(spec, goals)]
     of_all = {PAIRS: pairs, PARAMETERS: parallel}
     of_front = {PAIRS: pairs, CURVES: _curves(spec), PARAMETERS: parallel}
-    trace = [_line(name) for name in ("hypervolume", "pareto/size")]
+    trace = [_line("hypervolume", across) for across in ("step", "time")]
     states = {
         TRIALS: _state(children, columns, of_all),
         FRONT: _state(front, columns, of_front),
@@ -251,7 +251,7 @@ def _curves(spec: SweepSpec) -> list[dict[str, Any]]:
     return [_line(clean_name(name)) for name in names[:MOST_CURVES]]
 
 
-def _line(metric: str) -> dict[str, Any]:
+def _line(metric: str, across: str = "step") -> dict[str, Any]:
     return _chart(
         "LINE",
         metricKey=metric,
@@ -260,7 +260,7 @@ def _line(metric: str) -> dict[str, Any]:
         xAxisScaleType="linear",
         scaleType="linear",
         range={},
-        xAxisKey="step",
+        xAxisKey=across,
         selectedXAxisMetricKey="",
         yAxisKey="metric",
         yAxisExpressions=[],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from figures_support import make_records, make_spec, write_steps
 
-from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialStarted
+from gdpo_tune.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.tracking import MlflowSink
 
@@ -21,10 +21,7 @@ def send(folder, uri, trials, *, steps=True):
         if record.role != "untrained":
             write_steps(record)
     sink = MlflowSink(spec)
-    sink(SweepStarted((), len(records)))
-    sink(TrialStarted(records[0]))
-    for record in records:
-        sink(TrialFinished(record))
+    sink(SweepStarted(tuple(records), len(records)))
     sink(SweepFinished(tuple(records), interrupted=False))
     write_report(spec, records)
     write_front_png(spec, records)
