@@ -163,7 +163,7 @@ class _Level:
         end = self._row_of[number] + 1
         broken = total_excess(self._excess[:end])
         found = np.flatnonzero(dominating(self._losses[:end], broken, end - 1))
-        return tuple(self._numbers[other] for other in found.tolist())
+        return tuple(map(self._numbers.__getitem__, found.tolist()))
 
     @property
     def _room(self) -> int:
