@@ -94,18 +94,22 @@ def _drawn(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
     """`draws` times the points with noise, always the same; nothing for no points."""
     if len(points) == 0:
         return
-    noise = np.random.default_rng(0).standard_normal((draws, *points.shape))
-    yield from points + spread * noise
+    rng = np.random.default_rng(0)
+    for _ in range(draws):  # one at a time: all of them would be hundreds of MiB
+        yield points + spread * rng.standard_normal(points.shape)
 
 
 def _hopeless(points: Floats, spread: Floats) -> NDArray[np.bool_]:
-    """Which points some other one beats beyond doubt in every objective, `bool[T]`.
+    """Which points one of the front beats beyond doubt in every objective, `bool[T]`.
 
     Leaving them out keeps a thousand trials cheap and changes no probability visibly: whatever such
     a point would dominate, the one that beats it dominates as well.
     """
     result = np.zeros(len(points), dtype=np.bool_)
-    for rival, rival_spread in zip(points, spread, strict=True):
+    if len(points) == 0:
+        return result
+    front = moocore.is_nondominated(points, keep_weakly=True)
+    for rival, rival_spread in zip(points[front], spread[front], strict=True):
         margin = HOPELESS * np.hypot(spread, rival_spread)
         result |= (points - rival > margin).all(axis=1)
     return result

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, losses, non_dominated
+from gdpo_tune.analysis.pareto import Floats, losses
 from gdpo_tune.analysis.replicates import Configuration, configurations, first_of, grouped
 from gdpo_tune.trials import Objective, Replicate, TrialRecord
 
@@ -100,22 +100,35 @@ def decisiveness(
     points = losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     noise = np.random.default_rng(0).standard_normal((DRAWS, len(objectives)))
-    front = non_dominated(means, objectives)
+    dominates = _dominates(points)
+    dominators = dominates.sum(axis=0)
+    front = dominators == 0
     result = np.zeros(len(points))
     for index, point in enumerate(points):
+        moved = point + spread[index] / math.sqrt(seeds[index] + 1) * noise
         # Only this one moves, and whom it can push out or lets in is on the front without it.
-        others = np.delete(np.arange(len(points)), index)
-        rest = others[_front_of(points[others])]
-        step = spread[index] / math.sqrt(seeds[index] + 1)
-        inside, leading = _memberships(point + step * noise, points[rest])
-        changes = (inside != front[index]).astype(float) + (leading != front[rest]).sum(axis=1)
-        result[index] = changes.mean()
+        rest = dominators == dominates[index]
+        rest[index] = False
+        near = rest & _within_reach(points, moved)
+        inside, leading = _memberships(moved, points[near])
+        changes = (inside != front[index]).astype(float) + (leading != front[near]).sum(axis=1)
+        result[index] = changes.mean() + np.count_nonzero(rest & ~near & ~front)
     return result
 
 
-def _front_of(points: Floats) -> Flags:
-    """Which losses no other one dominates, `bool[T]`."""
-    return non_dominated(points, [Objective("", "minimize", 0.0)] * points.shape[1])
+def _dominates(points: Floats) -> Flags:
+    """Which losses dominate which, `bool[T, T]`: the row the column."""
+    no_worse = np.ones((len(points), len(points)), dtype=np.bool_)
+    for values in points.T:
+        no_worse &= values[:, None] <= values
+    return no_worse & ~no_worse.T
+
+
+def _within_reach(points: Floats, moved: Floats) -> Flags:
+    """Which losses could dominate, or be dominated by, one of the places `[D, M]`, `bool[T]`."""
+    before = (points <= moved.max(axis=0)).all(axis=1)
+    behind = (points >= moved.min(axis=0)).all(axis=1)
+    return before | behind
 
 
 def _memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
