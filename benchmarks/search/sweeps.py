@@ -7,12 +7,14 @@ another on two slots: FIFO with the file's own number of trials, and ASHA with `
 configurations to try until it has sampled `MARGIN` as many completions. Both leave replicates out;
 all else is what the file ships.
 
-What is equal is CPU time: that of FIFO's search trials, training and evaluation, is the budget of
-its seed. Trials count as they end: what a stopped one cost is spent as well, what a complete one is
-worth on test prompts enters the hypervolume. Baselines are neither paid for nor counted.
+What is equal is, once, CPU time: that of FIFO's search trials, training and evaluation; and once
+the completions that they sampled in training. The first counts what ASHA measures at rungs as well,
+the second stays true where the machine is faster at one hour than at another. Trials count as they
+end: what a stopped one cost is spent as well, what a complete one is worth on test prompts enters
+the hypervolume. Baselines are neither paid for nor counted.
 
 FOLDER keeps the sweeps: the same command goes on where it was ended. It also gets `table.md` and
-`sweeps.png`, a panel a seed and one of their median. The last line is JSON.
+`sweeps.png` over completions, a panel a seed and one of their median. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +39,7 @@ from picture import write_picture
 from gdpo_tune.analysis.pareto import hypervolume
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Objective, TrialRecord
+from gdpo_tune.trials import Cost, Objective, TrialRecord
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 SLOTS = 2
@@ -53,6 +56,36 @@ SMALL = (
 NOTHING = "\N{EM DASH}"
 
 
+CURRENCIES: Mapping[str, Callable[[Cost], float]] = {
+    "cpu_seconds": lambda cost: cost.cpu_seconds,
+    "completions": lambda cost: cost.completions,
+}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the search trials of a sweep had come to by when, in one currency."""
+
+    ends: Sequence[tuple[float, str]]
+    """Spent by the end of each trial, and its state."""
+    steps: Sequence[tuple[float, float]]
+    """Spent, and the hypervolume from then on, once for each time it rose."""
+
+    @property
+    def spent(self) -> float:
+        """By all search trials."""
+        return self.ends[-1][0]
+
+    def within(self, budget: float) -> dict[str, int]:
+        """How many trials ended within a budget, and how many of them had their full length."""
+        states = [state for spent, state in self.ends if spent <= budget]
+        return {"ended": len(states), "complete": states.count("complete")}
+
+    def at(self, budget: float) -> float:
+        """The hypervolume once so much is spent."""
+        return float(at_budgets(self.steps, [budget])[0])
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What one sweep came to."""
@@ -61,26 +94,10 @@ class Sweep:
     scheduler: str
     sampler: str
     slots: int
-    ends: Sequence[tuple[float, str]]
-    """CPU seconds spent on search trials by the end of each of them, and its state."""
-    steps: Sequence[tuple[float, float]]
-    """CPU seconds spent, and the hypervolume from then on, once for each time it rose."""
+    courses: Mapping[str, Course]
+    """For each of `CURRENCIES`."""
     completions: int
-    """Sampled in training, by all trials."""
-
-    @property
-    def spent(self) -> float:
-        """CPU seconds of all search trials."""
-        return self.ends[-1][0]
-
-    def within(self, budget: float) -> dict[str, int]:
-        """How many trials ended within so many CPU seconds, and how many had their full budget."""
-        states = [state for spent, state in self.ends if spent <= budget]
-        return {"ended": len(states), "complete": states.count("complete")}
-
-    def at(self, budget: float) -> float:
-        """The hypervolume at so many CPU seconds."""
-        return float(at_budgets(self.steps, [budget])[0])
+    """Sampled in training, by all trials, baselines included."""
 
 
 @dataclass(frozen=True)
@@ -121,19 +138,25 @@ def read(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any
     """A finished sweep."""
     tried = [r for r in records if r.role == "search" and r.finished is not None]
     tried.sort(key=lambda record: (record.finished or 0.0, record.number))
-    spent, ends = 0.0, []
-    for record in tried:
-        spent += record.cost.cpu_seconds
-        ends.append((spent, record.state))
     return Sweep(
         seed=spec.search.seed,
         scheduler=spec.search.scheduler.type,
         sampler=session["sampler"].split()[0],
         slots=session["slots"],
-        ends=ends,
-        steps=rises(tried, [spent for spent, _ in ends], spec.objective_list()),
+        courses={
+            name: course(tried, price, spec.objective_list()) for name, price in CURRENCIES.items()
+        },
         completions=sum(record.cost.completions for record in records),
     )
+
+
+def course(
+    tried: Sequence[TrialRecord], price: Callable[[Cost], float], goals: Sequence[Objective]
+) -> Course:
+    """What trials, in the order of their ends, had come to by when."""
+    spent = list(accumulate(price(record.cost) for record in tried))
+    ends = [(by_then, record.state) for by_then, record in zip(spent, tried, strict=True)]
+    return Course(ends, rises(tried, spent, goals))
 
 
 def rises(
@@ -162,67 +185,83 @@ def both(seed: int, out: Path, changes: Sequence[str]) -> tuple[Sweep, Sweep]:
 
 def figures(fifo: Sweep, asha: Sweep) -> dict[str, Any]:
     """One seed, for JSON."""
-    budget = fifo.spent
-    enough = reached([asha.steps], fifo.at(budget), budget)
     return {
         "seed": fifo.seed,
-        "budget_cpu_seconds": round(budget, 1),
-        "fifo_reaches_its_end_at": round(fifo.steps[-1][0] / budget, 3) if fifo.steps else None,
-        "asha_reaches_fifo_at": None if enough is None else round(enough / budget, 3),
+        "sampler": fifo.sampler,
         **{
-            s.scheduler: {
-                "sampler": s.sampler,
-                "cpu_seconds": round(s.spent, 1),
-                "completions": s.completions,
-                **s.within(budget),
-                "hypervolume_at_third": round(s.at(budget / 3), 4),
-                "hypervolume": round(s.at(budget), 4),
-            }
-            for s in (fifo, asha)
+            name: compared({s.scheduler: s.courses[name] for s in (fifo, asha)})
+            for name in CURRENCIES
         },
     }
 
 
+def compared(courses: Mapping[str, Course]) -> dict[str, Any]:
+    """Both sides at FIFO's budget in one currency."""
+    fifo = courses["fifo"]
+    budget = fifo.spent
+    return {
+        "budget": round(budget, 1),
+        **{
+            scheduler: {
+                "spent": round(found.spent, 1),
+                **found.within(budget),
+                "hypervolume_at_third": round(found.at(budget / 3), 4),
+                "hypervolume": round(found.at(budget), 4),
+                "reaches_fifo_at": share(reached([found.steps], fifo.at(budget), budget), budget),
+            }
+            for scheduler, found in courses.items()
+        },
+    }
+
+
+def share(spent: float | None, budget: float) -> float | None:
+    """Of a budget; None for None."""
+    return None if spent is None else round(spent / budget, 3)
+
+
 def markdown(found: Sequence[dict[str, Any]]) -> str:
-    """A row a sweep."""
+    """A row a sweep and currency."""
     lines = [
-        "| seed | | hypervolume | at a third | trials: complete of ended | CPU s in all | "
+        "| seed | at equal | | hypervolume | at a third | trials: complete of ended | spent | "
         "reaches FIFO's end at |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for seed in found:
-        ways = {"fifo": seed["fifo_reaches_its_end_at"], "asha": seed["asha_reaches_fifo_at"]}
-        for scheduler, share in ways.items():
-            row = seed[scheduler]
-            cells = [
-                f"{seed['seed']}",
-                f"{scheduler}, {row['sampler']}",
-                f"{row['hypervolume']:.3f}",
-                f"{row['hypervolume_at_third']:.3f}",
-                f"{row['complete']} of {row['ended']}",
-                f"{row['cpu_seconds']:.0f}",
-                NOTHING if share is None else f"{share:.2f}",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+    for seed, name, scheduler in product(found, CURRENCIES, ("fifo", "asha")):
+        row = seed[name][scheduler]
+        reaches = row["reaches_fifo_at"]
+        cells = [
+            f"{seed['seed']}",
+            name.replace("_", " "),
+            scheduler,
+            f"{row['hypervolume']:.3f}",
+            f"{row['hypervolume_at_third']:.3f}",
+            f"{row['complete']} of {row['ended']}",
+            f"{row['spent']:,.0f}",
+            NOTHING if reaches is None else f"{reaches:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
 def medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Over seeds."""
-    names = ("hypervolume", "hypervolume_at_third")
+    """Over seeds, of both sides in each currency."""
     return {
-        f"{scheduler}_{name}": round(median(seed[scheduler][name] for seed in found), 4)
-        for scheduler in ("fifo", "asha")
-        for name in names
+        f"{scheduler}_{figure}_at_equal_{name}": round(
+            median(seed[name][scheduler][figure] for seed in found), 4
+        )
+        for name, scheduler, figure in product(
+            CURRENCIES, ("fifo", "asha"), ("hypervolume", "hypervolume_at_third")
+        )
     }
 
 
 def panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
-    """A panel a seed, and one of all of them."""
+    """A panel a seed, and one of all of them, over completions."""
     every = [s for pair in pairs for s in pair]
     return [
-        *(Line(f"seed {s.seed}", f"gdpo_tune {s.scheduler}", s.steps) for s in every),
-        *(Line("all seeds", f"gdpo_tune {s.scheduler}", s.steps) for s in every),
+        Line(panel, f"gdpo_tune {s.scheduler}", s.courses["completions"].steps)
+        for panels in ([f"seed {s.seed}" for s in every], ["all seeds"] * len(every))
+        for panel, s in zip(panels, every, strict=True)
     ]
 
 
@@ -233,8 +272,8 @@ def compare(seeds: int, out: Path, changes: Sequence[str]) -> None:
     found = [figures(*pair) for pair in pairs]
     table = markdown(found)
     (out / "table.md").write_text(table, encoding="utf-8")
-    budget = median(fifo.spent for fifo, _ in pairs)
-    write_picture(panels(pairs), budget, out / "sweeps.png", "CPU seconds of search trials")
+    budget = median(fifo.courses["completions"].spent for fifo, _ in pairs)
+    write_picture(panels(pairs), budget, out / "sweeps.png", "completions sampled in training")
     print(table)
     result = {
         "benchmark": "search/sweeps",
