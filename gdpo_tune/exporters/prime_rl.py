@@ -67,12 +67,16 @@ def export(recipe: Recipe) -> Exported:
                 "max_norm": recipe.training.max_grad_norm,
             },
             "scheduler": _scheduler(recipe),
+            # Its default adds a KL between sampler and trainer.
+            "loss": {"type": "default", "kl_tau": 0.0},
         },
         "orchestrator": {
             "batch_size": recipe.training.completions_per_step,
             "group_size": recipe.group_size,
             "algo": {"type": "grpo"},
             "train": {
+                # Else they would not count among the tokens that the loss is averaged over.
+                "filter_zero_advantages": False,
                 "sampling": {
                     "temperature": recipe.number("temperature"),
                     "max_completion_tokens": recipe.training.max_completion_length,
@@ -118,10 +122,5 @@ def _differences(recipe: Recipe) -> list[Difference]:
             "samples of an older policy",
             "none: each step samples from the policy that it trains",
             "up to `max_off_policy_steps` old, 8 by default",
-        ),
-        Difference(
-            "KL between sampler and trainer",
-            "none",
-            "`kl_tau` 0.001, its default",
         ),
     ]

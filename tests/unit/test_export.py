@@ -242,6 +242,12 @@ def test_sizes():
     assert nemo["policy"]["train_global_batch_size"] == 64
 
 
+def test_prime_rl_averages_over_every_token_and_adds_no_kl():
+    written = settings(exported("prime-rl", recipe("space.normalization=grpo_no_std")))
+    assert written["orchestrator"]["train"]["filter_zero_advantages"] is False
+    assert written["trainer"]["loss"] == {"type": "default", "kl_tau": 0.0}
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 
