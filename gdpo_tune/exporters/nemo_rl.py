@@ -112,6 +112,7 @@ def _loss(recipe: Recipe) -> dict[str, object]:
 def _policy(recipe: Recipe) -> dict[str, object]:
     policy: dict[str, object] = {
         "model_name": recipe.policy,
+        "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.training.completions_per_step,
         "train_micro_batch_size": recipe.micro_batch,
         "max_total_sequence_length": recipe.longest,
@@ -168,6 +169,7 @@ def _differences(recipe: Recipe) -> list[Difference]:
         eps="1e-6, and nothing where the deviation is 0" if MODES[recipe.mode] else "",
         whitening="the same over the completions of a step, eps 0",
         missing="not known: give every reward a number",
+        correction="loss_fn.use_importance_sampling_correction",
     )
     if not recipe.sums_first:
         rows.append(

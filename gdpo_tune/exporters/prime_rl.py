@@ -110,7 +110,11 @@ def _differences(recipe: Recipe) -> list[Difference]:
     clip = f"{recipe.number('epsilon'):g} below and {recipe.number('epsilon_high'):g} above 1"
     return [
         *same_everywhere(
-            recipe, eps="", whitening="", missing="not known: the sum has to be a number"
+            recipe,
+            eps="",
+            whitening="",
+            missing="not known: the sum has to be a number",
+            precision="bfloat16, its default",
         ),
         Difference(
             "clip of the ratio",

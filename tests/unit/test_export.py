@@ -286,6 +286,28 @@ def test_the_page_says_what_differs(library, words):
     assert words in told(library)
 
 
+VLLM = ("rollout.engine=vllm", "resources.gpus=1")
+SUM = "space.normalization=grpo_no_std"
+
+
+@pytest.mark.parametrize("library", ["verl", "nemo-rl", "openrlhf", "ms-swift"])
+def test_what_nobody_weights_by_the_samplers_probabilities_is_said(library):
+    told_row = "probabilities that the sampler rounds otherwise | each completion is weighted"
+    assert told_row in told(library, SUM, *VLLM)
+    assert "probabilities that the sampler" not in told("ms-swift", "rollout.engine=transformers")
+    assert "probabilities that the sampler" not in told("trl", *VLLM)
+
+
+@pytest.mark.parametrize("library", MODES)
+def test_the_page_says_what_is_computed_in_another_precision(library):
+    assert "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16" in told(library, SUM)
+    whole = told(library, SUM, "model.dtype=float32")
+    written = exported(library, recipe(SUM, "model.dtype=float32")).text
+    settable = "float32" in written or "bf16: false" in written
+    assert ("| computed in | float32 | bfloat16" in whole) is not settable
+    assert "computed in" not in told(library, SUM, "model.dtype=bfloat16")
+
+
 def test_the_page_of_a_sum_says_what_to_return():
     text = told("openrlhf", "space.normalization=grpo")
     assert "0.5 * correctness + 1 * format + 0.25 * length" in text
