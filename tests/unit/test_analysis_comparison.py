@@ -131,6 +131,18 @@ def test_permutations_equal_all_of_them_counted():
     assert smallest_p(3, 3) == pytest.approx(2 / 20)
 
 
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e12])
+def test_deals_that_differ_by_rounding_alone_are_equal_on_any_scale(scale):
+    rng = np.random.default_rng(0)
+
+    def alike(deals):
+        return scale * (1 + 1e-15 * rng.random(len(deals)))
+
+    assert permutation_p(6, 6, alike) == 1.0
+    values = scale * np.arange(12.0)[::-1]
+    assert permutation_p(6, 6, lambda deals: values[deals[:, :6]].sum(axis=1)) < 0.02
+
+
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
