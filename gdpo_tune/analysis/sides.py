@@ -41,6 +41,8 @@ class Side:
     """Trials that ended without a result, of whatever configuration."""
     seconds: float
     """Wall time of all trials together."""
+    completions: int
+    """Sampled by all trials together."""
 
     @property
     def tried(self) -> int:
@@ -99,6 +101,7 @@ def side_of(
         stopped=stopped,
         failed=sum(record.state == "failed" for record in kept),
         seconds=sum(record.cost.seconds for record in kept),
+        completions=sum(record.cost.completions for record in kept),
     )
 
 
