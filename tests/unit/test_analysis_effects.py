@@ -135,13 +135,9 @@ def test_the_words_do_not_give_a_reason_that_is_one_of_two():
 def test_trials_that_were_stopped_are_said_to_be_missing():
     front = sweep(8, weight=0.1)
     assert not any("stopped early" in line for line in reading(front, of(front)[1])[1])
-    stopped = [
-        replace(record, state="pruned", test={}, validation={})
-        if record.number % 4 == 0
-        else record
-        for record in front.records
-    ]
-    front = build_front(stopped, GOALS)
+    records = list(front.records)
+    records[::4] = [replace(r, state="pruned", test={}, validation={}) for r in records[::4]]
+    front = build_front(records, GOALS)
     (line,) = [line for line in reading(front, of(front)[1])[1] if "stopped early" in line]
     assert line.startswith("10 trials were stopped early")
 
