@@ -65,7 +65,7 @@ def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen
     """The sweep that a person names, and what they choose of it.
 
     Args:
-        source: `FOLDER:WHICH`, or `FOLDER` if `pick` says which.
+        source: `FOLDER:WHICH`, or `FOLDER` if `pick` says which; a name under `runs` will do.
         pick: the choice, or None if `source` has it.
         option: what `source` was given as, for the messages.
 
@@ -81,7 +81,7 @@ def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen
             f"--pick '{EXAMPLE}'"
         )
     wanted = parse(which)
-    sweep = read_sweep(folder, f"{option} {source}")
+    sweep = read_sweep(str(folder_named(folder)), f"{option} {source}")
     return sweep, choose(sweep.records, sweep.spec, wanted)
 
 

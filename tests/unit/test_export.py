@@ -358,6 +358,16 @@ def test_a_trial_of_a_sweep_is_exported(searched, tmp_path, capsys):
     assert (tmp_path / "o" / "grpo.yaml").is_file()
 
 
+def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
+    spec = spec_in(tmp_path / "runs")
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.baseline({}), "search", "model", seed=7)
+        ledger.complete(0, outcome(0.9, 0.2, 0.5))
+    monkeypatch.chdir(tmp_path)
+    assert export.main([f"{spec.name}:knee", "--to", "trl", "--out", "o"]) == 0
+    assert (tmp_path / "o" / "grpo.yaml").is_file()
+
+
 def test_the_policy_and_the_budget_may_be_others(searched, tmp_path):
     other = ["--set", "policy=Qwen/Qwen2.5-7B-Instruct", "--set", "training.steps=500"]
     out = tmp_path / "o"
