@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, loss_hypervolume, losses, non_dominated
+from gdpo_tune.analysis.pareto import Floats, loss_front, loss_hypervolume, losses
 from gdpo_tune.analysis.replicates import (
     Configuration,
     configurations,
@@ -107,8 +107,7 @@ def side_of(
 
 def front_of(points: Floats) -> Floats:
     """The non-dominated rows of losses `[T, M]`, those with NaN left out."""
-    goals = [Objective("", "minimize", 0.0)] * points.shape[1]
-    return points[non_dominated(points, goals)]
+    return points[loss_front(points)]
 
 
 def volume_at(side: Side, count: int) -> float:
