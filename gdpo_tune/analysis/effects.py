@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from scipy import optimize, special
@@ -192,7 +192,8 @@ def _noncentrality(ratio: float, own: int, spare: int, level: float) -> float:
     high = own * ratio + 1.0
     while special.ncfdtr(own, spare, high, ratio) > level:
         high *= 2
-    return float(optimize.brentq(_exceeds, 0.0, high, (own, spare, level, ratio), xtol=1e-6 * high))
+    found: Any = optimize.brentq(_exceeds, 0.0, high, (own, spare, level, ratio), xtol=1e-6 * high)
+    return float(found)
 
 
 def _exceeds(noncentrality: float, own: int, spare: int, level: float, ratio: float) -> float:
