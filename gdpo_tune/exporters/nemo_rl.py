@@ -143,8 +143,11 @@ def _policy(recipe: Recipe) -> dict[str, object]:
     return policy
 
 
-def _scheduler(recipe: Recipe) -> object:
-    """The shape of the learning rate in torch's schedulers; a list where a warm-up precedes it."""
+def _scheduler(recipe: Recipe) -> list[dict[str, object]]:
+    """The shape of the learning rate in torch's schedulers, and where one follows another.
+
+    A list even of one: the file that it replaces has a list, which OmegaConf merges with no other.
+    """
     rest = max(1, recipe.updates - recipe.warmup)
     shapes: dict[str, dict[str, object]] = {
         "constant": _torch("ConstantLR", factor=1.0, total_iters=_FOREVER),
@@ -153,7 +156,7 @@ def _scheduler(recipe: Recipe) -> object:
     }
     shape = shapes[recipe.training.lr_schedule]
     if not recipe.warmup:
-        return shape
+        return [shape, {"milestones": []}]
     # It cannot begin at 0.
     rising = _torch("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=recipe.warmup)
     return [rising, shape, {"milestones": [recipe.warmup]}]
