@@ -75,6 +75,8 @@ def export(recipe: Recipe) -> Exported:
         },
         "loss_fn": _loss(recipe),
         "policy": _policy(recipe),
+        # It goes on from what lies there, and its default is one folder for every run.
+        "checkpointing": {"checkpoint_dir": f"results/{recipe.name}"},
     }
     names = ", ".join(f"`reward/{reward.name}`" for reward in alphabetical)
     env = f"an environment that returns {names}"

@@ -242,6 +242,14 @@ def test_sizes():
     assert nemo["policy"]["train_global_batch_size"] == 64
 
 
+def test_nemo_rl_does_not_go_on_from_another_trials_checkpoints():
+    folders = {
+        settings(exported("nemo-rl", recipe(name=name)))["checkpointing"]["checkpoint_dir"]
+        for name in ("code-knee", "code-trial-7")
+    }
+    assert folders == {"results/code-knee", "results/code-trial-7"}
+
+
 def test_prime_rl_averages_over_every_token_and_adds_no_kl():
     written = settings(exported("prime-rl", recipe("space.normalization=grpo_no_std")))
     assert written["orchestrator"]["train"]["filter_zero_advantages"] is False
