@@ -94,6 +94,8 @@ def export(recipe: Recipe) -> Exported:
         yours={
             "orchestrator.train.source": "an environment of verifiers whose rubric gives "
             f"{sum_of(recipe)}",
+            "orchestrator.renderer.name": "`default`, unless prime-rl knows the policy by its "
+            "name: for any other it stops and asks",
         },
     )
 

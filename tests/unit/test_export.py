@@ -254,6 +254,7 @@ def test_prime_rl_averages_over_every_token_and_adds_no_kl():
     written = settings(exported("prime-rl", recipe("space.normalization=grpo_no_std")))
     assert written["orchestrator"]["train"]["filter_zero_advantages"] is False
     assert written["trainer"]["loss"] == {"type": "default", "kl_tau": 0.0}
+    assert "| `orchestrator.renderer.name` | `default`, unless" in told("prime-rl", SUM)
 
 
 # --- text -----------------------------------------------------------------------------------------
