@@ -65,7 +65,7 @@ def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen
     """The sweep that a person names, and what they choose of it.
 
     Args:
-        source: `FOLDER:WHICH`, or `FOLDER` if `pick` says which.
+        source: `FOLDER:WHICH`, or `FOLDER` if `pick` says which; a name under `runs` will do.
         pick: the choice, or None if `source` has it.
         option: what `source` was given as, for the messages.
 
@@ -81,7 +81,7 @@ def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen
             f"--pick '{EXAMPLE}'"
         )
     wanted = parse(which)
-    sweep = read_sweep(folder, f"{option} {source}")
+    sweep = read_sweep(str(folder_named(folder)), f"{option} {source}")
     return sweep, choose(sweep.records, sweep.spec, wanted)
 
 
@@ -165,7 +165,7 @@ def told_of(chosen: Chosen, spec: SweepSpec) -> list[str]:
     known = chosen.configuration
     if known is None:
         return [f"{head}, {chosen.record.state}"]
-    names = [*spec.objectives, *(b.metric.name for b in chosen.pick.bounds)]
+    names = [*spec.objectives, *(metric.name for metric in chosen.pick.metrics)]
     values = ", ".join(f"{name} {_shown(known.mean[name])}" for name in dict.fromkeys(names))
     lines = [f"{head}: {values}"]
     if known.provisional and known.role != "untrained":
@@ -188,16 +188,10 @@ def _check_names(front: Front, spec: SweepSpec, pick: Pick) -> None:
     """Refuse metrics that were not measured, and weights on what is no objective."""
     measured = {name for member in front.members for name in member.mean}
     known = [*spec.objectives, *sorted(measured - set(spec.objectives))]
-    asked = [bound.metric for bound in pick.bounds]
-    match pick.rule:
-        case Extreme(_, metric):
-            asked.insert(0, metric)
-        case Preferred(weights):
-            for metric, _ in weights:
-                _refuse_unless(metric, list(spec.objectives), "objectives", pick)
-        case _:
-            pass
-    for metric in asked:
+    if isinstance(pick.rule, Preferred):
+        for metric, _ in pick.rule.weights:
+            _refuse_unless(metric, list(spec.objectives), "objectives", pick)
+    for metric in pick.metrics:
         _refuse_unless(metric, known, "metrics", pick)
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.analysis.comparison import Comparison, compare
 from gdpo_tune.analysis.sides import Side, side_of
 from gdpo_tune.analysis.verdict import Verdict, judge
 from gdpo_tune.choosing import Sweep
 from gdpo_tune.errors import UsageError
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.problems import did_you_mean, one_of
 
 MODE = "normalization"
+SEARCH = {"sampler", "scheduler", "warm_start"}
+"""Keys of `search:` on which it hangs what a configuration of a sweep is worth."""
 UNEQUAL = 1.5
-"""Ratio of the numbers of configurations from which they are pointed out."""
+"""Ratio of two sides' sizes, or of their costs, from which it is pointed out."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> Compared:
     names = _names(left, right)
     goals = left.spec.objective_list()
     sides = [side_of(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    other = differences(meaning(left.spec), meaning(right.spec))
+    other = differences(_settings(left.spec), _settings(right.spec))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
     if notes:
         notes.insert(0, "What is found is found of all that the sweeps differ in, together:")
@@ -81,6 +85,12 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> Compared:
     return _compared(sides[0], sides[1], notes, file)
 
 
+def _settings(spec: SweepSpec) -> dict[str, Any]:
+    """What two sweeps may differ in: what their trials mean, and how they were searched."""
+    search = spec.search.model_dump(mode="json", include=SEARCH)
+    return meaning(spec) | {f"search.{name}": value for name, value in search.items()}
+
+
 def _compared(left: Side, right: Side, notes: Sequence[str], file: Path) -> Compared:
     comparison = compare(left, right)
     more = [*notes, *_limits(left, right)]
@@ -95,6 +105,22 @@ def _limits(left: Side, right: Side) -> list[str]:
             f"{left.name} tried {left.tried} configurations, {right.name} {right.tried}: "
             f"hypervolumes are those at {few}, as a mean over choices of as many."
         )
+    if left.stopped or right.stopped:
+        found.append(
+            f"{left.stopped} of {left.name} and {right.stopped} of {right.name} were stopped "
+            "early: they count as adding nothing to a front, and objectives are compared over "
+            "those that ran to their end, which look better than all would."
+        )
+    if few:
+        (less, fewer), (more, name) = sorted(
+            (side.completions / side.tried, side.name) for side in (left, right)
+        )
+        if more > UNEQUAL * less:
+            found.append(
+                f"A configuration of {name} took {more:,.0f} completions on average, one of "
+                f"{fewer} {less:,.0f}: hypervolumes are at equal numbers of configurations, not "
+                "at equal cost."
+            )
     if left.replicated != right.replicated:
         lucky = right.name if left.replicated else left.name
         found.append(

@@ -103,6 +103,12 @@ class Pick:
     rule: Rule
     bounds: tuple[Bound, ...] = ()
 
+    @property
+    def metrics(self) -> list[Metric]:
+        """What it looks at besides the objectives: what is to be extreme, and what is bounded."""
+        extreme = [self.rule.metric] if isinstance(self.rule, Extreme) else []
+        return extreme + [bound.metric for bound in self.bounds]
+
     def error(self, position: int, reason: str, fix: str) -> PickError:
         """What is wrong at `position`, counted from 1."""
         return PickError(self.text, position, reason, fix)

@@ -108,7 +108,8 @@ def compare(left: Side, right: Side) -> Comparison:
     ratio_p, *tests = p_values(left, right)
     corrected = holm([ratio_p, *tests])
     hypervolumes = volume_at(left, count), volume_at(right, count)
-    ratio = Effect(_ratio(*hypervolumes), _ratio_interval(left, right), ratio_p, corrected[0])
+    seen = _ratio(*hypervolumes)
+    ratio = Effect(seen, _ratio_interval(left, right, count, seen), ratio_p, corrected[0])
     return Comparison(
         left=left,
         right=right,
@@ -186,16 +187,15 @@ def _ratio(left: float, right: float) -> float:
     return math.inf if left > 0 else math.nan
 
 
-def _ratio_interval(left: Side, right: Side) -> Interval:
-    """Of the ratio, were searches of equal size done again: the spread is the bootstrap's.
+def _ratio_interval(left: Side, right: Side, count: int, seen: float) -> Interval:
+    """Of the ratio, were searches of `count` configurations done again: the bootstrap's spread.
 
     Around the ratio seen, on a log scale: a front of configurations that are drawn again lies below
     the one seen, and not equally far on sides of different size, so the quantiles themselves would
-    be off.
+    be off. Where a front vanishes in some draws the quantiles are all there is.
     """
-    count, goals = min(left.tried, right.tried), left.objectives
-    seen = _ratio(volume_at(left, count), volume_at(right, count))
-    if not 0 < seen < math.inf:
+    goals = left.objectives
+    if math.isnan(seen):
         return Interval(0.0, math.inf)
     again = [
         _ratio(
@@ -205,7 +205,8 @@ def _ratio_interval(left: Side, right: Side) -> Interval:
         for mine, others in drawn_again(left.tried, right.tried, count)
     ]
     if not all(0 < ratio < math.inf for ratio in again):
-        return middle(again)
+        found = middle(again)
+        return Interval(min(seen, found.low), max(seen, found.high))
     reach = math.exp(CLEAR * float(np.std(np.log(again))))
     return Interval(seen / reach, seen * reach)
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.analysis.probability import LEVEL, Interval
@@ -55,7 +55,8 @@ class ParameterEffect:
     p: float
     """Of no effect at all, corrected for all parameters and objectives of the sweep."""
     changes: tuple[Change, ...]
-    """One for numbers, from the smallest to the largest; for names one against the first each."""
+    """One for numbers, from the smallest to the largest; for names one against the first each. A
+    change that always came with one of another parameter is left out: who made it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -187,19 +188,32 @@ def _noncentrality(ratio: float, own: int, spare: int, level: float) -> float:
     """The noncentrality under which an F as small as `ratio` has the probability `level`."""
     if special.fdtr(own, spare, ratio) <= level:
         return 0.0
-    return float(special.ncfdtrinc(own, spare, level, ratio))
+    # Not `special.ncfdtrinc`, which never answers more than 10,000.
+    high = own * ratio + 1.0
+    while special.ncfdtr(own, spare, high, ratio) > level:
+        high *= 2
+    found: Any = optimize.brentq(_exceeds, 0.0, high, (own, spare, level, ratio), xtol=1e-6 * high)
+    return float(found)
+
+
+def _exceeds(noncentrality: float, own: int, spare: int, level: float, ratio: float) -> float:
+    """How much more probable than `level` an F as small as `ratio` is."""
+    return float(special.ncfdtr(own, spare, noncentrality, ratio)) - level
 
 
 def _changes(
     name: str, terms: dict[str, _Term], whole: Floats, values: Floats, noise: float, spare: int
 ) -> tuple[Change, ...]:
-    inverse = np.linalg.pinv(whole.T @ whole)
+    squares = whole.T @ whole
+    inverse = np.linalg.pinv(squares, hermitian=True)
     solution = inverse @ whole.T @ values
     reach = float(special.stdtrit(spare, 1 - (1 - LEVEL) / 2))
     changes: list[Change] = []
     for before, after, contrast in terms[name].contrasts:
         parts = [contrast if n == name else np.zeros(t.columns.shape[1]) for n, t in terms.items()]
         row = np.concatenate(parts)
+        if not np.allclose(row @ inverse @ squares, row, atol=1e-6):
+            continue
         difference = float(row @ solution)
         error = reach * math.sqrt(noise * float(row @ inverse @ row))
         span = Interval(difference - error, difference + error)

@@ -45,7 +45,15 @@ def ranks(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int6
     Equal points share a rank; a point that was not measured has `NOT_RANKED`.
     Source: Deb et al. 2002, A fast and elitist multiobjective genetic algorithm (NSGA-II).
     """
-    points = losses(values, objectives)
+    return _loss_ranks(losses(values, objectives))
+
+
+def loss_front(points: Floats) -> NDArray[np.bool_]:
+    """Which losses `[T, M]` no other point dominates, `bool[T]`."""
+    return _loss_ranks(points) == 0
+
+
+def _loss_ranks(points: Floats) -> NDArray[np.int64]:
     result = np.full(len(points), NOT_RANKED, dtype=np.int64)
     # moocore crashes or never returns when it meets NaN, so such rows must not reach it.
     measured = np.isfinite(points).all(axis=1)

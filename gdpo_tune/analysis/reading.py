@@ -53,6 +53,12 @@ def _unknown(front: Front, found: Effects) -> list[str]:
             f"No effect could be told from noise: {_listed(silent)}. That is not to say that there "
             "is none; the intervals below say how large one may be."
         )
+    stopped = sum(record.state == "pruned" for record in front.records)
+    if found.found and stopped:
+        lines.append(
+            f"{stopped} trials were stopped early and have no value on test prompts. What "
+            "parameters do is told of those that ran to their end; over all it may be more."
+        )
     provisional = sum(member.provisional for member in front.members)
     if provisional:
         lines.append(
@@ -81,6 +87,11 @@ def _told(effect: ParameterEffect) -> str:
         f"{effect.parameter} explains {effect.importance:.0%} (95 %: {effect.interval.low:.0%} to "
         f"{effect.interval.high:.0%}) of what the other parameters leave of {effect.objective}"
     )
+    if not effect.changes:
+        return f"{share}. Its values came together with those of another parameter."
+    if not changes and len(effect.changes) > 1:
+        first = effect.changes[0].before
+        return f"{share}, though no value differs from {first} by more than noise."
     if not changes:
         return f"{share}, by a bend rather than a slope."
     return f"{share}: {'; '.join(_changed(change) for change in changes)}."

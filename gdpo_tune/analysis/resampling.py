@@ -17,6 +17,8 @@ from gdpo_tune.analysis.probability import LEVEL, Interval
 PERMUTATIONS = 999
 """With the observed one 1,000: the smallest p is .002, two-sided."""
 RESAMPLES = 500
+ROUNDING = 1e-9
+"""Share of the largest value up to which values are equal."""
 
 Indices = NDArray[np.int64]
 Statistic = Callable[[Indices], Floats]
@@ -42,7 +44,8 @@ def permutation_p(left: int, right: int, statistic: Statistic) -> float:
     rows[1:] = np.random.default_rng(0).permuted(rows[1:], axis=1)
     values = statistic(rows)
     # Equal up to rounding is equal: sums in another order differ in the last bits.
-    above, below = (values >= values[0] - 1e-12).mean(), (values <= values[0] + 1e-12).mean()
+    close = ROUNDING * np.abs(values).max()
+    above, below = (values >= values[0] - close).mean(), (values <= values[0] + close).mean()
     return float(min(1.0, 2 * min(above, below)))
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, loss_hypervolume, losses, non_dominated
+from gdpo_tune.analysis.pareto import Floats, loss_front, loss_hypervolume, losses
 from gdpo_tune.analysis.replicates import (
     Configuration,
     configurations,
@@ -41,6 +41,8 @@ class Side:
     """Trials that ended without a result, of whatever configuration."""
     seconds: float
     """Wall time of all trials together."""
+    completions: int
+    """Sampled by all trials together."""
 
     @property
     def tried(self) -> int:
@@ -99,13 +101,13 @@ def side_of(
         stopped=stopped,
         failed=sum(record.state == "failed" for record in kept),
         seconds=sum(record.cost.seconds for record in kept),
+        completions=sum(record.cost.completions for record in kept),
     )
 
 
 def front_of(points: Floats) -> Floats:
     """The non-dominated rows of losses `[T, M]`, those with NaN left out."""
-    goals = [Objective("", "minimize", 0.0)] * points.shape[1]
-    return points[non_dominated(points, goals)]
+    return points[loss_front(points)]
 
 
 def volume_at(side: Side, count: int) -> float:

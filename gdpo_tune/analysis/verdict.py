@@ -88,8 +88,8 @@ def _clear(effect: Effect, none: float) -> bool:
 def _reasons(comparison: Comparison) -> list[str]:
     left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
     lines = [
-        f"Hypervolume at {comparison.count} configurations each: {left} has {_times(ratio.value)} "
-        f"that of {right} (95 %: {_span(ratio.interval)}). {_odds(ratio)}"
+        f"Hypervolume at {comparison.count} configurations each: {_volumes(comparison)}. "
+        f"{_odds(ratio)}"
     ]
     for name, effect in comparison.superiority.items():
         ahead = left if effect.value > 0.5 else right
@@ -121,10 +121,13 @@ def _percent(value: float, interval: Interval) -> str:
     return f"{value:.0%} (95 %: {interval.low:.0%} to {interval.high:.0%})"
 
 
-def _times(ratio: float) -> str:
-    if math.isnan(ratio):
-        return "nothing, as does the other one, against"
-    return "infinitely often" if math.isinf(ratio) else f"{ratio:.2f} times"
+def _volumes(comparison: Comparison) -> str:
+    """The sides' hypervolumes against each other; as they are where one has none."""
+    left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
+    ours, theirs = comparison.hypervolumes
+    if ours > 0 and theirs > 0:
+        return f"{left} has {ratio.value:.2f} times that of {right} (95 %: {_span(ratio.interval)})"
+    return f"{left} has {ours:.3g} and {right} {theirs:.3g}"
 
 
 def _span(interval: Interval) -> str:

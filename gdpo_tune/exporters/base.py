@@ -112,7 +112,26 @@ class Refusals:
             raise ExportError(self.library, tuple(self.found))
 
 
-def same_everywhere(recipe: Recipe, *, eps: str, whitening: str, missing: str) -> list[Difference]:
+PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
+"""`model.dtype` -> what the training computed in, where a library may compute in something else."""
+_CORRECTED = "each completion is weighted by how likely the trainer finds it against vLLM"
+SAMPLED = {
+    "auto": f"where vLLM sampled, {_CORRECTED}; elsewhere the trainer's own model sampled",
+    "vllm": _CORRECTED,
+    "transformers": "the trainer's own model sampled",
+}
+"""`rollout.engine` -> what became of probabilities that the sampler rounds otherwise."""
+
+
+def same_everywhere(
+    recipe: Recipe,
+    *,
+    eps: str,
+    whitening: str,
+    missing: str,
+    precision: str = "",
+    correction: str = "",
+) -> list[Difference]:
     """Rows that every library has an answer to; a row without an answer is left out.
 
     Args:
@@ -120,8 +139,17 @@ def same_everywhere(recipe: Recipe, *, eps: str, whitening: str, missing: str) -
         eps: what the library adds to a standard deviation that divides; empty: the same.
         whitening: how it normalises over the batch, under GDPO; empty: the same.
         missing: what it makes of a reward that was not scored; empty: the same.
+        precision: what it computes in, if it is not told; empty: it is.
+        correction: the switch by which it would weight what vLLM samples; empty: it does so.
     """
     rows: list[Difference] = []
+    if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
+        own, there = PRECISION[recipe.model.dtype], precision or "bfloat16"
+        rows.append(Difference("computed in", own, there))
+    if correction:
+        there = f"vLLM samples, and nothing is weighted; the switch is `{correction}`"
+        own = SAMPLED[recipe.rollout.engine]
+        rows.append(Difference("probabilities that the sampler rounds otherwise", own, there))
     if eps:
         rows.append(Difference("added to standard deviations", "1e-4", eps))
     if whitening and not recipe.sums_first:

@@ -74,6 +74,7 @@ def _differences(recipe: Recipe) -> list[Difference]:
         eps="1e-8" if gdpo else "",
         whitening="the same, eps 1e-8" if gdpo else "",
         missing=missing,
+        correction="rollout_importance_sampling_mode" if recipe.rollout.engine == "vllm" else "",
     )
     if gdpo:
         rows.append(

@@ -75,6 +75,8 @@ def export(recipe: Recipe) -> Exported:
         },
         "loss_fn": _loss(recipe),
         "policy": _policy(recipe),
+        # It goes on from what lies there, and its default is one folder for every run.
+        "checkpointing": {"checkpoint_dir": f"results/{recipe.name}"},
     }
     names = ", ".join(f"`reward/{reward.name}`" for reward in alphabetical)
     env = f"an environment that returns {names}"
@@ -112,6 +114,7 @@ def _loss(recipe: Recipe) -> dict[str, object]:
 def _policy(recipe: Recipe) -> dict[str, object]:
     policy: dict[str, object] = {
         "model_name": recipe.policy,
+        "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.training.completions_per_step,
         "train_micro_batch_size": recipe.micro_batch,
         "max_total_sequence_length": recipe.longest,
@@ -142,8 +145,11 @@ def _policy(recipe: Recipe) -> dict[str, object]:
     return policy
 
 
-def _scheduler(recipe: Recipe) -> object:
-    """The shape of the learning rate in torch's schedulers; a list where a warm-up precedes it."""
+def _scheduler(recipe: Recipe) -> list[dict[str, object]]:
+    """The shape of the learning rate in torch's schedulers, and where one follows another.
+
+    A list even of one: the file that it replaces has a list, which OmegaConf merges with no other.
+    """
     rest = max(1, recipe.updates - recipe.warmup)
     shapes: dict[str, dict[str, object]] = {
         "constant": _torch("ConstantLR", factor=1.0, total_iters=_FOREVER),
@@ -152,7 +158,7 @@ def _scheduler(recipe: Recipe) -> object:
     }
     shape = shapes[recipe.training.lr_schedule]
     if not recipe.warmup:
-        return shape
+        return [shape, {"milestones": []}]
     # It cannot begin at 0.
     rising = _torch("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=recipe.warmup)
     return [rising, shape, {"milestones": [recipe.warmup]}]
@@ -168,6 +174,7 @@ def _differences(recipe: Recipe) -> list[Difference]:
         eps="1e-6, and nothing where the deviation is 0" if MODES[recipe.mode] else "",
         whitening="the same over the completions of a step, eps 0",
         missing="not known: give every reward a number",
+        correction="loss_fn.use_importance_sampling_correction",
     )
     if not recipe.sums_first:
         rows.append(

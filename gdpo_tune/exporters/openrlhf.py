@@ -123,6 +123,8 @@ def _differences(recipe: Recipe) -> list[Difference]:
         eps="1e-9" if recipe.mode == "grpo" else "",
         whitening="",
         missing="not known: the sum has to be a number",
+        precision="bfloat16: it knows no float32",
+        correction="--algo.advantage.is_correction_level",
     )
     there = "its default cuts rewards to [-10, 10]; the script lifts that"
     rows.append(Difference("bounds of the reward", "none", there))

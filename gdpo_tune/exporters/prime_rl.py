@@ -67,12 +67,16 @@ def export(recipe: Recipe) -> Exported:
                 "max_norm": recipe.training.max_grad_norm,
             },
             "scheduler": _scheduler(recipe),
+            # Its default adds a KL between sampler and trainer.
+            "loss": {"type": "default", "kl_tau": 0.0},
         },
         "orchestrator": {
             "batch_size": recipe.training.completions_per_step,
             "group_size": recipe.group_size,
             "algo": {"type": "grpo"},
             "train": {
+                # Else they would not count among the tokens that the loss is averaged over.
+                "filter_zero_advantages": False,
                 "sampling": {
                     "temperature": recipe.number("temperature"),
                     "max_completion_tokens": recipe.training.max_completion_length,
@@ -90,6 +94,8 @@ def export(recipe: Recipe) -> Exported:
         yours={
             "orchestrator.train.source": "an environment of verifiers whose rubric gives "
             f"{sum_of(recipe)}",
+            "orchestrator.renderer.name": "`default`, unless prime-rl knows the policy by its "
+            "name: for any other it stops and asks",
         },
     )
 
@@ -106,7 +112,11 @@ def _differences(recipe: Recipe) -> list[Difference]:
     clip = f"{recipe.number('epsilon'):g} below and {recipe.number('epsilon_high'):g} above 1"
     return [
         *same_everywhere(
-            recipe, eps="", whitening="", missing="not known: the sum has to be a number"
+            recipe,
+            eps="",
+            whitening="",
+            missing="not known: the sum has to be a number",
+            precision="bfloat16, its default",
         ),
         Difference(
             "clip of the ratio",
@@ -118,10 +128,5 @@ def _differences(recipe: Recipe) -> list[Difference]:
             "samples of an older policy",
             "none: each step samples from the policy that it trains",
             "up to `max_off_policy_steps` old, 8 by default",
-        ),
-        Difference(
-            "KL between sampler and trainer",
-            "none",
-            "`kl_tau` 0.001, its default",
         ),
     ]

@@ -187,6 +187,8 @@ def _differences(recipe: Recipe) -> list[Difference]:
         whitening="whitened over tokens: a long completion counts more in mean and deviation than "
         "a short one, so a length reward shifts both; eps 1e-8 under the root",
         missing="not known: give every reward a number",
+        precision="bfloat16: `fsdp_config.dtype` and `rollout.dtype` are left at their defaults",
+        correction="algorithm.rollout_correction",
     )
     if recipe.mode == "gdpo":
         rows.append(

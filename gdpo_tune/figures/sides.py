@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.attainment import attainment
 from gdpo_tune.analysis.comparison import Comparison
-from gdpo_tune.analysis.pareto import Floats, non_dominated
+from gdpo_tune.analysis.pareto import Floats, loss_front
 from gdpo_tune.analysis.resampling import drawn_again
 from gdpo_tune.analysis.sides import Side
 from gdpo_tune.figures import style
@@ -107,7 +107,7 @@ def _panel(
     if len(whole) and all(side.tried for side in sides):
         traces.append(_ground(points, whole, signs))
     for side, rows, mark in zip(sides, points, (LEFT, RIGHT), strict=True):
-        traces += _points(side, rows, goals, signs, mark, legend=legend)
+        traces += _points(side, rows, signs, mark, legend=legend)
     return traces
 
 
@@ -136,15 +136,13 @@ def _ground(points: Sequence[Floats], whole: Floats, signs: Sequence[float]) -> 
 def _points(
     side: Side,
     rows: Floats,
-    goals: Sequence[Objective],
     signs: Sequence[float],
     mark: style.Mark,
     *,
     legend: bool,
 ) -> list[go.Scatter]:
     found = rows[np.isfinite(rows).all(axis=1)]
-    ends = [Objective(goal.name, "minimize", 0.0) for goal in goals]
-    best = non_dominated(found, ends)
+    best = loss_front(found)
     corners = found[best][np.argsort(found[best][:, 0])]
     return [
         go.Scatter(

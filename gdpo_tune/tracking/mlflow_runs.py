@@ -39,7 +39,9 @@ def find_runs(client: MlflowClient, experiment: str, identity: Identity) -> dict
         return {}
     twins: dict[str, list[Run]] = {}
     for run in _search(client, experiment, f"tags.`mlflow.parentRunId` = '{parent}'"):
-        twins.setdefault(run.data.tags.get("trial", ""), []).append(run)
+        # People nest runs of their own under a sweep's: those have no such tag, and stay.
+        if "trial" in run.data.tags:
+            twins.setdefault(run.data.tags["trial"], []).append(run)
     return {SWEEP: parent} | {trial: _only(client, runs) for trial, runs in twins.items()}
 
 

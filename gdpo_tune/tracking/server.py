@@ -77,7 +77,7 @@ def find_problem(uri: str) -> str:
     except ValueError as error:
         return f"it is not an address ({error})"
     if parts.scheme in ("http", "https"):
-        return _http_problem(uri)
+        return _http_problem(parts)
     return _port_problem(host, port) if host and port else ""
 
 
@@ -90,12 +90,15 @@ def _file_problem(path: Path) -> str:
     return ""
 
 
-def _http_problem(uri: str) -> str:
+def _http_problem(address: urllib.parse.SplitResult) -> str:
+    # urllib knows no `user:password@`, which the client of mlflow does.
+    place = address.netloc.rpartition("@")[2]
+    uri = urllib.parse.urlunsplit((address.scheme, place, address.path, "", ""))
     # Not `/health`: a server with users answers that to anybody.
     page = uri.rstrip("/") + "/api/2.0/mlflow/experiments/search?max_results=1"
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(page, headers=_authorization()), timeout=ANSWER_SECONDS
+            urllib.request.Request(page, headers=_authorization(address)), timeout=ANSWER_SECONDS
         ):
             return ""
     except urllib.error.HTTPError as error:
@@ -105,12 +108,14 @@ def _http_problem(uri: str) -> str:
         return f"it does not answer ({getattr(error, 'reason', error)})"
 
 
-def _authorization() -> dict[str, str]:
-    """The header that mlflow's own client would send."""
+def _authorization(address: urllib.parse.SplitResult) -> dict[str, str]:
+    """The header that mlflow's own client would send: what the address says comes first."""
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+    if address.username:
+        user, password = map(urllib.parse.unquote, (address.username, address.password or ""))
     if user:
-        password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
         credentials = base64.b64encode(f"{user}:{password}".encode()).decode()
         return {"Authorization": f"Basic {credentials}"}
     return {"Authorization": f"Bearer {token}"} if token else {}

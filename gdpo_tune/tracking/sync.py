@@ -60,6 +60,8 @@ def wait(sink: MlflowSink) -> None:
         if state.kind == "away" and now - moved > PATIENCE:
             return
         if now - said > SAYING:
-            print(state, flush=True)
+            # A sender that keeps up calls itself up to date with a batch on its way.
+            left = f"MLflow: {state.pending:,} updates left"
+            print(state if state.kind == "away" else left, flush=True)
             said = now
         time.sleep(GLANCE)

@@ -68,6 +68,24 @@ def test_intervals_hold_what_was_seen():
         assert interval.low <= value <= interval.high
 
 
+def test_a_side_without_a_front_is_beaten():
+    broken = [replace(record, feasible=False) for record in search(2, 16)]
+    verdict = judge(compare(side_of("broken", broken, GOALS), side(1, 16, name="whole")))
+    assert verdict.headline.startswith("whole beats broken: its front covers more")
+    assert "each: broken has 0 and whole 0." in verdict.reasons[0]
+    assert judge(compare(side(1, 16), side_of("broken", broken, GOALS))).winner == "left"
+
+
+def test_two_sides_without_a_front_are_not_told_apart():
+    sides = [
+        side_of(name, [replace(record, feasible=False) for record in search(seed, 16)], GOALS)
+        for seed, name in enumerate("ab")
+    ]
+    verdict = judge(compare(*sides))
+    assert verdict.winner == "undecided"
+    assert "each: a has 0 and b 0." in verdict.reasons[0]
+
+
 def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
     a = [trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
     b = [trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
@@ -129,6 +147,18 @@ def test_permutations_equal_all_of_them_counted():
     found = permutation_p(3, 3, lambda deals: values[deals[:, :3]].sum(axis=1))
     assert found == pytest.approx(exact, abs=0.03)
     assert smallest_p(3, 3) == pytest.approx(2 / 20)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e12])
+def test_deals_that_differ_by_rounding_alone_are_equal_on_any_scale(scale):
+    rng = np.random.default_rng(0)
+
+    def alike(deals):
+        return scale * (1 + 1e-15 * rng.random(len(deals)))
+
+    assert permutation_p(6, 6, alike) == 1.0
+    values = scale * np.arange(12.0)[::-1]
+    assert permutation_p(6, 6, lambda deals: values[deals[:, :6]].sum(axis=1)) < 0.02
 
 
 def test_holm_by_hand():

@@ -1,13 +1,16 @@
 """What parameters do: against closed forms, against nothing, and in words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis_support import GOALS, trial
 from scipy import stats
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.analysis.effects import effects
-from gdpo_tune.analysis.reading import SURE, reading
+from gdpo_tune.analysis.effects import Change, ParameterEffect, effects
+from gdpo_tune.analysis.probability import Interval
+from gdpo_tune.analysis.reading import SURE, _told, reading
 
 DIMENSIONS = ("mode", "weight", "idle")
 
@@ -73,6 +76,37 @@ def test_importance_intervals_hold_the_truth():
     assert held >= 52  # 57 expected; fewer than 52 come up in 1 of 150 runs
 
 
+def test_a_change_that_always_came_with_another_one_is_not_told():
+    """`c` was tried with grpo alone, and grpo with `c`: their effect has two possible reasons."""
+    rng = np.random.default_rng(0)
+    records = []
+    for number in range(45):
+        kind = "abc"[number % 3]
+        params = {"kind": kind, "mode": "grpo" if kind == "c" else "gdpo", "idle": rng.random()}
+        a = 0.5 + 0.1 * (kind == "c") + 0.05 * (kind == "b") + rng.normal(0, 0.01)
+        records.append(trial(number, a, 0.5, params=params))
+    known = effects(build_front(records, GOALS).configurations, ("kind", "mode", "idle"), GOALS[:1])
+    kind, mode, _ = known.found
+    (change,) = kind.changes
+    assert (change.before, change.after) == ("a", "b")
+    assert change.interval.low < 0.05 < change.interval.high
+    assert mode.changes == ()
+
+
+@pytest.mark.parametrize("slope", [0.02, 1.0])
+def test_intervals_of_large_effects_hold_the_truth(slope):
+    rng = np.random.default_rng(0)
+    places = rng.uniform(-1, 1, 300)
+    records = [
+        trial(number, slope * place + rng.normal(0, 0.002), 0.5, params={"weight": 2 + place})
+        for number, place in enumerate(places)
+    ]
+    (found,) = effects(build_front(records, GOALS).configurations, ("weight",), GOALS[:1]).found
+    truth = slope**2 * places.var() / (slope**2 * places.var() + 0.002**2)
+    assert found.interval.low <= truth <= found.interval.high
+    assert found.interval.low < found.importance < found.interval.high
+
+
 def test_too_few_configurations_say_nothing():
     front = sweep(3, count=6)
     _, found = of(front)
@@ -86,6 +120,26 @@ def test_a_parameter_that_never_changed_is_left_out():
     found = effects(front.configurations, ("mode", "constant"), GOALS)
     assert {effect.parameter for effect in found.found} == {"mode"}
     assert effects([], DIMENSIONS, GOALS).found == ()
+
+
+def test_the_words_do_not_give_a_reason_that_is_one_of_two():
+    told = _told(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, ()))
+    assert told.endswith("of a. Its values came together with those of another parameter.")
+    weak = tuple(Change("a", name, 0.1, Interval(-0.1, 0.3)) for name in "bc")
+    told = _told(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, weak))
+    assert told.endswith("of a, though no value differs from a by more than noise.")
+    told = _told(ParameterEffect("rate", "a", 0.5, Interval(0.3, 0.6), 0.001, weak[:1]))
+    assert told.endswith("of a, by a bend rather than a slope.")
+
+
+def test_trials_that_were_stopped_are_said_to_be_missing():
+    front = sweep(8, weight=0.1)
+    assert not any("stopped early" in line for line in reading(front, of(front)[1])[1])
+    records = list(front.records)
+    records[::4] = [replace(r, state="pruned", test={}, validation={}) for r in records[::4]]
+    front = build_front(records, GOALS)
+    (line,) = [line for line in reading(front, of(front)[1])[1] if "stopped early" in line]
+    assert line.startswith("10 trials were stopped early")
 
 
 def test_the_words_say_what_the_intervals_say():

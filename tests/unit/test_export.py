@@ -242,6 +242,21 @@ def test_sizes():
     assert nemo["policy"]["train_global_batch_size"] == 64
 
 
+def test_nemo_rl_does_not_go_on_from_another_trials_checkpoints():
+    folders = {
+        settings(exported("nemo-rl", recipe(name=name)))["checkpointing"]["checkpoint_dir"]
+        for name in ("code-knee", "code-trial-7")
+    }
+    assert folders == {"results/code-knee", "results/code-trial-7"}
+
+
+def test_prime_rl_averages_over_every_token_and_adds_no_kl():
+    written = settings(exported("prime-rl", recipe("space.normalization=grpo_no_std")))
+    assert written["orchestrator"]["train"]["filter_zero_advantages"] is False
+    assert written["trainer"]["loss"] == {"type": "default", "kl_tau": 0.0}
+    assert "| `orchestrator.renderer.name` | `default`, unless" in told("prime-rl", SUM)
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 
@@ -278,6 +293,28 @@ def told(library: str, *overrides: str) -> str:
 )
 def test_the_page_says_what_differs(library, words):
     assert words in told(library)
+
+
+VLLM = ("rollout.engine=vllm", "resources.gpus=1")
+SUM = "space.normalization=grpo_no_std"
+
+
+@pytest.mark.parametrize("library", ["verl", "nemo-rl", "openrlhf", "ms-swift"])
+def test_what_nobody_weights_by_the_samplers_probabilities_is_said(library):
+    told_row = "probabilities that the sampler rounds otherwise | each completion is weighted"
+    assert told_row in told(library, SUM, *VLLM)
+    assert "probabilities that the sampler" not in told("ms-swift", "rollout.engine=transformers")
+    assert "probabilities that the sampler" not in told("trl", *VLLM)
+
+
+@pytest.mark.parametrize("library", MODES)
+def test_the_page_says_what_is_computed_in_another_precision(library):
+    assert "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16" in told(library, SUM)
+    whole = told(library, SUM, "model.dtype=float32")
+    written = exported(library, recipe(SUM, "model.dtype=float32")).text
+    settable = "float32" in written or "bf16: false" in written
+    assert ("| computed in | float32 | bfloat16" in whole) is not settable
+    assert "computed in" not in told(library, SUM, "model.dtype=bfloat16")
 
 
 def test_the_page_of_a_sum_says_what_to_return():
@@ -327,6 +364,16 @@ def test_a_trial_of_a_sweep_is_exported(searched, tmp_path, capsys):
     assert "trial 1: correctness 0.700" in printed
     assert str(written / "verl.yaml") in printed
     assert export.main([f"{folder}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
+    assert (tmp_path / "o" / "grpo.yaml").is_file()
+
+
+def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
+    spec = spec_in(tmp_path / "runs")
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.baseline({}), "search", "model", seed=7)
+        ledger.complete(0, outcome(0.9, 0.2, 0.5))
+    monkeypatch.chdir(tmp_path)
+    assert export.main([f"{spec.name}:knee", "--to", "trl", "--out", "o"]) == 0
     assert (tmp_path / "o" / "grpo.yaml").is_file()
 
 

@@ -112,8 +112,7 @@ def nemo_scheduler(optimizer, written):
         name = entry["name"].rpartition(".")[2]
         return getattr(torch.optim.lr_scheduler, name)(optimizer, **entry["kwargs"])
 
-    if isinstance(written, dict):
-        return made(written)
+    assert isinstance(written, list), "OmegaConf merges no mapping with the list of the parent"
     *parts, last = written
     return torch.optim.lr_scheduler.SequentialLR(
         optimizer, [made(part) for part in parts], last["milestones"]

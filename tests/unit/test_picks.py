@@ -176,6 +176,8 @@ def test_a_metric_that_is_no_objective_can_be_asked_for():
     records = [with_cost(record, 5.0 - record.number) for record in FRONT]
     assert found("min cost", records) == 3
     assert found("max a where cost < 3.5", records) == 2
+    told = told_of(choose(records, SPEC, parse("min cost")), SPEC)
+    assert told[0].endswith("trial 3: a 0.100 ± 0.020, b 0.900 ± 0.020, cost 2.000 ± 0.100")
 
 
 def test_what_is_told_of_a_choice():

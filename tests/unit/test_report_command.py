@@ -8,6 +8,7 @@ from tuning_support import outcome, spec_in
 from gdpo_tune import report
 from gdpo_tune.errors import PickError, UsageError
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.trials import Cost
 
 
 @pytest.fixture
@@ -95,6 +96,35 @@ def test_what_sweeps_differ_in_besides_is_said(tmp_path, capsys):
     other = search(tmp_path, "other", overrides=["training.steps=80"])
     assert report.main([str(one), str(other)]) == 0
     assert "one has training.steps = 60, not 80 as other" in capsys.readouterr().out
+
+
+def halved(folder, name):
+    """A sweep whose odd trials were stopped at a third of the others' completions."""
+    spec = spec_in(folder, ["search.trials=12", "search.scheduler={type: asha}"])
+    spec = spec.model_copy(update={"name": name})
+    with Ledger.open(spec) as ledger:
+        for number in range(12):
+            params = spec.space.baseline({"reward_weights.format": 0.06 + 0.1 * number})
+            ledger.start(params, "search", "startup", seed=number)
+            if number % 2:
+                ledger.prune(number, "dominated", Cost(outcome(0, 0, 0).cost.completions // 10))
+            else:
+                share = (number + 1) / 14
+                ledger.complete(number, outcome(share, 1 - share, 0.5))
+    return spec.directory
+
+
+def test_what_one_search_stopped_and_saved_is_said(tmp_path, capsys):
+    fifo = ["search.scheduler={type: fifo}"]
+    one, other = halved(tmp_path, "one"), search(tmp_path, "other", overrides=fifo)
+    assert report.main([str(one), str(other)]) == 0
+    printed = capsys.readouterr().out
+    assert "one has search.scheduler = " in printed
+    assert "6 of one and 0 of other were stopped early" in printed
+    assert "A configuration of other took 640 completions on average, one of one 352" in printed
+    assert report.main([str(other), str(search(tmp_path, "third", overrides=fifo))]) == 0
+    printed = capsys.readouterr().out
+    assert not any(word in printed for word in ("search.scheduler", "stopped early", "on average"))
 
 
 def test_a_name_under_runs_is_enough(tmp_path, capsys, monkeypatch):

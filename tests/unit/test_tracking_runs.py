@@ -8,6 +8,9 @@ from gdpo_tune.tracking.projection import Identity
 IDENTITY = Identity("tiny", "hash", "nightly", "id", adopt=False)
 
 
+PARENT = "mlflow.parentRunId"
+
+
 class Page(list):
     token = ""
 
@@ -19,8 +22,8 @@ class Client:
         self.runs = {run.info.run_id: run for run in runs}
 
     def search_runs(self, experiments, query, max_results, order_by, page_token):
-        parents = "tags.role" in query
-        return Page(run for run in self.runs.values() if ("trial" not in run.data.tags) == parents)
+        wanted = "sweep" if "tags.role" in query else PARENT
+        return Page(run for run in self.runs.values() if wanted in run.data.tags)
 
     def delete_run(self, run_id):
         del self.runs[run_id]
@@ -31,12 +34,16 @@ def run(run_id, tags, metrics=()):
     return SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=data)
 
 
+def child(run_id, trial, metrics=()):
+    return run(run_id, {PARENT: "p", "trial": trial}, metrics)
+
+
 def parent(run_id, sweep_id="id", metrics=(), name="tiny"):
     return run(run_id, {"sweep": name, "sweep_id": sweep_id}, metrics)
 
 
 def test_runs_by_trial():
-    client = Client(parent("p"), run("a", {"trial": "0"}), run("b", {"trial": "1"}))
+    client = Client(parent("p"), child("a", "0"), child("b", "1"))
     assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "a", "1": "b"}
 
 
@@ -44,8 +51,8 @@ def test_of_twins_the_one_with_more_in_it_stays():
     client = Client(
         parent("p", metrics=["hypervolume"]),
         parent("o"),
-        run("a", {"trial": "0"}),
-        run("b", {"trial": "0"}, ["train/loss"]),
+        child("a", "0"),
+        child("b", "0", ["train/loss"]),
     )
     assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "b"}
     assert set(client.runs) == {"p", "b"}
@@ -55,6 +62,13 @@ def test_runs_of_another_sweep_stay():
     client = Client(parent("p"), parent("o", sweep_id="other"), parent("q", name="huge"))
     assert find_runs(client, "1", IDENTITY) == {"sweep": "p"}
     assert set(client.runs) == {"p", "o", "q"}
+
+
+def test_runs_that_people_nest_under_the_sweep_stay():
+    mine = [run(name, {PARENT: "p", "mlflow.runName": name}) for name in ("notes", "more notes")]
+    client = Client(parent("p"), child("a", "0"), *mine)
+    assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "a"}
+    assert set(client.runs) == {"p", "a", "notes", "more notes"}
 
 
 def test_nothing_yet():

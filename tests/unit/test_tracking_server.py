@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+import requests
 from tracking_support import tiny_spec
 
 from gdpo_tune.errors import TrackingError
@@ -74,6 +75,15 @@ def test_credentials_of_mlflow_are_used(server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "abc")
     find_problem(server.uri)
     assert server.headers_seen["Authorization"] == "Bearer abc"
+
+
+def test_credentials_in_the_address_are_used_as_the_client_of_mlflow_does(server, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "other")
+    assert find_problem(server.uri.replace("://", "://me:p%40ss@")) == ""
+    sent = requests.Request("GET", server.uri.replace("://", "://me:p%40ss@")).prepare()
+    assert server.headers_seen["Authorization"] == sent.headers["Authorization"]
+    server.status = 401
+    assert "user name and password" in find_problem(server.uri.replace("://", "://me:pass@"))
 
 
 def test_nobody_there(free_port):
