@@ -35,6 +35,7 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/step.py --small
 	python benchmarks/driver.py --small
 	python benchmarks/utilisation.py --small
+	python benchmarks/tracking.py --small
 	python benchmarks/normalization.py --small
 	python benchmarks/search/samplers.py --small
 	python benchmarks/search/schedulers.py --small
