@@ -235,14 +235,15 @@ class Document:
             reason = "an object store, where no journal can live"
             fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a folder as storage"
             self._at(("storage",), reason, fix)
-        elif Path(placed(settings.storage, self.project)).is_file():
-            self._at(("storage",), "is a file, not a folder", "name another folder")
-        if PASSWORD.search(settings.ledger):
-            fix = "leave it out, and give it in PGPASSWORD or ~/.pgpass"
-            mark = self.root.find(("ledger",)).mark
-            shown = without_password(settings.ledger)
+        self._refuse_password("ledger", settings.ledger, "PGPASSWORD or ~/.pgpass")
+        tracking = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        self._refuse_password("tracking", settings.tracking, tracking)
+
+    def _refuse_password(self, key: str, address: str, instead: str) -> None:
+        if PASSWORD.search(address):
+            mark, fix = self.root.find((key,)).mark, f"leave it out, and give it in {instead}"
             reason = "with a password, which the list of processes would show"
-            self.problems.add(mark, "ledger", shown, reason, fix)
+            self.problems.add(mark, key, without_password(address), reason, fix)
 
     def _spec(self, settings: SweepFile) -> SweepSpec | None:
         """The search space; its problems, and those of what is laid over it, are noted."""
@@ -280,6 +281,8 @@ def overrides(settings: SweepFile, root: Path) -> dict[str, KeyPath]:
     changes: dict[str, KeyPath] = {
         f"storage={json.dumps(placed(settings.storage, root))}": ("storage",)
     }
+    if settings.tracking:
+        changes[f"tracking.uri={json.dumps(settings.tracking)}"] = ("tracking",)
     if settings.ledger:
         changes[f"ledger={json.dumps(settings.ledger)}"] = ("ledger",)
     for key in ("trials", "gpu_hours"):

@@ -129,6 +129,9 @@ class SweepFile(Section):
     ledger: str = ""
     """Database of the sweeps' ledgers, where storage is an object store: a journal cannot live
     there. Without a password: that belongs into `PGPASSWORD` or `~/.pgpass`."""
+    tracking: str = ""
+    """Where MLflow shows the runs, instead of the search space's `tracking.uri`: on another machine
+    a file would be out of reach."""
     notify: Notify | None = None
     """Who hears how runs end."""
     enabled: bool = True

@@ -54,6 +54,6 @@ def doubts(sweep: ScheduledSweep) -> list[str]:
     if remote and uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
         found.append(
             f"{sweep.file}: tracking.uri = {uri} of the search space lies in the job's own folder "
-            "on the cluster, which Ray deletes; write the URL of a server"
+            "on the cluster, which Ray deletes; write tracking: and the URL of a server"
         )
     return found
