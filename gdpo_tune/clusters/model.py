@@ -24,6 +24,13 @@ def _environment_name(text: str) -> str:
     return text
 
 
+def _not_empty(names: tuple[str, ...]) -> tuple[str, ...]:
+    # NOTE: pydantic's own bound speaks up beside a wrong name, too, whose place it finds empty.
+    if not names:
+        raise PydanticCustomError("too_short", "empty")
+    return names
+
+
 EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 Occasion = Literal["failed", "skipped", "budget", "stopped", "finished"]
@@ -72,7 +79,9 @@ class Notify(Section):
 
     webhook_env: EnvironmentName
     """Environment variable with the address that gets a JSON object by POST."""
-    on: Annotated[tuple[Occasion, ...], Field(min_length=1, strict=False)] = EVERY_OCCASION
+    on: Annotated[tuple[Occasion, ...], Field(strict=False), AfterValidator(_not_empty)] = (
+        EVERY_OCCASION
+    )
     """What is told."""
 
 
