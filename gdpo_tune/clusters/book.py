@@ -146,7 +146,9 @@ class Book:
     def _end(self, event: Event) -> None:
         run = self.runs[event.about["run"]]
         run.state, run.end = event.about["state"], event
-        hours = float(event.about.get("gpu_hours", 0.0))
+        # of what nobody can read, all that it might have spent
+        unread = run.gpu_hours_limit if "unknown" in event.about else None
+        hours = float(event.about.get("gpu_hours", unread or 0.0))
         self.spent.append((event.at, max(0.0, hours - run.gpu_hours)))
         run.gpu_hours = max(hours, run.gpu_hours)
         self.active = None

@@ -232,6 +232,16 @@ def test_a_month_of_gpu_hours(tmp_path):
     assert scene.at(24 * 31 + 2)[-2:] == ["started", "submitted"]
 
 
+def test_a_ledger_that_nobody_can_read_counts_with_all_that_it_may_have_cost(tmp_path):
+    scene = Scene(tmp_path, GPUS + "budget: {gpu_hours: 40, gpu_hours_per_30d: 100}\n")
+    scene.desk.figures = lambda *_: {"unknown": "out of reach"}
+    for day in range(3):
+        scene.at(24 * day + 2)
+        scene.at(24 * day + 4)
+    assert scene.desk.book.spent_until(scene.clock.now) == 40 + 40 + 20
+    assert scene.at(24 * 3 + 2) == ["skipped"]
+
+
 def test_a_schedule_that_changes_owes_nothing_for_the_time_before(tmp_path):
     scene = Scene(tmp_path)
     scene.at(2)
