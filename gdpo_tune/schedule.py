@@ -146,6 +146,7 @@ class Round:
                 errors += self._tick(sweep)
             except GdpoTuneError as error:
                 errors.append(error)
+                self._desks.pop((sweep.storage, sweep.name), None)  # read all of it again
         self._say(errors)
         return worst(errors)
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-WRITTEN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+WRITTEN = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
 LONGEST = 366 * UNITS["d"]
 
 
@@ -35,5 +35,7 @@ def shown(seconds: float) -> str:
     return parts or "0s"
 
 
-Duration = Annotated[int, BeforeValidator(seconds_of), Le(LONGEST)]
+WRITTEN_AS_TEXT = BeforeValidator(seconds_of)
+"""By which the type of a length of time is known again."""
+Duration = Annotated[int, WRITTEN_AS_TEXT, Le(LONGEST)]
 """Seconds, written as text in the file."""

@@ -82,6 +82,11 @@ class EventLog:
         names = set(self.store.names(self.folder))
         known = len(self.events)
         last = max((int(m[1]) for m in map(EVENT_FILE.fullmatch, names) if m), default=0)
+        if last < known:
+            raise StoreError(
+                f"storage {self.store.place}: {self.folder} has fewer events than before\n"
+                "    fix: nothing, if it was moved aside on purpose: the next call begins anew"
+            )
         while len(self.events) < last:
             segment = segment_name(len(self.events))
             if len(self.events) % SEGMENT == 0 and segment in names:

@@ -66,7 +66,7 @@ def values_of(field: FieldInfo) -> str:
             inner, *more = get_args(kind)
             kinds.append(inner)
             bounds += more
-    if any(part in bounds for part in durations.Duration.__metadata__[:1]):
+    if durations.WRITTEN_AS_TEXT in bounds:
         return "length of time: `90m`, `6h`, `1d12h`"
     if any(get_origin(kind) is tuple for kind in kinds):
         return "some of " + one_of(model.EVERY_OCCASION)

@@ -202,7 +202,7 @@ def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch)
 def test_a_command_that_cannot_start_is_refused(tmp_path, monkeypatch):
     backend, job = sleeper(tmp_path, monkeypatch, "")
     gone = Job(job.id, job.run, job.arguments, tmp_path / "gone")
-    with pytest.raises(local.BackendError, match="the process did not start: .*gone"):
+    with pytest.raises(local.BackendError, match=r"the process did not start: .*gone"):
         backend.submit(gone)
 
 

@@ -12,7 +12,7 @@ from schedule_support import START, Clock, FakeBackend, MemoryStore, Plan, desk_
 
 from gdpo_tune.clusters.log import SEGMENT, Event, EventLog, TooLate
 from gdpo_tune.clusters.store import FolderStore, ObjectStore, Store, open_store
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.tick import Desk, tick
 from gdpo_tune.errors import StoreError
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
@@ -81,8 +81,17 @@ def test_a_missing_event_is_not_passed_over():
     for number in range(3):
         log.append(seen(number))
     del store.files[".schedule/nightly/00000002.json"]
-    with pytest.raises(StoreError, match="lacks .schedule/nightly/00000002.json"):
+    with pytest.raises(StoreError, match=r"lacks \.schedule/nightly/00000002\.json"):
         EventLog(store, "nightly").refresh()
+
+
+def test_a_history_that_was_moved_away_under_a_reader():
+    store = MemoryStore()
+    log = EventLog(store, "nightly")
+    log.append(seen(1))
+    store.files.clear()
+    with pytest.raises(StoreError, match="fewer events than before"):
+        log.refresh()
 
 
 def test_a_reader_of_a_folder_sees_no_half_written_event(tmp_path: Path):
@@ -126,6 +135,11 @@ def test_an_object_store_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
         store.create("a", b"")
 
 
+def at_once(barrier: threading.Barrier, desk: Desk) -> None:
+    barrier.wait()
+    tick(desk)
+
+
 @pytest.mark.parametrize("kind", ["folder", "object store"])
 def test_many_ticks_at_once_start_one_run(tmp_path: Path, kind: str):
     place = str(tmp_path / "runs") if kind == "folder" else f"memory://{uuid.uuid4().hex}"
@@ -137,12 +151,7 @@ def test_many_ticks_at_once_start_one_run(tmp_path: Path, kind: str):
         clock.pass_by(hours=24)
         desks = [desk_of(sweep, clock, backend, open_store(place)) for _ in range(8)]
         barrier = threading.Barrier(len(desks))
-
-        def at_once(number: int) -> None:
-            barrier.wait()
-            tick(desks[number])
-
-        threads = [threading.Thread(target=at_once, args=(n,)) for n in range(len(desks))]
+        threads = [threading.Thread(target=at_once, args=(barrier, desk)) for desk in desks]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster, by a client that is made up and a dashboard that says as little as needed."""
+"""Jobs of a Ray cluster, by a client that is made up and a dashboard that knows its version."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ and a calendar that knows no cron library. It shares no code with what is tested
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -299,5 +300,5 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, month, tmp_path):
 def never_two_at_once(backend: FakeBackend) -> None:
     """Of the jobs of a schedule one runs at a time."""
     spans = sorted((began, backend.end(name)) for name, (began, _) in backend.jobs.items())
-    for (_, end), (began, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (began, _) in itertools.pairwise(spans):
         assert end <= began
