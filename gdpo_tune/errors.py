@@ -12,10 +12,13 @@ GdpoTuneError                 anything that this package raises on purpose
 |  |- PickError               words for a choice that cannot be read or carried out
 |  |- ExportError             settings that another library would change or ignore
 |  |- IdentityError           another sweep lives under the same name
+|  |- StoreError              a history that cannot be read, written, or kept free of doubles
+|  |- BackendError            a job that a backend does not take
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
 |- DiskFullError              no space left: the sweep ends, and goes on once there is room
+|- BackendUnreachableError    a backend does not answer: the same call may succeed later
 |- ClusterLostError           Ray's servers died or did not start: the same command goes on
 |- SandboxUnavailable         no isolation on this machine: fail closed
 `- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
@@ -134,6 +137,20 @@ class ExportError(UsageError):
 
 class TrackingError(UsageError):
     """The tracking server does not answer although the spec requires it."""
+
+
+class StoreError(UsageError):
+    """The history of a schedule cannot be kept where its file says."""
+
+
+class BackendError(UsageError):
+    """A backend answers, and does not take the job."""
+
+
+class BackendUnreachableError(GdpoTuneError):
+    """A backend does not answer; nothing was lost, and the same call may succeed later."""
+
+    exit_status = 6
 
 
 class TrialFailure(GdpoTuneError):

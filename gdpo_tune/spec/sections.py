@@ -27,6 +27,11 @@ KINDS_OF_VALUE = {
     ),
     "tuple_type": ("not a list", "write it in brackets, such as [numpy]"),
     "bool_type": ("not true or false", "write true or false"),
+    "duration": ("not a length of time", "write it like 90m, 6h or 1d12h"),
+    "environment_name": (
+        "not the name of an environment variable",
+        "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",
+    ),
     "model_type": ("not a mapping", "write keys and values below it"),
     "model_attributes_type": ("not a mapping", "write keys and values below it"),
 }
@@ -79,7 +84,8 @@ def translate(
     if kind == "union_tag_invalid":
         return  # noted by `checks`, which knows all names
     if kind == "union_tag_not_found":
-        problems.at(at, full, "without a type", "add type: followed by its name")
+        name = str(context["discriminator"]).strip("'")
+        problems.at(at, full, f"without a {name}", f"add {name}: followed by its name")
     elif kind == "extra_forbidden":
         keys = list(owner.model_fields)
         fix = f"{did_you_mean(inner[-1], keys)}keys here are {one_of(keys)}"
@@ -114,11 +120,18 @@ def located(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseMod
         if field is not None and field.discriminator is not None:
             name = next(parts, None)
             members = get_args(field.annotation)
-            kinds = tuple(kind for kind in members if kind.model_fields["type"].default == name)
+            tag = str(field.discriminator)
+            kinds = tuple(k for k in members if tag_of(k, tag) == name)
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 model = kind
     return tuple(path), model
+
+
+def tag_of(kind: type[BaseModel], tag: str) -> str:
+    """The word by which a file asks for one of several kinds of section."""
+    (word,) = get_args(kind.model_fields[tag].annotation)
+    return word
 
 
 def settings(kind: type[T], key: str, node: Node | None, problems: Problems) -> T | None:

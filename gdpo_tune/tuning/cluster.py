@@ -16,6 +16,7 @@ import psutil
 
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import write_whole
+from gdpo_tune.processes import creation, process_of, runs
 from gdpo_tune.spec import local_cpus
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -40,9 +41,6 @@ LOOK_AGAIN = 0.5
 """Seconds between two looks at the servers of a cluster of our own."""
 ASK_AGAIN = 5.0
 """Seconds between two questions to a cluster that was joined whether our node is alive."""
-SAME_START = 2.0
-"""Seconds within which two times of creation are one process's: they are read off the boot time,
-which moves when the clock is set."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 STARTS = 4
@@ -164,15 +162,6 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def runs(pid: int, created: float) -> bool:
-    """Whether a process is there, and more of it than its exit status."""
-    process = process_of(pid, created)
-    try:
-        return process is not None and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def our_node_is_alive() -> bool:
     """Whether the cluster that was joined knows of the node through which this process asks."""
     import ray
@@ -201,23 +190,6 @@ def children() -> set[tuple[int, float]]:
         for child in psutil.Process().children(recursive=True)
         if (created := creation(child)) is not None
     }
-
-
-def creation(process: psutil.Process) -> float | None:
-    """When a process was created, in Unix seconds; None if it is gone or not ours to look at."""
-    try:
-        return process.create_time()
-    except psutil.Error:
-        return None
-
-
-def process_of(pid: int, created: float) -> psutil.Process | None:
-    """The process of that pid and time; None if it is gone or not ours to look at."""
-    try:
-        process = psutil.Process(pid)
-        return process if abs(process.create_time() - created) < SAME_START else None
-    except psutil.Error:
-        return None
 
 
 def remember(file: Path, processes: Iterable[tuple[int, float]]) -> None:

@@ -1,0 +1,133 @@
+"""Runs that somebody asks for by name: `run`, with or without waiting for the end, and `stop`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from gdpo_tune.clusters import cron, decide, notify
+from gdpo_tune.clusters.book import ACTIVE
+from gdpo_tune.clusters.log import Event
+from gdpo_tune.clusters.tick import Desk, look_after
+from gdpo_tune.errors import UsageError
+
+STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
+"""How a run ended, or why there is none -> exit status."""
+EVERY = 10.0
+"""Seconds between two looks at a run."""
+
+
+def time_asked_for(desk: Desk, at: datetime | None, *, now: bool) -> datetime:
+    """The time whose run is meant: a given one, this second, or the schedule's last one.
+
+    The last one makes a call that is repeated, after the machine that waited was lost, mean the
+    same run.
+
+    Raises:
+        UsageError: there is no schedule, or its first time has not come yet.
+    """
+    if at is not None:
+        return at
+    clock, when = desk.clock().replace(microsecond=0), desk.sweep.settings.schedule
+    if now:
+        return clock
+    latest = when and cron.latest(when, clock)
+    if latest is None:
+        raise UsageError(
+            f"{desk.sweep.name} has no time that has come: it has no schedule, or a rare one\n"
+            "    fix: give --now, or --at TIME, under which the run is found again"
+        )
+    return latest
+
+
+def ask(desk: Desk, tick: datetime) -> str:
+    """See to it that the run of a time is under way, waiting or finished; it may be repeated.
+
+    A run that failed or was stopped is taken up again.
+
+    Returns:
+        Why it was skipped: `overlap` or `budget`; empty if it was not.
+
+    Raises:
+        BackendError, BackendUnreachableError: no job would be taken now.
+    """
+    while True:
+        look_after(desk)
+        event = _next(desk, tick)
+        if event is None:
+            return ""
+        if event.kind in ("started", "retried"):
+            desk.make_backend(desk.sweep).check()
+        count = len(desk.added)
+        desk.append(event)
+        ours = len(desk.added) > count
+        if ours and event.kind == "skipped" and event.about["first"] == tick.isoformat():
+            return str(event.about["why"])
+
+
+def run(
+    desk: Desk,
+    tick: datetime,
+    *,
+    wait: bool,
+    every: float = EVERY,
+    tell: Callable[[Desk], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Run a sweep for a time; return the exit status.
+
+    Args:
+        desk: its schedule.
+        tick: the time.
+        wait: whether to stay until the run has ended.
+        every: seconds between two looks.
+        tell: called after each look, with what was added and what went wrong.
+        sleep: how to wait.
+    """
+    why = ask(desk, tick)
+    while not why:
+        notify.tell(desk)
+        tell(desk)
+        found, waits = desk.book.run_for(tick), desk.book.queued == tick
+        if found is not None and found.state not in ACTIVE and not waits:
+            return STATUS[found.state]
+        if not wait:
+            return 0
+        sleep(every)
+        desk.refresh()
+        if waits:
+            why = ask(desk, tick)
+        else:
+            look_after(desk)
+    notify.tell(desk)
+    tell(desk)
+    return STATUS["budget"] if why == "budget" else STATUS["skipped"]
+
+
+def stop(desk: Desk) -> bool:
+    """Ask the run under way to end, and let none that waits begin; return whether there was any."""
+    while True:
+        now, book = desk.clock(), desk.book
+        if book.queued is not None:
+            desk.append(decide.skipped(now, [book.queued], "stopped", "stopped by name"))
+        elif book.active is not None and not book.active.stopping:
+            about = {"run": book.active.id, "why": "stopped by name"}
+            desk.append(Event("stopping", now, about))
+        else:
+            break
+    under_way = desk.book.active is not None
+    look_after(desk)
+    return under_way
+
+
+def _next(desk: Desk, tick: datetime) -> Event | None:
+    book, now = desk.book, desk.clock()
+    run = book.run_for(tick)
+    if run is not None and (run is book.active or run.state == "finished"):
+        return None
+    if book.active is None:
+        return decide.begin(desk.sweep, book, tick, now, asked=True)
+    if book.queued == tick:
+        return None
+    return decide.overlapping(desk.sweep, book, tick, now, asked=True)

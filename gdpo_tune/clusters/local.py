@@ -1,0 +1,165 @@
+"""Jobs as processes of this machine, which outlive whoever submitted them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gdpo_tune.clusters.backends import Job, Look
+from gdpo_tune.clusters.load import ScheduledSweep, placed
+from gdpo_tune.clusters.model import LocalBackend
+from gdpo_tune.clusters.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
+from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.files import write_whole
+from gdpo_tune.processes import process_of, runs
+
+SILENT = 8 * BEAT_SECONDS
+"""Seconds without a beat after which a job of another machine is taken to be dead."""
+PATIENCE = 120.0
+"""Seconds that a sweep has for its checkpoints once it was asked to stop."""
+SAID = 300
+"""At most so many characters of what a sweep said last are told."""
+
+
+def backend(sweep: ScheduledSweep) -> Local:
+    """The backend of a sweep."""
+    settings = sweep.settings.backend
+    assert isinstance(settings, LocalBackend), settings.kind
+    if settings.folder:
+        return Local(Path(placed(settings.folder, sweep.root)) / sweep.name)
+    return Local(Path(sweep.storage, ".schedule", sweep.name, "jobs"))
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes of this machine; a folder for each job."""
+
+    folder: Path
+
+    def check(self) -> None:
+        """Whether there is a folder for jobs, or could be.
+
+        Raises:
+            BackendError: there cannot be.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".probe-{uuid.uuid4().hex}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise BackendError(
+                f"backend local: {self.folder}: {error.strerror}\n"
+                "    fix: make it writable, or write folder: another one"
+            ) from error
+
+    def submit(self, job: Job) -> dict[str, Any]:
+        """Start a process for a job, unless there was one.
+
+        Raises:
+            BackendError: it cannot be started.
+        """
+        folder = self.folder / job.id
+        command = [sys.executable, "-m", "gdpo_tune.sweep", *job.arguments]
+        about = {"command": command, "root": str(job.root)}
+        if not (folder / STATE).exists():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / JOB, json.dumps(about))
+            except OSError as error:
+                raise BackendError(f"backend local: {folder}: {error.strerror}") from error
+            started = subprocess.run(
+                [sys.executable, "-m", "gdpo_tune.clusters.supervise", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+            if started.returncode or not (folder / STATE).exists():
+                raise BackendError(
+                    f"backend local: the process did not start: {last_words(folder / LOG)}"
+                )
+        return {"folder": str(folder), **json.loads((folder / STATE).read_bytes())}
+
+    def look(self, job: dict[str, Any]) -> Look:
+        """See whether a job's processes live, and how the sweep ended."""
+        folder = Path(job["folder"])
+        if not (folder / END).exists() and is_alive(job):
+            return Look(running=True)
+        # NOTE: looked for again: it may have ended between the two questions.
+        if not (folder / END).exists():
+            return Look(running=False, reason="its process is gone, and nobody saw its end")
+        status = json.loads((folder / END).read_bytes())["status"]
+        return Look(running=False, status=status, reason=reason(status, folder / LOG))
+
+    def stop(self, job: dict[str, Any], waited: float) -> None:
+        """Send the sweep what Ctrl-C sends; after a while, end all that the job has started.
+
+        Raises:
+            BackendUnreachableError: it runs on another machine.
+        """
+        if job["machine"] != socket.gethostname():
+            raise BackendUnreachableError(
+                f"backend local: {Path(job['folder']).name} runs on {job['machine']}: stop it there"
+            )
+        (_, _), (pid, created) = job["processes"]
+        sweep = process_of(pid, created)
+        if sweep is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            if waited < PATIENCE:
+                ask_once(sweep, Path(job["folder"]))
+            else:
+                for child in [*sweep.children(recursive=True), sweep]:
+                    child.kill()
+
+
+def ask_once(sweep: psutil.Process, folder: Path) -> None:
+    """Send SIGTERM once: a second one would cut the writing of checkpoints short."""
+    with suppress(FileExistsError):
+        os.close(os.open(folder / "stop", os.O_CREAT | os.O_EXCL))
+        sweep.send_signal(signal.SIGTERM)
+
+
+def is_alive(job: dict[str, Any]) -> bool:
+    """Whether something of a job lives; of another machine, whether it did two minutes ago."""
+    if job["machine"] == socket.gethostname():
+        return any(runs(pid, created) for pid, created in job["processes"])
+    beat = Path(job["folder"], BEAT)
+    ours = beat.with_name(f".clock-{uuid.uuid4().hex}")
+    ours.touch()  # by the clock of the disk, which both machines share
+    try:
+        return ours.stat().st_mtime - beat.stat().st_mtime < SILENT
+    except FileNotFoundError:
+        return False
+    finally:
+        ours.unlink()
+
+
+def reason(status: int, log: Path) -> str:
+    """Why a sweep ended, for a person; empty if it succeeded."""
+    if status == 0:
+        return ""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}: {last_words(log)}"
+
+
+def last_words(log: Path) -> str:
+    """What stands last in a log: from the last `error:` on, or its last line."""
+    if not log.exists():
+        return "it printed nothing"
+    text = log.read_text(errors="replace").strip()
+    found = text[text.rfind("error:") :] if "error:" in text else text.rpartition("\n")[2]
+    return " ".join(found[:SAID].split()) or "it printed nothing"

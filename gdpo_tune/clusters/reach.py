@@ -1,0 +1,59 @@
+"""What the files ask of this machine: variables that are set, storage, a backend that answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gdpo_tune.clusters.backends import backend_of
+from gdpo_tune.clusters.load import ScheduledSweep
+from gdpo_tune.clusters.model import RayJobBackend
+from gdpo_tune.clusters.store import open_store
+from gdpo_tune.errors import GdpoTuneError
+
+
+def problems(sweeps: Sequence[ScheduledSweep]) -> list[tuple[ScheduledSweep, GdpoTuneError]]:
+    """Why sweeps could not run from this machine now: storage and backend of each."""
+    found: list[tuple[ScheduledSweep, GdpoTuneError]] = []
+    for sweep in sweeps:
+        for check in (check_storage, check_backend):
+            try:
+                check(sweep)
+            except GdpoTuneError as error:
+                found.append((sweep, error))
+    return found
+
+
+def check_storage(sweep: ScheduledSweep) -> None:
+    """The history can be kept.
+
+    Raises:
+        StoreError: it cannot.
+    """
+    open_store(sweep.storage).check()
+
+
+def check_backend(sweep: ScheduledSweep) -> None:
+    """Jobs would be taken.
+
+    Raises:
+        BackendError: they would not be.
+        BackendUnreachableError: nothing answers.
+    """
+    backend_of(sweep).check()
+
+
+def doubts(sweep: ScheduledSweep) -> list[str]:
+    """What is allowed, and probably not meant."""
+    found: list[str] = []
+    notify = sweep.settings.notify
+    if notify is not None and not os.environ.get(notify.webhook_env):
+        found.append(f"{sweep.file}: {notify.webhook_env} is not set here, so nobody would be told")
+    remote = isinstance(sweep.settings.backend, RayJobBackend)
+    uri = sweep.spec.tracking.uri
+    if remote and uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
+        found.append(
+            f"{sweep.file}: tracking.uri = {uri} of the search space lies in the job's own folder "
+            "on the cluster, which Ray deletes; write tracking: and the URL of a server"
+        )
+    return found

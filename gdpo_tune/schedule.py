@@ -1,0 +1,315 @@
+"""Run sweeps by a schedule: the files of `sweeps/` say when and where.
+
+    python -m gdpo_tune.schedule sweeps/ validate          every problem of files and machine
+    python -m gdpo_tune.schedule sweeps/ next              when runs are due
+    python -m gdpo_tune.schedule sweeps/ tick              do what is due; call it now and then
+    python -m gdpo_tune.schedule sweeps/ serve             tick again and again
+    python -m gdpo_tune.schedule sweeps/ run NAME --wait   one run, for another scheduler
+    python -m gdpo_tune.schedule sweeps/ status            how runs stand
+    python -m gdpo_tune.schedule sweeps/ stop NAME         end the run under way; it can go on
+
+Exit status 0: done. 1: something broke, or the run failed. 2: a file, the storage or a backend is
+wrong. 3: the run was skipped. 4: it was skipped because its budget is spent. 5: it was stopped. 6:
+a backend does not answer. 130: stopped by Ctrl-C; what runs goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.clusters.load import Loaded, ScheduledSweep
+    from gdpo_tune.clusters.tick import Desk
+    from gdpo_tune.errors import GdpoTuneError
+
+EVERY = 30.0
+"""Seconds between two ticks of `serve`."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after the folder."""
+
+    main: Callable[[argparse.Namespace], int]
+    what: str
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, without importing anything heavy: `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.schedule",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("sweeps", metavar="SWEEPS", help="a folder of scheduled sweeps, or one")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.what, allow_abbrev=False))
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what `arguments` ask for and return the exit status."""
+    options = parser().parse_args(arguments)
+    return COMMANDS[options.command].main(options)
+
+
+def clock() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Print every problem of the files, and unless told otherwise those of this machine."""
+    from gdpo_tune.clusters import reach
+    from gdpo_tune.clusters.load import load_sweeps
+
+    loaded = load_sweeps(options.sweeps)
+    found = [] if options.files_only else reach.problems(loaded.sweeps)
+    for sweep in loaded.sweeps:
+        for doubt in reach.doubts(sweep):
+            print(f"warning: {doubt}", file=sys.stderr)
+    for sweep, error in found:
+        print(f"error: {sweep.file}: {error}", file=sys.stderr)
+    if loaded.error is not None:
+        raise loaded.error
+    if found:
+        return worst([error for _, error in found])
+    names = ", ".join(sweep.name for sweep in loaded.sweeps)
+    print(f"{len(loaded.sweeps)} sound: {names}")
+    return 0
+
+
+def worst(errors: Sequence[GdpoTuneError]) -> int:
+    """The exit status of several errors: what must be mended counts for more than what may pass."""
+    return min((error.exit_status for error in errors), default=0)
+
+
+def show_next(options: argparse.Namespace) -> int:
+    """Print the next times of every schedule."""
+    from gdpo_tune.display.schedule import print_next
+
+    loaded = load(options)
+    print_next(loaded.sweeps, clock(), options.count)
+    return status_of(loaded)
+
+
+def tick(options: argparse.Namespace) -> int:
+    """Do everything that is due; files that are wrong keep none of the others from running."""
+    return Round(options.sweeps).once()
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Tick until a signal comes. Files are read again each time."""
+    from gdpo_tune.signals import on_signals
+
+    ended, rounds = threading.Event(), Round(options.sweeps)
+    with on_signals(ended.set):
+        while not ended.is_set():
+            rounds.once()
+            ended.wait(options.every)
+    return 0
+
+
+class Round:
+    """Ticks over the files of one folder, which remember what they have read and said."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._desks: dict[tuple[str, str], Desk] = {}
+        self._said: set[str] = set()
+
+    def once(self) -> int:
+        """One tick of every sweep; return the exit status."""
+        from gdpo_tune.clusters.load import load_sweeps
+        from gdpo_tune.errors import GdpoTuneError
+
+        errors: list[GdpoTuneError] = []
+        try:
+            loaded = load_sweeps(self.folder)
+        except GdpoTuneError as error:
+            self._say([error])
+            return error.exit_status
+        errors += [loaded.error] if loaded.error is not None else []
+        for sweep in loaded.sweeps:
+            try:
+                errors += self._tick(sweep)
+            except GdpoTuneError as error:
+                errors.append(error)
+                self._desks.pop((sweep.storage, sweep.name), None)  # read all of it again
+        self._say(errors)
+        return worst(errors)
+
+    def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
+        from gdpo_tune.clusters.tick import open_desk, tick
+        from gdpo_tune.display.schedule import print_events
+
+        place = (sweep.storage, sweep.name)
+        desk = self._desks.get(place)
+        if desk is None:
+            desk = self._desks[place] = open_desk(sweep, clock)
+        desk.sweep = sweep
+        desk.refresh()
+        desk.added.clear()
+        desk.trouble.clear()
+        try:
+            tick(desk)
+        finally:
+            print_events(sweep.name, desk.added)
+        return list(desk.trouble)
+
+    def _say(self, errors: Sequence[GdpoTuneError]) -> None:
+        """Print errors that were not there the last time."""
+        texts = list(dict.fromkeys(f"error: {error}" for error in errors))
+        for text in texts:
+            if text not in self._said:
+                print(text, file=sys.stderr, flush=True)
+        self._said = set(texts)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one sweep now, for a time, or for the last time of its schedule."""
+    from gdpo_tune.clusters import asking
+    from gdpo_tune.clusters.tick import open_desk
+    from gdpo_tune.display.schedule import print_events
+
+    desk = open_desk(load(options).named(options.name), clock)
+    tick = asking.time_asked_for(desk, options.at, now=options.now)
+    said: set[str] = set()
+
+    def tell(desk: Desk) -> None:
+        print_events(desk.sweep.name, desk.added)
+        for error in desk.trouble:
+            if str(error) not in said:
+                print(f"warning: {error}", file=sys.stderr, flush=True)
+            said.add(str(error))
+        desk.added.clear()
+        desk.trouble.clear()
+
+    return asking.run(desk, tick, wait=options.wait, every=options.every, tell=tell)
+
+
+def show_status(options: argparse.Namespace) -> int:
+    """Print how runs stand, as far as the last tick knows."""
+    from gdpo_tune.clusters.tick import open_desk
+    from gdpo_tune.display.schedule import print_status
+
+    loaded = load(options)
+    desks = [open_desk(sweep, clock, read_only=True) for sweep in loaded.sweeps]
+    print_status([(desk.sweep, desk.book) for desk in desks], clock())
+    return status_of(loaded)
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Ask the run under way to end. The tick that sees its end writes it down."""
+    from gdpo_tune.clusters import asking
+    from gdpo_tune.clusters.tick import open_desk
+    from gdpo_tune.display.schedule import print_events
+
+    desk = open_desk(load(options).named(options.name), clock)
+    if not asking.stop(desk):
+        print(f"no run of {desk.sweep.name} is under way")
+    print_events(desk.sweep.name, desk.added)
+    if desk.trouble:
+        raise desk.trouble[0]
+    return 0
+
+
+def load(options: argparse.Namespace) -> Loaded:
+    """The sweeps of the folder."""
+    from gdpo_tune.clusters.load import load_sweeps
+
+    return load_sweeps(options.sweeps)
+
+
+def status_of(loaded: Loaded) -> int:
+    """Print what is wrong with the other files; return the exit status."""
+    if loaded.error is None:
+        return 0
+    print(f"error: {loaded.error}", file=sys.stderr)
+    return loaded.error.exit_status
+
+
+def instant(text: str) -> datetime:
+    """A time of the command line, in UTC.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or does not say in which zone.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: 2026-03-29T02:00:00Z") from None
+    if found.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
+    return found.astimezone(UTC).replace(microsecond=0)
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds of the command line."""
+    found = float(text)
+    if not 0.1 <= found <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text}: write 0.1 to 86400 seconds")
+    return found
+
+
+def count(text: str) -> int:
+    """A positive number of the command line."""
+    found = int(text)
+    if not 1 <= found <= 1000:
+        raise argparse.ArgumentTypeError(f"{text}: write 1 to 1000")
+    return found
+
+
+def _of_validate(parser: argparse.ArgumentParser) -> None:
+    what = "look at no storage, variable or backend of this machine"
+    parser.add_argument("--files-only", action="store_true", help=what)
+
+
+def _of_next(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", type=count, default=5, help="times a sweep (default: 5)")
+
+
+def _of_serve(parser: argparse.ArgumentParser) -> None:
+    what = f"seconds between two ticks (default: {EVERY:g})"
+    parser.add_argument("--every", type=seconds, default=EVERY, help=what)
+
+
+def _of_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="which sweep")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--at", type=instant, metavar="TIME", help="the run of that time, with zone")
+    which.add_argument("--now", action="store_true", help="a run of this second, always a new one")
+    parser.add_argument("--wait", action="store_true", help="stay until it has ended")
+    what = "seconds between two looks at it (default: 10)"
+    parser.add_argument("--every", type=seconds, default=10.0, help=what)
+
+
+def _of_stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="which sweep")
+
+
+COMMANDS: dict[str, Command] = {
+    "validate": Command(validate, "check every file, and this machine", _of_validate),
+    "next": Command(show_next, "print when runs are due", _of_next),
+    "tick": Command(tick, "do what is due, once"),
+    "serve": Command(serve, "tick again and again", _of_serve),
+    "run": Command(run, "run one sweep, now or for a time", _of_run),
+    "status": Command(show_status, "print how runs stand"),
+    "stop": Command(stop, "end the run of a sweep", _of_stop),
+}
+"""Word -> what it does."""
+
+
+if __name__ == "__main__":
+    cli.run(main)

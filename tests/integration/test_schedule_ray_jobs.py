@@ -1,0 +1,121 @@
+"""A scheduled sweep as a job of a real Ray cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gdpo_tune.clusters import asking
+from gdpo_tune.clusters.load import load_sweeps
+from gdpo_tune.clusters.ray_jobs import RayJobs
+from gdpo_tune.clusters.tick import job_of, open_desk
+from gdpo_tune.errors import BackendError
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray's client leaves sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
+
+ROOT = Path(__file__).resolve().parents[2]
+SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
+search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
+"""
+SWEEP = """space: small.yaml
+schedule: {cron: "0 2 * * *"}
+backend: {kind: ray-job, address_env: RAY_HEAD_FOR_TEST}
+storage: shared
+"""
+TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
+WAIT = 280.0
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard of a cluster of one node, with a temporary folder of its own."""
+    folder = tmp_path_factory.mktemp("ray")
+    port, dashboard = free_port(), free_port()
+    environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [
+        *(sys.executable, "-c", "from ray.scripts.scripts import main; main()"),
+        *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
+        *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=2"),
+        *("--object-store-memory=134217728", f"--temp-dir={folder}", "--include-dashboard=true"),
+    ]
+    with (
+        (folder / "out.txt").open("w") as out,
+        subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, start_new_session=True
+        ) as server,
+    ):
+        try:
+            url = f"http://127.0.0.1:{dashboard}"
+            wait_for_dashboard(url, server, folder / "out.txt")
+            yield url
+        finally:
+            below = psutil.Process(server.pid).children(recursive=True)
+            for process in [*below, psutil.Process(server.pid)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def wait_for_dashboard(url: str, server: subprocess.Popen[bytes], out: Path) -> None:
+    deadline = time.monotonic() + 90
+    while True:
+        assert server.poll() is None, out.read_text()
+        assert time.monotonic() < deadline, out.read_text()
+        with suppress(OSError), urllib.request.urlopen(f"{url}/api/version", timeout=2):
+            return
+        time.sleep(0.2)
+
+
+def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "small.yaml").write_text(SPACE)
+    (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
+    monkeypatch.setenv("RAY_HEAD_FOR_TEST", head)
+    sweep = load_sweeps(tmp_path / "sweeps").named("nightly")
+    desk = open_desk(sweep, lambda: datetime.now(UTC))
+    assert asking.run(desk, TICK, wait=False) == 0
+    run = desk.book.runs["nightly-20260329T010000Z"]
+    assert run.job == {"id": "nightly-20260329T010000Z-a1"}
+
+    backend = desk.make_backend(sweep)
+    assert isinstance(backend, RayJobs)
+    assert backend.submit(job_of(sweep, run)) == run.job  # known already: as good as new
+    assert backend.look(run.job).running
+    assert asking.run(desk, TICK, wait=True, every=1) == 0, run.end
+    assert run.state == "finished"
+    assert run.end is not None
+    assert run.end.about["trials"] == 3
+    assert (tmp_path / "shared" / run.id / "ledger.journal").exists()
+
+    assert not backend.look({"id": "unheard-of"}).running
+    with pytest.raises(BackendError, match="does not exist"):
+        backend.stop({"id": "unheard-of"}, 0.0)

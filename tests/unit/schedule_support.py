@@ -1,0 +1,153 @@
+"""A clock, a store and a backend that tests hold in their hands, and sweeps to schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gdpo_tune.clusters.backends import Job, Look
+from gdpo_tune.clusters.book import Book
+from gdpo_tune.clusters.load import ScheduledSweep, load_sweeps
+from gdpo_tune.clusters.log import EventLog
+from gdpo_tune.clusters.store import Store
+from gdpo_tune.clusters.tick import Desk
+from gdpo_tune.errors import BackendUnreachableError
+
+ROOT = Path(__file__).parents[2]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
+    """The sweep that a file says, in a project with the code search space."""
+    (folder / "sweeps").mkdir(parents=True, exist_ok=True)
+    (folder / "search_spaces").mkdir(exist_ok=True)
+    space = (ROOT / "search_spaces" / "code.yaml").read_text()
+    (folder / "search_spaces" / "code.yaml").write_text(space)
+    (folder / "search_spaces" / "gpu.yaml").write_text(space.replace("gpus: 0", "gpus: 1"))
+    path = folder / "sweeps" / f"{name}.yaml"
+    path.write_text(text)
+    loaded = load_sweeps(path)
+    assert loaded.error is None, loaded.error
+    return loaded.sweeps[0]
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self, now: datetime = START) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def pass_by(self, **span: float) -> None:
+        self.now += timedelta(**span)
+
+
+class MemoryStore(Store):
+    """Files in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__("memory")
+        self.files: dict[str, bytes] = {}
+
+    def create(self, name: str, content: bytes) -> None:
+        if name in self.files:
+            raise FileExistsError
+        self.files[name] = content
+
+    def names(self, folder: str) -> list[str]:
+        prefix = f"{folder}/"
+        return sorted(n.removeprefix(prefix) for n in self.files if n.startswith(prefix))
+
+    def read(self, names: Sequence[str]) -> list[bytes]:
+        return [self.files[name] for name in names]
+
+    def delete(self, name: str) -> None:
+        del self.files[name]
+
+
+@dataclass
+class Plan:
+    """What an attempt will do."""
+
+    hours: float
+    status: int | None = 0
+    gpu_hours: float = 0.0
+
+
+@dataclass
+class FakeBackend:
+    """Jobs that take as long as planned, by the test's clock."""
+
+    clock: Clock
+    plan: Callable[[str], Plan]
+    jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
+    """Id -> when it began, and what it does."""
+    stops: dict[str, datetime] = field(default_factory=dict[str, Any])
+    down: bool = False
+    submissions: list[str] = field(default_factory=list[str])
+    """Every call of `submit`."""
+    takes_to_stop: timedelta = timedelta(0)
+
+    def check(self) -> None:
+        if self.down:
+            raise BackendUnreachableError("the fake backend is down")
+
+    def submit(self, job: Job) -> dict[str, Any]:
+        self.check()
+        self.submissions.append(job.id)
+        self.jobs.setdefault(job.id, (self.clock(), self.plan(job.id)))
+        return {"id": job.id}
+
+    def end(self, name: str) -> datetime:
+        began, plan = self.jobs[name]
+        end = began + timedelta(hours=plan.hours)
+        return min(end, self.stops[name] + self.takes_to_stop) if name in self.stops else end
+
+    def look(self, job: dict[str, Any]) -> Look:
+        self.check()
+        name = job["id"]
+        began, plan = self.jobs[name]
+        if self.clock() < self.end(name):
+            return Look(running=True)
+        if self.end(name) < began + timedelta(hours=plan.hours):
+            return Look(running=False, status=130, reason="stopped")
+        return Look(
+            running=False, status=plan.status, reason="" if plan.status == 0 else "it broke"
+        )
+
+    def stop(self, job: dict[str, Any], waited: float) -> None:
+        self.check()
+        self.stops.setdefault(job["id"], self.clock())
+
+    def gpu_hours(self, run: str) -> float:
+        """Spent on a run, over all its attempts."""
+        known = [
+            (name, plan) for name, (_, plan) in self.jobs.items() if name.startswith(f"{run}-a")
+        ]
+        return sum(plan.gpu_hours for _, plan in known)
+
+
+def desk_of(
+    sweep: ScheduledSweep, clock: Clock, backend: FakeBackend, store: Store | None = None
+) -> Desk:
+    """A schedule with everything fake."""
+
+    def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, Any]:
+        found = {"trials": 3, "front": 2, "gpu_hours": backend.gpu_hours(run)}
+        return {**found, "comparison": {"with": against}} if against else found
+
+    desk = Desk(
+        sweep,
+        EventLog(store or MemoryStore(), sweep.name),
+        Book(),
+        clock,
+        make_backend=lambda _: backend,
+        figures=figures,
+    )
+    desk.refresh()
+    return desk

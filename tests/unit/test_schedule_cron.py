@@ -1,0 +1,151 @@
+"""Cron lines in time zones, against a calendar of our own that goes through every minute."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from gdpo_tune.clusters import cron
+from gdpo_tune.clusters.model import Schedule
+
+YEAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata")
+MINUTE = timedelta(minutes=1)
+
+
+def by_the_wall(
+    zone: ZoneInfo, hour: int, minute: int, weekdays: str = "0123456"
+) -> list[datetime]:
+    """Instants of a fixed time of day; Monday is 0."""
+    found = set()
+    for number in range(-1, 367):
+        day = date(2026, 1, 1) + timedelta(days=number)
+        if str(day.weekday()) not in weekdays:
+            continue
+        wall = datetime.combine(day, time(hour, minute))
+        while True:  # a wall clock never shows what spring leaves out: take the next that it does
+            instant = wall.replace(tzinfo=zone).astimezone(UTC)
+            if instant.astimezone(zone).replace(tzinfo=None) == wall:
+                break
+            wall += MINUTE
+        found.add(instant)
+    return sorted(t for t in found if YEAR[0] < t <= YEAR[1])
+
+
+def by_real_time(zone: ZoneInfo, hours: range, minutes: range) -> list[datetime]:
+    """Instants at which the wall clock shows one of these times, each time that it does."""
+    count = int((YEAR[1] - YEAR[0]) / MINUTE)
+    every = (YEAR[0] + MINUTE * number for number in range(1, count + 1))
+    local = ((instant, instant.astimezone(zone)) for instant in every if instant.minute % 5 == 0)
+    return [i for i, wall in local if wall.hour in hours and wall.minute in minutes]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize(("hour", "minute"), [(2, 30), (2, 0), (1, 30), (0, 0), (3, 0), (23, 59)])
+def test_a_fixed_time_follows_the_wall_clock(zone, hour, minute):
+    found = cron.between(Schedule(cron=f"{minute} {hour} * * *", timezone=zone), *YEAR)
+    assert found == by_the_wall(ZoneInfo(zone), hour, minute)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_line_with_stars_follows_real_time(zone):
+    half_hours = cron.between(Schedule(cron="*/30 * * * *", timezone=zone), *YEAR)
+    assert half_hours == by_real_time(ZoneInfo(zone), range(24), range(0, 60, 30))
+    if zone == "Australia/Lord_Howe":
+        return  # shifts by half an hour, which cronsim's walk by hours steps over: see `cron`
+    quarters = cron.between(Schedule(cron="15 */6 * * *", timezone=zone), *YEAR)
+    assert quarters == by_real_time(ZoneInfo(zone), range(0, 24, 6), range(15, 16))
+
+
+def test_saturdays():
+    found = cron.between(Schedule(cron="0 20 * * 6", timezone="Europe/Berlin"), *YEAR)
+    assert found == by_the_wall(ZoneInfo("Europe/Berlin"), 20, 0, "5")
+    assert len(found) == 52
+
+
+def test_two_times_in_the_missing_hour_are_one():
+    night = datetime(2026, 3, 29, tzinfo=UTC)
+    berlin = Schedule(cron="0,30 2,3 * * *", timezone="Europe/Berlin")
+    hours = [1, 1.5]  # 03:00 and 03:30 of summer; 02:00 and 02:30 would be 03:00
+    expected = [night + timedelta(hours=hour) for hour in hours]
+    assert cron.between(berlin, night, night + timedelta(hours=12)) == expected
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/New_York"])
+def test_where_the_search_begins_makes_no_difference(zone):
+    schedule = Schedule(cron="10,40 0-3 * * *", timezone=zone)
+    nights = {
+        "Europe/Berlin": ((3, 28), (10, 24)),
+        "Australia/Lord_Howe": ((4, 4), (10, 3)),
+        "America/New_York": ((3, 8), (11, 1)),
+    }[zone]
+    for month, day in nights:
+        start = datetime(2026, month, day, 12 if zone != "America/New_York" else 0, tzinfo=UTC)
+        end = start + timedelta(hours=24)
+        whole = cron.between(schedule, start, end)
+        cuts = [start + timedelta(minutes=7) * number for number in range(24 * 60 // 7)]
+        parts = [cron.between(schedule, a, b) for a, b in itertools.pairwise([*cuts, end])]
+        assert list(itertools.chain(*parts)) == whole
+        assert len(whole) == len(set(whole))
+
+
+def test_the_last_time_before_a_moment():
+    schedule = Schedule(cron="30 2 * * *", timezone="Europe/Berlin")
+    assert cron.latest(schedule, datetime(2026, 3, 29, 0, 59, tzinfo=UTC)) == datetime(
+        2026, 3, 28, 1, 30, tzinfo=UTC
+    )
+    at = datetime(2026, 3, 29, 1, tzinfo=UTC)
+    assert cron.latest(schedule, at) == at
+    leap = Schedule(cron="0 0 29 2 *")
+    assert cron.latest(leap, datetime(2027, 1, 1, tzinfo=UTC)) == datetime(2024, 2, 29, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "fix"),
+    [
+        ("0 2 * *", "4 fields, not five", "0 2 * * *"),
+        ("0 0 2 * * *", "6 fields, not five", "0 2 * * *"),
+        ("", "0 fields, not five", "0 2 * * *"),
+        ("@daily", "not five fields", '"0 0 * * *"'),
+        ("60 2 * * *", "bad minute", "ranges"),
+        ("0 24 * * *", "bad hour", "ranges"),
+        ("0 2 32 * *", "bad day-of-month", "ranges"),
+        ("0 2 31 2 *", "bad day-of-month", "ranges"),
+        ("0 2 * 13 *", "bad month", "ranges"),
+        ("0 2 * * 8", "bad day-of-week", "ranges"),
+        ("*/0 2 * * *", "bad minute", "ranges"),
+        ("5-1 2 * * *", "bad minute", "ranges"),
+        ("0 2 * 2 1#5 x", "6 fields, not five", "0 2 * * *"),
+        ("0 0 30 2 *", "bad day-of-month", "ranges"),
+    ],
+)
+def test_lines_that_cannot_be_used(line, reason, fix):
+    found = cron.why_not(line)
+    assert found is not None
+    assert reason in found[0]
+    assert fix in found[1]
+
+
+@pytest.mark.parametrize(
+    "line", ["0 2 * * *", "*/15 9-17 * JAN-MAR MON-FRI", "0 0 L * *", "0 0 29 2 *"]
+)
+def test_lines_that_can_be_used(line):
+    assert cron.why_not(line) is None
+
+
+@pytest.mark.parametrize("name", ["Europe/Berlin", "UTC", "America/Argentina/Buenos_Aires"])
+def test_zones_that_there_are(name):
+    assert cron.is_zone(name)
+
+
+@pytest.mark.parametrize("name", ["Europe/Berln", "Europe", "../etc/passwd", "", "/UTC", "MEZ/x"])
+def test_zones_that_there_are_not(name):
+    assert not cron.is_zone(name)
+
+
+def test_a_zone_that_is_meant():
+    assert cron.similar_zones("europe/berln").startswith("did you mean 'Europe/Berlin' or ")
+    assert cron.similar_zones("Mars") == ""

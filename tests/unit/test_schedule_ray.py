@@ -1,0 +1,223 @@
+"""Jobs of a Ray cluster, by a client that is made up and a dashboard that knows its version."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+from schedule_support import scheduled
+
+from gdpo_tune.clusters import ray_jobs
+from gdpo_tune.clusters.backends import Job
+from gdpo_tune.clusters.load import overrides
+from gdpo_tune.clusters.ray_jobs import RayJobs
+from gdpo_tune.errors import BackendError, BackendUnreachableError
+
+TEXT = """space: search_spaces/code.yaml
+backend: {kind: ray-job, address_env: RAY_HEAD, token_env: RAY_TOKEN}
+storage: shared
+"""
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """Answers `/api/version`, to those with the right token if one is asked for."""
+
+    def do_GET(self) -> None:
+        wanted, given = self.server.token, self.headers.get("Authorization")
+        code = 200 if not wanted or given == f"Bearer {wanted}" else 401 if not given else 403
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(self.server.says)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
+        server.token, server.says = "", json.dumps({"ray_version": "2.60.0"}).encode()
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("RAY_HEAD", server.url)
+        monkeypatch.setenv("RAY_TOKEN", "letmein")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class Client:
+    """What Ray's client does with jobs, without a cluster."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, SimpleNamespace] = {}
+        self.submitted: list[dict[str, object]] = []
+        self.headers: dict[str, str] = {}
+
+    def submit_job(self, *, submission_id: str, **about: object) -> None:
+        if submission_id in self.jobs:
+            raise RuntimeError(
+                "Request failed with status code 500: ... ValueError: Job with submission_id "
+                f"{submission_id} already exists. Please use a different submission_id."
+            )
+        self.submitted.append({"submission_id": submission_id, **about})
+        self.jobs[submission_id] = SimpleNamespace(
+            status="RUNNING", driver_exit_code=None, message="Job is currently running."
+        )
+
+    def get_job_info(self, name: str) -> SimpleNamespace:
+        if name not in self.jobs:
+            raise RuntimeError(f"Request failed with status code 404: Job {name} does not exist.")
+        return self.jobs[name]
+
+    def stop_job(self, name: str) -> bool:
+        self.jobs[name].status = "STOPPED"
+        return True
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+def backend_with(client: Client, sweep) -> RayJobs:
+    made = ray_jobs.backend(sweep)
+
+    def make(address: str, headers: dict[str, str]) -> Client:
+        client.headers = dict(headers)
+        return client
+
+    return RayJobs(made.address, made.token, made.space, made.runtime_env, make)
+
+
+def job_for(sweep) -> Job:
+    words = [w for o in overrides(sweep.settings, sweep.root) for w in ("--set", o)]
+    arguments = (sweep.settings.space, "--name", "nightly-1", *words)
+    return Job("nightly-1-a1", "nightly-1", arguments, sweep.root)
+
+
+def test_a_job_is_submitted_once(tmp_path, head, client):
+    sweep = scheduled(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+    for _ in range(2):
+        assert backend.submit(job_for(sweep)) == {"id": "nightly-1-a1"}
+    (submitted,) = client.submitted
+    assert submitted["submission_id"] == "nightly-1-a1"
+    storage = json.dumps(str(tmp_path / "shared"))
+    assert submitted["entrypoint"] == (
+        "python -m gdpo_tune.sweep search_spaces/code.yaml --name nightly-1 "
+        f"--set 'storage={storage}'"
+    )
+    environment = submitted["runtime_env"]
+    assert environment["working_dir"] == str(tmp_path)
+    assert "/shared" in environment["excludes"]
+    assert client.headers == {"Authorization": "Bearer letmein"}
+
+
+def test_the_space_is_named_as_it_is_found_in_what_is_sent(tmp_path, head, client):
+    sweep = scheduled(tmp_path, TEXT.replace("RAY_TOKEN", "RAY_TOKEN, working_dir: search_spaces"))
+    backend_with(client, sweep).submit(job_for(sweep))
+    assert "gdpo_tune.sweep code.yaml --name" in client.submitted[0]["entrypoint"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "running", "seen", "reason"),
+    [
+        ("PENDING", None, True, None, ""),
+        ("RUNNING", None, True, None, ""),
+        ("SUCCEEDED", 0, False, 0, ""),
+        ("FAILED", 2, False, 2, "failed: Job entrypoint command failed with exit code 2"),
+        ("FAILED", None, False, None, "failed: Job entrypoint command failed with exit code"),
+        ("STOPPED", None, False, None, "stopped:"),
+    ],
+)
+def test_how_a_job_does(tmp_path, head, client, status, code, running, seen, reason):
+    sweep = scheduled(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+    known = backend.submit(job_for(sweep))
+    message = f"Job entrypoint command\n failed with exit code {code}"
+    job = SimpleNamespace(status=status, driver_exit_code=code, message=message)
+    client.jobs[known["id"]] = job
+    look = backend.look(known)
+    assert (look.running, look.status) == (running, seen)
+    assert look.reason.startswith(reason)
+
+
+def test_a_job_that_the_cluster_forgot(tmp_path, head, client):
+    backend = backend_with(client, scheduled(tmp_path, TEXT))
+    look = backend.look({"id": "gone"})
+    assert not look.running
+    assert look.status is None
+    assert "does not know the job" in look.reason
+
+
+def test_a_job_is_stopped(tmp_path, head, client):
+    sweep = scheduled(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+    known = backend.submit(job_for(sweep))
+    backend.stop(known, 0.0)
+    assert not backend.look(known).running
+
+
+def test_what_the_cluster_says_no_to(tmp_path, head, client):
+    sweep = scheduled(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+
+    def refuse(**_: object) -> None:
+        raise ValueError("Package size (600MiB) exceeds the maximum size of 512MiB")
+
+    client.submit_job = refuse
+    with pytest.raises(BackendError, match="exceeds the maximum size"):
+        backend.submit(job_for(sweep))
+
+
+def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "CALL_SECONDS", 0.1)
+    backend = backend_with(client, scheduled(tmp_path, TEXT))
+    client.get_job_info = lambda _: time.sleep(5)
+    with pytest.raises(BackendUnreachableError, match="no answer within"):
+        backend.look({"id": "x"})
+
+
+@pytest.mark.parametrize("name", ["RAY_HEAD", "RAY_TOKEN"])
+def test_a_variable_that_is_not_set(tmp_path, head, monkeypatch, name):
+    monkeypatch.delenv(name)
+    with pytest.raises(BackendError, match=f"= {name}, and that variable is not set"):
+        ray_jobs.backend(scheduled(tmp_path, TEXT))
+
+
+def test_an_address_without_a_token(tmp_path, head):
+    head.token = "another"
+    text = TEXT.replace(", token_env: RAY_TOKEN", "")
+    with pytest.raises(BackendError, match=r"asks for a token \(401\)\n.*token_env"):
+        ray_jobs.backend(scheduled(tmp_path, text)).check()
+    with pytest.raises(BackendError, match=r"does not take the token \(403\)"):
+        ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+    head.token = "letmein"
+    ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+
+
+def test_an_address_where_nobody_is(tmp_path, head, monkeypatch):
+    monkeypatch.setenv("RAY_HEAD", "http://127.0.0.1:9")
+    backend = ray_jobs.backend(scheduled(tmp_path, TEXT))
+    with pytest.raises(BackendUnreachableError, match=r"127.0.0.1:9 does not answer \(.*refused"):
+        backend.check()
+
+
+@pytest.mark.parametrize("address", ["head:8265", "ray://head:10001", "http://"])
+def test_an_address_that_is_none(tmp_path, head, monkeypatch, address):
+    monkeypatch.setenv("RAY_HEAD", address)
+    with pytest.raises(BackendError, match="write http://HOST:8265"):
+        ray_jobs.backend(scheduled(tmp_path, TEXT))
+
+
+def test_an_address_of_something_else(tmp_path, head):
+    head.says = b"<html>"
+    with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
+        ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
