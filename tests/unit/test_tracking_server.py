@@ -145,3 +145,11 @@ def test_the_users_environment_wins(monkeypatch):
     set_environment()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+
+
+def test_addresses_that_cannot_be_encoded(tmp_path):
+    assert "not an address" in find_problem(f"http://{'x' * 70}.example:9")
+    assert "not an address" in find_problem(
+        "http://127.0.0.1:9/\N{LATIN SMALL LETTER U WITH DIAERESIS}"
+    )
+    assert "it cannot be opened" in find_problem(f"sqlite:///{'x' * 300}")
