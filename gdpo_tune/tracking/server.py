@@ -90,6 +90,9 @@ def _file_problem(path: Path) -> str:
         return "it is not a file"
     if not os.access(existing, os.W_OK):
         return f"{existing} is not writable"
+    read = urllib.parse.unquote(str(path))
+    if read != str(path):
+        return f"MLflow takes its path for {read}: choose one without %"
     return ""
 
 

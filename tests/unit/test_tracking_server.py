@@ -98,6 +98,8 @@ def test_an_address_that_is_none():
 def test_sqlite_files(tmp_path):
     assert find_problem(f"sqlite:///{tmp_path}/new/folder/mlflow.db") == ""
     assert find_problem(f"sqlite:///{tmp_path}") == "it is not a file"
+    assert find_problem(f"sqlite:///{tmp_path}/50%.db") == ""
+    assert "choose one without %" in find_problem(f"sqlite:///{tmp_path}/a%20b.db")
 
 
 def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
