@@ -33,8 +33,9 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(aside, path)
-    except OSError:
+    except OSError as error:
         aside.unlink(missing_ok=True)  # half a file, on a disk that may be full
+        error.filename = error.filename or str(path)
         raise
 
 
