@@ -2,12 +2,10 @@
 
 import contextlib
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from gdpo_tune.tracking import sender as module
-from gdpo_tune.tracking import sync
 from gdpo_tune.tracking.sender import Away, Refused, Sender, State
 from gdpo_tune.tracking.spool import Spool
 
@@ -212,15 +210,3 @@ def test_a_sender_that_breaks_loses_nothing_and_says_so(spool):
     sender = started(spool, Receiver(answer))
     assert sender.close(LONG) == 2
     assert "broke" in sender.problem
-
-
-def test_nothing_is_called_up_to_date_while_something_is_left(monkeypatch, capsys):
-    """A new database takes half a minute before the first batch is in it."""
-    states = [State("up to date", 62, ""), State("away", 62, "no answer"), State("away", 0, "")]
-    monkeypatch.setattr(sync, "SAYING", -1.0)
-    monkeypatch.setattr(sync, "GLANCE", 0.0)
-    sync.wait(SimpleNamespace(state=lambda: states.pop(0)))
-    assert capsys.readouterr().out.splitlines() == [
-        "MLflow: 62 updates left",
-        "MLflow: 62 updates are kept and will be sent: no answer",
-    ]
