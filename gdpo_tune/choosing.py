@@ -6,6 +6,7 @@ A choice looks at the front: means over seeds on test prompts, as every table an
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import farthest, knee, preferred
 from gdpo_tune.errors import UsageError
+from gdpo_tune.files import is_file
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.picks import EXAMPLE, Bound, Extreme, Knee, Metric, Numbered, Pick, Preferred, parse
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -56,9 +58,11 @@ class Sweep:
     sessions: Sequence[Mapping[str, Any]] = ()
     """As `Ledger.sessions` has them."""
 
-    def respecified(self, overrides: Sequence[str]) -> SweepSpec:
-        """Its file with other values."""
-        return load_spec(self.file, [self.place, *overrides], self.file.parent.name)
+    def respecified(self, overrides: Sequence[str], *, to_run: bool) -> SweepSpec:
+        """Its file with other values, for one training, or only to tell of one."""
+        # One training learns from no earlier sweep, which may be gone.
+        changes = [self.place, "search.warm_start=[]", *overrides]
+        return load_spec(self.file, changes, self.file.parent.name, to_run=to_run)
 
 
 def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen]:
@@ -88,7 +92,7 @@ def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
     """Folder and choice of `FOLDER:WHICH`, or of `FOLDER` and `pick`; None without a choice."""
     folder, colon, which = source.rpartition(":")
-    if pick is None and colon and folder and which:
+    if pick is None and colon and folder and which and not is_file(folder_named(source) / SPEC):
         return folder, which
     return source, pick
 
@@ -99,11 +103,14 @@ def sweep_file(folder: str, given: str) -> tuple[Path, str]:
     Raises:
         UsageError: there is none; the message begins with `given`.
     """
-    path = Path(folder).expanduser().absolute()
-    if not (path / SPEC).is_file():
+    path = _path(folder).absolute()
+    if not is_file(path / SPEC):
         before, colon, after = folder.rpartition(":")
-        if colon and (Path(before).expanduser() / SPEC).is_file():
-            raise UsageError(f"{given}: leave out :{after}, since --pick says what to take")
+        if colon and is_file(folder_named(before) / SPEC):
+            raise UsageError(
+                f"{given}: what to take is said once, behind a single colon or by --pick: leave "
+                f"out :{after}"
+            )
         raise UsageError(f"{given}: there is no sweep in {folder}: it has no {SPEC}")
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
@@ -115,7 +122,7 @@ def read_sweep(folder: str, given: str) -> Sweep:
         UsageError: there is none; the message begins with `given`.
     """
     file, place = sweep_file(folder, given)
-    spec = load_spec(file, [place], file.parent.name)
+    spec = load_spec(file, [place], file.parent.name, to_run=False)
     with Ledger.open(spec, read_only=True) as ledger:
         return Sweep(file, place, ledger.spec, ledger.records(), ledger.sessions())
 
@@ -127,17 +134,21 @@ def find_sweep(named: str) -> Sweep:
         UsageError: there is none.
         SpecError: the file cannot be read.
     """
-    path = Path(named).expanduser()
-    if path.is_file():
-        spec = load_spec(named)
+    if is_file(_path(named)):
+        spec = load_spec(named, to_run=False)
         return read_sweep(str(spec.directory), named)
     return read_sweep(str(folder_named(named)), named)
 
 
 def folder_named(text: str) -> Path:
     """The folder that a person means: itself, or under `runs` where only that one has a sweep."""
-    path, under = Path(text).expanduser(), Path(RUNS) / text
-    return under if not (path / SPEC).is_file() and (under / SPEC).is_file() else path
+    path, under = _path(text), Path(RUNS) / text
+    return under if not is_file(path / SPEC) and is_file(under / SPEC) else path
+
+
+def _path(text: str) -> Path:
+    """A path as a person writes it; of a user who is not known, as it stands."""
+    return Path(os.path.expanduser(text))
 
 
 def choose(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> Chosen:

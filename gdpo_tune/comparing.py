@@ -12,6 +12,7 @@ from gdpo_tune.analysis.sides import Side, side_of
 from gdpo_tune.analysis.verdict import Verdict, judge
 from gdpo_tune.choosing import Sweep
 from gdpo_tune.errors import UsageError
+from gdpo_tune.registry import NORMALIZATIONS
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.problems import did_you_mean, one_of
@@ -65,9 +66,10 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> Compared:
     known = sorted({str(r.params[MODE]) for r in sweep.records if r.role != "untrained"})
     for mode in (first, second):
         if mode not in known:
+            guess = "" if mode in NORMALIZATIONS else did_you_mean(mode, NORMALIZATIONS)
             raise UsageError(
-                f"--modes {first} {second}: {did_you_mean(mode, known)}{sweep.spec.name} has no "
-                f"trial with {MODE} = {mode}; it has {one_of(known)}"
+                f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with {MODE} = "
+                f"{mode}; it has {one_of(known) or 'none yet'}"
             )
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
@@ -92,6 +94,13 @@ def _settings(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _compared(left: Side, right: Side, notes: Sequence[str], file: Path) -> Compared:
+    for side in (left, right):
+        if not side.tried:
+            raise UsageError(
+                f"{side.name} cannot be compared: no configuration of it has ended yet. What "
+                "counts is what a search tried, without the untrained policy, the published "
+                "weights and trials that failed"
+            )
     comparison = compare(left, right)
     more = [*notes, *_limits(left, right)]
     return Compared(comparison, judge(comparison), tuple(more), file)

@@ -50,4 +50,5 @@ def read_completions(directory: Path) -> list[Completion]:
     path = directory / FILE
     if not path.exists():
         return []
-    return [Completion(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+    # Of bytes: a text may hold line breaks that are none in a file, such as U+2028.
+    return [Completion(**json.loads(line)) for line in path.read_bytes().splitlines()]

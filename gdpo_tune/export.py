@@ -86,7 +86,8 @@ def _asked(options: argparse.Namespace) -> Request:
     from gdpo_tune.request import from_file, from_sweep
 
     if not Path(options.source).is_file():
-        return from_sweep(options.source, options.overrides, options.pick, "export")
+        source, overrides = options.source, options.overrides
+        return from_sweep(source, overrides, options.pick, "export", to_run=False)
     if options.pick is not None:
         raise UsageError(f"{options.source} is a file: --pick goes with a sweep's folder")
     return from_file(options.source, options.overrides)
@@ -99,18 +100,19 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
         UsageError: somebody may have edited that one.
     """
     from gdpo_tune.errors import UsageError
-    from gdpo_tune.files import write_whole
+    from gdpo_tune.files import write_whole, writing
 
-    for name, text in texts.items():
-        file = folder / name
-        if file.exists() and file.read_text(encoding="utf-8") != text:
-            raise UsageError(
-                f"{file} is there with another content, which may be your work\n"
-                "    fix: choose another --out, or remove it"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_whole(folder / name, text)
+    with writing("the export"):
+        for name, text in texts.items():
+            file = folder / name
+            if file.exists() and file.read_bytes() != text.encode():
+                raise UsageError(
+                    f"{file} is there with another content, which may be your work\n"
+                    "    fix: choose another --out, or remove it"
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdpo_tune.errors import DiskFullError
+from gdpo_tune.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NEARLY_FULL = 64 * 1024
@@ -27,11 +27,42 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    os.replace(aside, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)  # half a file, on a disk that may be full
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def writing(what: str) -> Generator[None]:
+    """Writing `what` where a person asked for it.
+
+    Raises:
+        UsageError: it cannot be written there, for another reason than want of space.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise UsageError(
+            f"{what} cannot be written: {error}\n    fix: make that place writable, or work on a "
+            "copy of the folder"
+        ) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; what is too long to be a path is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -25,6 +25,8 @@ Op = Literal[">=", "<=", ">", "<"]
 OPS: Mapping[str, Op] = {">=": ">=", "<=": "<=", ">": ">", "<": "<"}
 RULES = ("knee", "max", "min", "prefer")
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
+MOST_DIGITS = 9
+"""Of a trial's number."""
 _WORD = re.compile(r"\s*(>=|<=|==|[<>=,]|[^\s<>=,]+)")
 
 
@@ -180,7 +182,7 @@ class _Parser:
         if self._done():
             raise self._error(None, "nothing to choose by", f"write knee, or {EXAMPLE!r}")
         first = self._take()
-        if first.word.isdecimal():
+        if first.word.isdecimal() and len(first.word) <= MOST_DIGITS:
             return Numbered(int(first.word))
         way, _, name = first.word.partition("_")
         match way:

@@ -57,11 +57,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Parse `arguments`, write report.html and front.png, print where they are."""
     options = parser().parse_args(arguments)
-    if options.against or options.modes:
+    if options.against is not None or options.modes:
         return _compare(options)
 
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.files import writing
     from gdpo_tune.ledger import Ledger
 
     spec, pick = _asked(options)
@@ -70,8 +71,9 @@ def main(arguments: Sequence[str]) -> int:
         sessions = ledger.sessions()
     chosen = None if pick is None else _chosen(spec, records, pick)
     ending = sessions[-1].get("ending", "") if sessions else ""
-    write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-    write_front_png(spec, records, chosen=chosen and chosen.number)
+    with writing("the report"):
+        write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
+        write_front_png(spec, records, chosen=chosen and chosen.number)
     print_summary(spec, records, chosen=chosen)
     if options.sync:
         from gdpo_tune.tracking.sync import sync
@@ -84,7 +86,7 @@ def _compare(options: argparse.Namespace) -> int:
     """Compare two sweeps or two modes; print the verdict and where its page is."""
     from gdpo_tune.errors import UsageError
 
-    if options.against and options.modes:
+    if options.against is not None and options.modes:
         raise UsageError("compare two sweeps, or two --modes of one: not both")
     if options.pick or options.overrides or options.name or options.sync:
         raise UsageError(
@@ -95,13 +97,15 @@ def _compare(options: argparse.Namespace) -> int:
     from gdpo_tune.comparing import compare_modes, compare_sweeps
     from gdpo_tune.display import print_comparison
     from gdpo_tune.figures import write_comparison
+    from gdpo_tune.files import writing
 
     first = find_sweep(options.space)
-    if options.modes:
+    if options.against is None:
         found = compare_modes(first, *options.modes)
     else:
         found = compare_sweeps(first, find_sweep(options.against))
-    file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
+    with writing("the comparison"):
+        file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
     print_comparison(found.verdict, found.notes, file)
     return 0
 
@@ -112,12 +116,13 @@ def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     from gdpo_tune.spec import load_spec
 
     if Path(options.space).is_file():
-        return load_spec(options.space, options.overrides, options.name), options.pick
+        spec = load_spec(options.space, options.overrides, options.name, to_run=False)
+        return spec, options.pick
     folder, pick = split_source(options.space, options.pick)
     folder = str(folder_named(folder))
     file, place = sweep_file(folder, options.space)
     name = options.name or file.parent.name
-    return load_spec(file, [place, *options.overrides], name), pick
+    return load_spec(file, [place, *options.overrides], name, to_run=False), pick
 
 
 def _chosen(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> Choice:

@@ -54,7 +54,12 @@ def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
 
 
 def from_sweep(
-    source: str, overrides: Sequence[str], pick: str | None = None, option: str = "--from"
+    source: str,
+    overrides: Sequence[str],
+    pick: str | None = None,
+    option: str = "--from",
+    *,
+    to_run: bool = True,
 ) -> Request:
     """The training of a trial of a sweep, to be repeated at another budget.
 
@@ -66,6 +71,7 @@ def from_sweep(
         overrides: of the sweep's file; the parameters are the trial's.
         pick: the choice, or None if `source` has it.
         option: what `source` was given as, for the messages.
+        to_run: whether it is to be trained on this machine.
 
     Raises:
         UsageError: there is no such sweep or trial, or an override is about the space.
@@ -73,7 +79,7 @@ def from_sweep(
     if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
         raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
     sweep, chosen = chosen_in(source, pick, option)
-    spec = sweep.respecified(overrides)
+    spec = sweep.respecified(overrides, to_run=to_run)
     number = chosen.record.number
     training = training_of(sweep.records, number)
     schedule = stretched(training.schedule, spec.training.steps / sweep.spec.training.steps)

@@ -11,9 +11,10 @@ from types import FrameType
 
 @contextmanager
 def on_signals(stop: Callable[[], None]) -> Generator[None]:
-    """Call `stop` at the first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
+    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt.
 
-    Outside of the main thread, where Python takes no signals, it does nothing.
+    SIGHUP, which tells that the terminal was closed, stays ignored under `nohup`. Outside of the
+    main thread, where Python takes no signals, it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,7 +27,10 @@ def on_signals(stop: Callable[[], None]) -> Generator[None]:
         received.set()
         stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

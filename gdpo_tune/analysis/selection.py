@@ -76,7 +76,8 @@ def preferred(
     scaled = _scaled_losses(values, objectives)
     if len(scaled) == 0:
         return None
-    total = (scaled @ np.asarray(weights, dtype=float)).round(9)
+    shares = np.asarray(weights, dtype=float) / max(weights)
+    total = (scaled @ shares).round(9)
     return int(np.lexsort((scaled.sum(axis=1), total))[0])
 
 

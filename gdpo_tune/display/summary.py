@@ -93,7 +93,10 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
         return
     out.print(Text("no trial meets all constraints, so nothing is on the front", style="bold"))
     for name, bound in spec.constraints.items():
-        values = [record.validation[name].mean for record in trained]
+        values = [r.validation[name].mean for r in trained if name in r.validation]
+        if not values:
+            out.print(f"  {name} {bound}: no trial has measured it")
+            continue
         closest = max(values) if bound.op == ">=" else min(values)
         out.print(f"  {name} {bound}: the closest trial has {style.number(closest)} on validation")
 
@@ -118,8 +121,7 @@ def _print_places(
     rows += [("trials", str(folder / "trials"))]
     rows += [(f"policy, {what}", path) for what, path in _policies(front)]
     commands = _in_mlflow(spec.tracking.uri, view)
-    again = _command("report", str(folder / "spec.yaml"))
-    commands.append(("draw again", again))
+    commands.append(("draw again", _command("report", str(folder))))
     if chosen:
         source = f"{folder}:{chosen.number}"
         commands.append(("train it", _command("train", "--from", source)))

@@ -80,8 +80,11 @@ def complete(spec: SweepSpec, params: Params) -> Params:
 
 
 def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
-    """Whether every constraint holds on validation."""
-    return all(bound.holds(validation[name].mean) for name, bound in spec.constraints.items())
+    """Whether every constraint holds on validation; one on what was not measured does not."""
+    return all(
+        name in validation and bound.holds(validation[name].mean)
+        for name, bound in spec.constraints.items()
+    )
 
 
 def running(spec: SweepSpec, params: Params, about: Mapping[str, Any]) -> FrozenTrial:

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
-from gdpo_tune.errors import LedgerHeldError, UsageError
+from gdpo_tune.errors import GdpoTuneError, LedgerHeldError, UsageError
 
 
 class Lease:
@@ -134,6 +135,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "op_code" in record else None
 
 
+DAMAGED = "damaged; bring it back from a copy, or move the sweep aside and begin anew with --fresh"
+
+
 class JournalFile(BaseJournalBackend):
     """Optuna's journal in one local file, for one writer and any number of readers.
 
@@ -144,7 +148,7 @@ class JournalFile(BaseJournalBackend):
     def __init__(self, path: Path, *, read_only: bool) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(path, flags, 0o644)
-        self._path = path
+        self.path = path
         self._offsets = [0]
         """Where each record begins, and where the next one will."""
 
@@ -166,9 +170,8 @@ class JournalFile(BaseJournalBackend):
             record = _record(line)
             if record is None:
                 raise UsageError(
-                    f"{self._path}:{number}: this line is no record of a ledger, so the file is "
-                    "damaged; bring it back from a copy, or move the sweep aside and begin anew "
-                    "with --fresh"
+                    f"{self.path}:{number}: this line is no record of a ledger, so the file is "
+                    f"{DAMAGED}"
                 )
             yield record
 
@@ -194,3 +197,20 @@ class JournalFile(BaseJournalBackend):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def replayed(journal: JournalFile) -> JournalStorage:
+    """What the records of a journal come to.
+
+    Raises:
+        UsageError: a line is no record, or Optuna can make nothing of one.
+    """
+    try:
+        return JournalStorage(journal)
+    except (GdpoTuneError, OSError):
+        raise
+    except Exception as error:  # whatever Optuna's replay trips over
+        raise UsageError(
+            f"{journal.path}: Optuna cannot replay its records ({type(error).__name__}: {error}), "
+            f"so another version of it wrote them, or the file is {DAMAGED}"
+        ) from error

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.closing import Closing
@@ -26,7 +25,7 @@ from gdpo_tune.errors import UsageError
 from gdpo_tune.ledger.costs import outcome_with_costs
 from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
 from gdpo_tune.ledger.generations import Generations
-from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair
+from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair, replayed
 from gdpo_tune.ledger.rungs import RUNG, encode_rung, in_order, stored_rungs
 from gdpo_tune.ledger.sessions import Sessions
 from gdpo_tune.ledger.study import open_study, write_spec
@@ -59,7 +58,7 @@ class Ledger(Sessions, Closing):
         self.directory = spec.directory.absolute()
         self._journal = journal
         self._lease = lease
-        storage = JournalStorage(journal)
+        storage = replayed(journal)
         super().__init__(storage, open_study(storage, spec, writable=lease is not None))
         self._stale: set[int] = set()
         """Numbers of the trials whose records are to be read again."""

@@ -51,7 +51,7 @@ def what_differs(spec: SweepSpec) -> str:
     """The first keys in which the sweep in the folder of `spec` is another one."""
     found: list[str] = []
     try:
-        there = load_spec(spec.directory / SPEC, name=spec.name)
+        there = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
     except SpecError:
         pass  # it was moved, or written by another version; that the sweeps differ is known
     else:

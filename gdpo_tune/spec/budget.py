@@ -25,7 +25,7 @@ def shares(spec: SweepSpec) -> list[Share]:
     setting, which is trained like any trial. Replicates are counted as if all were needed.
     """
     settings, search = spec.training, spec.search
-    validations = len(evaluated_at(spec))
+    validations = evaluations(spec)
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
@@ -41,12 +41,12 @@ def shares(spec: SweepSpec) -> list[Share]:
     ]
 
 
-def evaluated_at(spec: SweepSpec) -> set[int]:
-    """Steps at which a trial answers validation prompts, rungs of successive halving aside."""
+def evaluations(spec: SweepSpec) -> int:
+    """How often a trial answers validation prompts, rungs of successive halving aside."""
     settings, chosen = spec.training, spec.search.scheduler
     met = chosen.meetings(settings.steps) if isinstance(chosen, PbtSettings) else ()
     usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
-    return {*usual, *met, settings.steps}
+    return len(usual) + sum(step not in usual for step in met) + 1
 
 
 def total(spec: SweepSpec) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gdpo_tune import registry, task_files
+from gdpo_tune.files import is_file
 from gdpo_tune.metrics import MetricInfo
 from gdpo_tune.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
@@ -16,6 +17,8 @@ from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_o
 from gdpo_tune.spec.schedulers import AshaSettings
 from gdpo_tune.spec.space import Space
 
+LONGEST_NAME = 255
+"""Bytes of the name of a file or folder, on every usual disk."""
 SHOWN = 6
 """At most so many values of a long list are named in a message."""
 
@@ -276,10 +279,16 @@ def check_gpu_cost(
 
 
 def check_storage(storage: str, root: Node, problems: Problems) -> None:
-    """The folder of sweeps is not a file."""
-    if Path(storage).is_file():
-        path = ("storage",)
+    """The folder of sweeps is one, and not a file or an address."""
+    path = ("storage",)
+    if "://" in storage:
+        fix = "name a folder; one that several machines share is mounted on each"
+        problems.at(root.find(path), path, "an address, not a folder", fix)
+    elif is_file(Path(storage)):
         problems.at(root.find(path), path, "is a file, not a folder", "name another folder")
+    elif any(len(part.encode(errors="replace")) > LONGEST_NAME for part in Path(storage).parts):
+        reason = f"a name in it has more than {LONGEST_NAME} bytes"
+        problems.at(root.find(path), path, reason, "name another folder")
 
 
 def check_bound(

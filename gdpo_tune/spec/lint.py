@@ -18,7 +18,14 @@ from gdpo_tune.spec.lint_rewards import (
     single_reward,
     unmet_is_not_worst,
 )
-from gdpo_tune.spec.lint_sizes import crowded_cores, endless, far_values, too_short_for_rungs
+from gdpo_tune.spec.lint_sizes import (
+    crowded_cores,
+    endless,
+    far_values,
+    idle_patience,
+    points_left_out,
+    too_short_for_rungs,
+)
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
@@ -52,6 +59,8 @@ def lint(spec: SweepSpec) -> list[str]:
         single_objective,
         against_the_metric,
         idle_constraint,
+        idle_patience,
+        points_left_out,
         far_values,
         crowded_cores,
         endless,

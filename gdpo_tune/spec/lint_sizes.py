@@ -94,6 +94,27 @@ def too_short_for_rungs(spec: SweepSpec) -> Iterator[str]:
         )
 
 
+def idle_patience(spec: SweepSpec) -> Iterator[str]:
+    """Patience that outlasts the search."""
+    patience, trials = spec.search.patience, spec.search.trials
+    if patience >= trials:
+        yield (
+            f"search.patience = {patience}: with search.trials = {trials} it never ends the "
+            f"search. Write less than {trials}, or remove it."
+        )
+
+
+def points_left_out(spec: SweepSpec) -> Iterator[str]:
+    """More points to try first than there are trials."""
+    points = {tuple(sorted(point.items())) for point in spec.enqueue}
+    trials = spec.search.trials
+    if len(points) > trials:
+        yield (
+            f"enqueue: {len(points)} different points, and search.trials = {trials}, so the last "
+            f"ones are never run. Write trials: {len(points)} or more, or fewer points."
+        )
+
+
 def endless(spec: SweepSpec) -> Iterator[str]:
     """A budget that nobody waits for."""
     completions = total(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,12 +44,18 @@ from gdpo_tune.spec.source import read
 from gdpo_tune.spec.space import Space
 from gdpo_tune.spec.warm_start import check_warm_start
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+LONGEST_NAME = 100
+"""Characters; names of folders and pages append to it."""
+NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
 def load_spec(
-    path: Path | str, overrides: Sequence[str] = (), name: str | None = None
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    *,
+    to_run: bool = True,
 ) -> SweepSpec:
     """Read, merge and validate a sweep file.
 
@@ -56,6 +63,8 @@ def load_spec(
         path: the YAML file; what it `extends:` lies beneath it.
         overrides: `key=value` with dotted keys and YAML values; later ones win.
         name: the sweep's name, instead of the file's.
+        to_run: whether anything is to be trained. Who only reads what a sweep has left needs
+            neither its data, nor the sweeps that it learned from, nor its packages.
 
     Raises:
         SpecError: anything is wrong with the file or an override; it lists every problem, each
@@ -67,7 +76,8 @@ def load_spec(
     problems = Problems(Mark(str(path), 1))
     root = read(path, overrides, name, problems)
     problems.refuse_empty(root)
-    return Document(path, root, root.entries or {}, problems).spec()
+    problems.refuse_unprintable(root)
+    return Document(path, root, root.entries or {}, problems, to_run).spec()
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Document:
     root: Node
     nodes: Mapping[str, Node]
     problems: Problems
+    to_run: bool
+    """Whether what only a run needs is looked for."""
 
     def spec(self) -> SweepSpec:
         """Everything that the file says.
@@ -100,7 +112,8 @@ class Document:
         tracking = section(Tracking, self.nodes.get("tracking"), ("tracking",), self.problems)
         enqueue = parse_enqueue(self.nodes.get("enqueue"), space, task, parameters, self.problems)
         name, keep = self.name(), self.keep()
-        policy, storage = self.policy(task), self.text("storage", "runs")
+        policy = self.policy(task)
+        storage = os.path.expanduser(self.text("storage", "runs"))
         checks.check_weights(space, self.root, self.problems)
         checks.check_ranges(space, task, self.root, self.problems)
         checks.check_group_size(space, training, self.root, self.problems)
@@ -115,14 +128,15 @@ class Document:
         checks.check_gpu_cost(
             {**objectives, **constraints}, task, resources, self.root, self.problems
         )
-        check_warm_start(search, task, objectives, constraints, self.root, self.problems)
         checks.check_budget(search, resources, self.root, self.problems)
         checks.check_micro_batch(training, resources, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
-        check_sandbox(sandbox, self.root, self.problems)
-        check_data(data, task, self.root, self.problems)
         check_rollout(rollout, self.root, self.problems)
-        check_model(model, policy, self.root, self.problems)
+        if self.to_run:
+            check_warm_start(search, task, objectives, constraints, self.root, self.problems)
+            check_sandbox(sandbox, self.root, self.problems)
+            check_data(data, task, self.root, self.problems)
+            check_model(model, policy, self.root, self.problems)
         self.problems.raise_if_any()
         experiment = (tracking.experiment if tracking else "") or name
         return SweepSpec.model_validate(
@@ -284,8 +298,14 @@ class Document:
         node = self.nodes.get("name", Node(self.root.mark, self.path.stem))
         if isinstance(node.value, str) and NAME.fullmatch(node.value):
             return node.value
-        reason = "not a name that a folder can have (letters, digits, '.', '_', '-')"
-        proposal = re.sub(r"[^A-Za-z0-9._-]+", "-", str(node.plain())).strip("-.") or "my-sweep"
+        reason = (
+            "not a name that a folder can have (letters, digits, '.', '_', '-'; at most "
+            f"{LONGEST_NAME} of them)"
+        )
+        proposal = re.sub(r"[^A-Za-z0-9._-]+", "-", str(node.plain())).strip("-.")
+        proposal = proposal[:LONGEST_NAME] or "my-sweep"
+        if not isinstance(node.value, str):
+            proposal = f'"{proposal}"'
         self.problems.at(node, ("name",), reason, f"write name: {proposal}")
         return self.path.stem
 

@@ -21,6 +21,8 @@ from gdpo_tune.spec.schedulers import AshaSettings, SchedulerSettings
 from gdpo_tune.spec.space import Space
 from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConfig
 
+FARTHEST = 1e30
+"""Beyond this, products over objectives would leave what a float can hold."""
 Keep = Literal["front", "all", "none"]
 
 
@@ -29,7 +31,7 @@ class ObjectiveSpec(Section):
 
     direction: Direction
     """Which way is better."""
-    reference: Finite
+    reference: Annotated[Finite, Ge(-FARTHEST), Le(FARTHEST)]
     """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
 
@@ -66,9 +68,9 @@ class Replicates(Section):
 class Budget(Section):
     """What a sweep may spend. Once any of it is spent no trial starts; others run to their end."""
 
-    trials: Annotated[int, Ge(0)] = 0
+    trials: Annotated[int, Ge(0), Le(10**9)] = 0
     """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
-    completions: Annotated[int, Ge(0)] = 0
+    completions: Annotated[int, Ge(0), Le(10**15)] = 0
     """Completions sampled in training, over all trials."""
     gpu_hours: Annotated[float, Ge(0), Field(allow_inf_nan=False)] = 0.0
     """Hours of training times the GPUs of a trial, over all trials."""
@@ -89,7 +91,7 @@ class Search(Section):
     """How the front is trained again before it is claimed."""
     budget: Budget = Budget()
     """What the sweep may spend."""
-    patience: Annotated[int, Ge(0)] = 0
+    patience: Annotated[int, Ge(0), Le(10**6)] = 0
     """Propose nothing more once so many trials in a row did not move the validation hypervolume
     by more than 1 % and its noise; 0: never stop for that."""
     warm_start: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -120,7 +122,9 @@ class Resources(Section):
         return self.gpus * self.workers
 
 
-TRACKING_URI = r"^(sqlite|https?|postgresql|mysql|mssql)(\+\w+)?://|^databricks(://.*)?$"
+TRACKING_URI = (
+    r"^(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).|^databricks(://.*)?$"
+)
 
 
 class Tracking(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -12,6 +13,8 @@ from gdpo_tune.trials import ParamValue
 
 KeyPath = tuple[str | int, ...]
 
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+"""Control characters, tabs and line breaks aside, and halves of characters."""
 LONGEST = 300
 """Characters of a value that a message shows; a long list hides what is wrong with it."""
 
@@ -115,6 +118,17 @@ class Problems:
             self.refuse_empty(child, (*path, key))
         for index, child in enumerate(node.elements or []):
             self.refuse_empty(child, (*path, index))
+
+    def refuse_unprintable(self, node: Node, path: KeyPath = ()) -> None:
+        """Note every text with characters that no path, address or terminal takes."""
+        if isinstance(node.value, str) and UNPRINTABLE.search(node.value):
+            shown = node.value.encode("unicode_escape").decode()
+            reason = "has characters that cannot be printed"
+            self.add(node.mark, dotted(path), shown, reason, "write it without them")
+        for key, child in (node.entries or {}).items():
+            self.refuse_unprintable(child, (*path, key))
+        for index, child in enumerate(node.elements or []):
+            self.refuse_unprintable(child, (*path, index))
 
     def raise_if_any(self) -> None:
         """Raise everything found, in the order of the lines.

@@ -26,7 +26,7 @@ class AshaSettings(Section):
 
     type: Literal["asha"] = "asha"
     """One of the schedulers below."""
-    reduction_factor: Annotated[Finite, Gt(1)] = 3.0
+    reduction_factor: Annotated[Finite, Ge(1.01)] = 3.0
     """At each rung, one of so many trials goes on, and all on the front of that rung. Rungs lie at
     the budget divided by it once, twice, and so on."""
     grace: Annotated[Finite, Ge(0), Lt(1)] = 0.3
@@ -56,7 +56,7 @@ class PbtSettings(Section):
 
     type: Literal["pbt"] = "pbt"
     """One of the schedulers below."""
-    interval: Annotated[Finite, Gt(0), Lt(1)] = 0.2
+    interval: Annotated[Finite, Ge(0.001), Lt(1)] = 0.2
     """Share of a trial's steps after which all members meet, again and again. Each runs up to the
     meeting, in turns where slots are fewer, and goes on once all are there."""
     quantile: Annotated[Finite, Gt(0), Le(0.5)] = 0.25

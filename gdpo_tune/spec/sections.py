@@ -25,7 +25,7 @@ KINDS_OF_VALUE = {
         "not the address of a tracking server or database",
         "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
     ),
-    "tuple_type": ("not a list", "write it in brackets, such as [numpy]"),
+    "tuple_type": ("not a list", "write values in brackets"),
     "bool_type": ("not true or false", "write true or false"),
     "duration": ("not a length of time", "write it like 90m, 6h or 1d12h"),
     "environment_name": (
@@ -36,6 +36,12 @@ KINDS_OF_VALUE = {
     "model_attributes_type": ("not a mapping", "write keys and values below it"),
 }
 """Pydantic's error type -> reason and fix."""
+
+AS_WRITTEN = {
+    "tuple_type": "write it in brackets: [{}]",
+    "model_attributes_type": "write {{type: {}}}",
+}
+"""Pydantic's error type -> fix of a word where more belongs; the latter where types differ."""
 
 BOUNDS = {
     "greater_than": ("gt", "above"),
@@ -62,7 +68,7 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
+        faults = _plain_faults(error)
     origin = node if node is not None else Node(problems.origin)
     for details in faults:
         translate(details, model, origin, path, problems)
@@ -72,6 +78,13 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
         return model.model_validate({k: v.plain() for k, v in entries.items() if k not in bad})
     except ValidationError:
         return None
+
+
+def _plain_faults(error: ValidationError) -> list[ErrorDetails]:
+    """Pydantic's errors, without that a list is empty because what is in it is wrong."""
+    faults = error.errors(include_url=False)
+    within = {fault["loc"][:-1] for fault in faults}
+    return [f for f in faults if f["type"] != "too_short" or f["loc"] not in within]
 
 
 def translate(
@@ -103,6 +116,8 @@ def translate(
         problems.at(at, full, f"must be {bound}", fix)
     else:
         reason, fix = KINDS_OF_VALUE.get(kind, (details["msg"], "see docs/reference.md"))
+        if kind in AS_WRITTEN and isinstance(at.value, str):
+            fix = AS_WRITTEN[kind].format(at.value)
         problems.at(at, full, reason, fix)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gdpo_tune import registry
 from gdpo_tune.errors import SpecError
+from gdpo_tune.files import is_file
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.model import Constraint, ObjectiveSpec, Search, SweepSpec
 from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, one_of
@@ -38,9 +40,14 @@ def check_warm_start(
         return
     for index, folder in enumerate(search.warm_start):
         path = (*key, index)
-        reason, fix = _unlike(Path(folder), task, objectives, constraints)
+        reason, fix = _unlike(folder_of(folder), task, objectives, constraints)
         if reason:
             problems.at(root.find(path), path, reason, fix)
+
+
+def folder_of(text: str) -> Path:
+    """The folder of an earlier sweep, as it was written."""
+    return Path(os.path.expanduser(text))
 
 
 def _nothing_learns(search: Search) -> tuple[str, str] | None:
@@ -64,7 +71,7 @@ def _unlike(
 ) -> tuple[str, str]:
     """Why a sweep has nothing to tell this one, and what to do; both empty if it has."""
     remove = "name another folder, or remove this one"
-    if not ((folder / SPEC).is_file() and (folder / LEDGER).is_file()):
+    if not all(map(is_file, (folder / SPEC, folder / LEDGER))):
         return "there is no sweep in this folder", "name the folder of a sweep, such as runs/code"
     try:
         earlier = read(folder / SPEC, (), None, Problems(Mark(str(folder / SPEC), 1)))
@@ -98,7 +105,8 @@ def warm_start_doubts(spec: SweepSpec) -> Iterator[str]:
     from gdpo_tune.spec.load import load_spec
 
     for index, folder in enumerate(spec.search.warm_start):
-        found = differences(meaning(load_spec(Path(folder) / SPEC)), meaning(spec))
+        earlier = load_spec(folder_of(folder) / SPEC, to_run=False)
+        found = differences(meaning(earlier), meaning(spec))
         decisive = [line for line in found if not line.startswith(("space.", "objectives."))]
         if decisive:
             yield (

@@ -82,11 +82,17 @@ def find_problem(uri: str) -> str:
 
 
 def _file_problem(path: Path) -> str:
-    existing = next(p for p in (path, *path.parents) if p.exists())
+    try:
+        existing = next(p for p in (path, *path.parents) if p.exists())
+    except OSError as error:
+        return f"it cannot be opened ({error.strerror})"
     if existing == path and not path.is_file():
         return "it is not a file"
     if not os.access(existing, os.W_OK):
         return f"{existing} is not writable"
+    read = urllib.parse.unquote(str(path))
+    if read != str(path):
+        return f"MLflow takes its path for {read}: choose one without %"
     return ""
 
 
@@ -106,6 +112,8 @@ def _http_problem(address: urllib.parse.SplitResult) -> str:
         return CREDENTIALS if unknown else f"it answers {error.code} {error.reason}"
     except (OSError, http.client.HTTPException) as error:
         return f"it does not answer ({getattr(error, 'reason', error)})"
+    except ValueError as error:  # a host or a path that cannot be encoded
+        return f"it is not an address ({error})"
 
 
 def _authorization(address: urllib.parse.SplitResult) -> dict[str, str]:

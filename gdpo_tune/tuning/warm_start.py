@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.warm_start import folder_of
 from gdpo_tune.trials import TrialRecord
 
 
@@ -21,8 +21,8 @@ def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         UsageError, IdentityError: a folder holds no ledger, or one of another sweep than its file.
     """
     found: list[TrialRecord] = []
-    for folder in map(Path, spec.search.warm_start):
-        earlier = load_spec(folder / "spec.yaml")
+    for folder in map(folder_of, spec.search.warm_start):
+        earlier = load_spec(folder / "spec.yaml", to_run=False)
         # where it lies now, wherever it lay when it ran
         here = {"storage": folder.absolute().parent, "name": folder.absolute().name}
         with Ledger.open(earlier.model_copy(update=here), read_only=True) as ledger:

@@ -275,7 +275,7 @@ def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
     assert str(report) in text
     assert str(png) in text
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
-    assert f"python -m gdpo_tune.report {spec.directory / 'spec.yaml'}" in text
+    assert f"python -m gdpo_tune.report {spec.directory}\n" in text
     front = build_front(records, spec.objective_list())
     assert front.knee is not None
     assert str(records[front.knee.first].checkpoint) in text

@@ -398,6 +398,26 @@ def test_a_file_that_was_edited_is_kept(searched, tmp_path):
     assert (tmp_path / "o" / "grpo.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize("damage", ["file", "below a file", "binary", "folder", "too long"])
+def test_where_nothing_can_be_written(damage, searched, tmp_path):
+    out = tmp_path / "o"
+    match damage:
+        case "file":
+            out.touch()
+        case "below a file":
+            out.touch()
+            out /= "x"
+        case "binary":
+            out.mkdir()
+            (out / "grpo.yaml").write_bytes(b"\xff")
+        case "folder":
+            (out / "grpo.yaml").mkdir(parents=True)
+        case _:
+            out /= "x" * 300
+    with pytest.raises(UsageError, match=r"cannot be written|may be your work"):
+        export.main([f"{searched.directory}:knee", "--to", "trl", "--out", str(out)])
+
+
 def test_a_file_has_nothing_to_pick_from(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("a: 1")

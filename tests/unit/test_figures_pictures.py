@@ -334,13 +334,15 @@ def test_a_cross_where_a_trial_was_stopped(front):
 
 
 def test_completions_are_kept_short_and_shown_as_text(front):
-    said = shortened("?" * 5000, "<script>alert(1)</script>" + "!" * 5000, {"correctness": 1.0})
+    breaks = "\N{LINE SEPARATOR}\N{NEXT LINE}\v\r\n"
+    long = "<script>alert(1)</script>" + breaks + "!" * 5000
+    said = shortened("?" * 5000, long, {"correctness": 1.0})
     assert max(len(said.prompt), len(said.completion)) == LONGEST + 1
     assert samples(front) == ""
     directory = front.members[0].numbers[0]
     write_completions(front.records[directory].directory, [said])
     assert read_completions(front.records[directory].directory) == [said]
     shown = samples(front)
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;!!!" in shown
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" + breaks + "!!!" in shown
     assert "<script>" not in shown
     assert "correctness 1" in shown

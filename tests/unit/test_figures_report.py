@@ -1,3 +1,5 @@
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -295,3 +297,13 @@ def moved(record: TrialRecord) -> TrialRecord:
     rung = Rung(20, record.validation, Cost(64 * 20))
     lineage = (Exploit(record.number, 2, step, found),)
     return replace(record, role="member", rungs=(rung,), lineage=lineage)
+
+
+def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):
+        write_report(make_spec(tmp_path), [], tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())

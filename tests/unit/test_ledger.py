@@ -637,3 +637,22 @@ def test_a_cost_that_the_sweep_judges_by_is_a_metric_of_its_trials(tmp_path: Pat
         assert "gpu_hours" not in estimates
     assert record.feasible is False
     assert record.rungs[0].validation["seconds"] == Estimate(1.0, 0)
+
+
+@pytest.mark.parametrize("record", ['{"op_code": 99, "worker_id": "w"}', '{"op_code": 4}'])
+def test_records_that_optuna_cannot_replay_are_refused(spec: SweepSpec, record: str):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+    journal = spec.directory / "ledger.journal"
+    journal.write_text(journal.read_text() + record + "\n")
+    for read_only in (True, False):
+        with pytest.raises(UsageError, match=r"ledger.journal: Optuna cannot replay .* --fresh"):
+            Ledger.open(spec, read_only=read_only)
+
+
+def test_a_constraint_on_what_was_not_measured_is_not_met(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        ledger.complete(0, outcome())
+    (record,) = reopened(spec_in(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
+    assert record.feasible is False

@@ -79,6 +79,12 @@ def test_there_is_no_such_sweep(tmp_path):
         load_sweep(str(tmp_path / "nowhere"))
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000, "a\0b"])
+def test_what_is_no_path_names_no_sweep(name):
+    with pytest.raises(UsageError, match="there is no sweep in"):
+        load_sweep(name)
+
+
 def test_the_page_does_what_it_says(runs, monkeypatch):
     monkeypatch.chdir(runs)
     blocks = re.findall(r"```python\n(.*?)```", DOC.read_text("utf-8"), re.DOTALL)

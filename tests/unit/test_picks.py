@@ -77,6 +77,7 @@ def test_a_choice_that_stays_one_names_its_folder(text, label):
         ("max a where b >= 1 nd c >= 2", 20, "did you mean 'and'"),
         ("7 where a >= 1", 3, "a trial by its number is taken as it is"),
         ("prefer a", 9, "a has no weight"),
+        ("9" * 5000, 1, "is the number of a trial"),
         ("prefer a=0", 10, "a weight is above 0"),
         ("prefer a=1, a=2", 13, "a has a weight already"),
         ("prefer a=1 b=2", 12, "separated by commas"),
@@ -206,4 +207,5 @@ def test_the_whole_weight_on_one_objective_is_its_extreme():
 def test_only_ratios_of_weights_matter():
     values = np.random.default_rng(1).random((20, 2))
     assert preferred(values, GOALS, [1, 3]) == preferred(values, GOALS, [5, 15])
+    assert preferred(values, GOALS, [1, 3]) == preferred(values, GOALS, [0.5e308, 1.5e308])
     assert preferred([], GOALS, [1, 1]) is None

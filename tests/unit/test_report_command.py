@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from tuning_support import outcome, spec_in
 
-from gdpo_tune import report
-from gdpo_tune.errors import PickError, UsageError
+from gdpo_tune import export, load_sweep, report
+from gdpo_tune.errors import PickError, SpecError, UsageError
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.request import from_sweep
 from gdpo_tune.trials import Cost
 
 
@@ -54,11 +57,64 @@ def test_what_cannot_be_drawn(searched, tmp_path):
         report.main([str(tmp_path / "nowhere")])
 
 
-def search(folder, name, shift=0.0, mode="gdpo", overrides=()):
-    """A sweep of twelve trials along a trade-off."""
+def test_a_folder_with_a_colon_in_its_name(searched, tmp_path, capsys):
+    there = tmp_path / "at 12:30" / "sweep"
+    there.parent.mkdir()
+    searched.rename(there)
+    assert report.main([str(there)]) == 0
+    assert report.main([f"{there}:max_format"]) == 0
+    assert "trial 2: correctness" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[":"], [":knee:knee"], [":knee", "--pick", "knee"]])
+def test_what_to_take_is_said_once(words, searched):
+    with pytest.raises(UsageError, match="said once, behind a single colon or by --pick"):
+        report.main([f"{searched}{words[0]}", *words[1:]])
+
+
+def test_a_sweep_that_was_moved_is_drawn_again_by_its_own_command(searched, tmp_path, capsys):
+    there = searched.rename(tmp_path / "moved")
+    assert report.main([str(there)]) == 0
+    assert f"python -m gdpo_tune.report {there}\n" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written(searched):
+    (searched / "report.html").mkdir()
+    with pytest.raises(UsageError, match=r"the report cannot be written: .*Is a directory"):
+        report.main([str(searched)])
+    assert not list(searched.glob(".report.html*"))
+
+
+def test_a_sweep_is_read_without_what_only_its_run_needed(tmp_path, monkeypatch):
+    """Elsewhere, and with the earlier sweep, the data and a package gone."""
+    monkeypatch.chdir(tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.touch()
+    earlier = search(tmp_path / "runs", "earlier", overrides=WITH_DATA)
+    warm = ["search.warm_start=[runs/earlier]", *WITH_DATA]
+    later = search(tmp_path / "runs", "later", overrides=warm)
+    shutil.rmtree(earlier)
+    rows.unlink()
+    monkeypatch.setattr("gdpo_tune.spec.sandbox._is_installed", lambda _: False)
+    assert report.main([str(later)]) == 0
+    monkeypatch.chdir("/")
+    assert report.main([str(later)]) == 0
+    assert load_sweep(str(later)).trials.shape[0] == 12
+    assert export.main([f"{later}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
+    with pytest.raises(SpecError, match=r"data.source = rows.jsonl") as caught:
+        from_sweep(f"{later}:knee", [])
+    assert "no module numpy" in str(caught.value)
+    assert "warm_start" not in str(caught.value)
+
+
+WITH_DATA = ["data={source: rows.jsonl, layout: mbpp}", "sandbox.modules=[numpy]"]
+
+
+def search(folder, name, shift=0.0, mode="gdpo", overrides=(), trials=12):
+    """A sweep of some trials along a trade-off."""
     spec = spec_in(folder, ["search.trials=12", *overrides]).model_copy(update={"name": name})
     with Ledger.open(spec) as ledger:
-        for number in range(12):
+        for number in range(trials):
             of_mode = mode if number % 2 else "gdpo"
             weight = 0.06 + 0.1 * number
             params = spec.space.baseline(
@@ -147,6 +203,12 @@ def test_what_cannot_be_compared(tmp_path):
         report.main([one, "--modes", "gdop", "grpo"])
     with pytest.raises(UsageError, match="name two different modes"):
         report.main([one, "--modes", "gdpo", "gdpo"])
+    with pytest.raises(UsageError, match="it has none yet"):
+        report.main([str(search(tmp_path, "none", trials=0)), "--modes", "gdpo", "grpo"])
+    with pytest.raises(UsageError, match="none cannot be compared: no configuration of it"):
+        report.main([one, str(tmp_path / "none")])
+    with pytest.raises(UsageError, match="no sweep in"):
+        report.main([one, ""])
     with pytest.raises(UsageError, match="not both"):
         report.main([one, other, "--modes", "gdpo", "grpo"])
     for without_effect in (["--pick", "knee"], ["--sync"]):

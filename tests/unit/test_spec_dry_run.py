@@ -180,6 +180,11 @@ LINTS = {
         ['constraints.correctness=">= 0"'],
         "constraints.correctness = >= 0: every",
     ),
+    "idle patience": (["search.patience=16"], "search.patience = 16: with search.trials = 16"),
+    "points left out": (
+        ["enqueue=[{group_size: 8}, {group_size: 4}, {group_size: 8}]", "search.trials=1"],
+        "enqueue: 2 different points, and search.trials = 1",
+    ),
 }
 
 

@@ -98,6 +98,8 @@ def test_an_address_that_is_none():
 def test_sqlite_files(tmp_path):
     assert find_problem(f"sqlite:///{tmp_path}/new/folder/mlflow.db") == ""
     assert find_problem(f"sqlite:///{tmp_path}") == "it is not a file"
+    assert find_problem(f"sqlite:///{tmp_path}/50%.db") == ""
+    assert "choose one without %" in find_problem(f"sqlite:///{tmp_path}/a%20b.db")
 
 
 def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
@@ -145,3 +147,11 @@ def test_the_users_environment_wins(monkeypatch):
     set_environment()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+
+
+def test_addresses_that_cannot_be_encoded(tmp_path):
+    assert "not an address" in find_problem(f"http://{'x' * 70}.example:9")
+    assert "not an address" in find_problem(
+        "http://127.0.0.1:9/\N{LATIN SMALL LETTER U WITH DIAERESIS}"
+    )
+    assert "it cannot be opened" in find_problem(f"sqlite:///{'x' * 300}")
