@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ class JournalFile(BaseJournalBackend):
     def __init__(self, path: Path, *, read_only: bool) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(path, flags, 0o644)
+        self._waits = True
         self.path = path
         self._offsets = [0]
         """Where each record begins, and where the next one will."""
@@ -175,8 +177,22 @@ class JournalFile(BaseJournalBackend):
                 )
             yield record
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Wait for the disk once, at the end, for all records that are appended meanwhile.
+
+        Raises:
+            OSError: the disk is full or broken; what was appended stays, whole records all of it.
+        """
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._waits = True
+        os.fsync(self._file)
+
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records and wait until the disk has them.
+        """Append records and, but for `together`, wait until the disk has them.
 
         Raises:
             OSError: the disk is full or broken. The file is as it was before, so that a later
@@ -187,7 +203,8 @@ class JournalFile(BaseJournalBackend):
         try:
             if os.write(self._file, lines) != len(lines):
                 raise OSError(errno.ENOSPC, "the ledger's disk is full")
-            os.fsync(self._file)
+            if self._waits:
+                os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, before)
             raise

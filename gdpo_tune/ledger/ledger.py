@@ -219,8 +219,9 @@ class Ledger(Sessions, Closing):
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     found = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {found}", outcome.cost)
-        self._set(number, "outcome", encode(outcome, self.directory))
-        self._close_trial(number)
+        with self._journal.together():
+            self._set(number, "outcome", encode(outcome, self.directory))
+            self._close_trial(number)
         return self.record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
@@ -270,8 +271,9 @@ class Ledger(Sessions, Closing):
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     def _end(self, number: int, state: State, reason: str, cost: Cost) -> TrialRecord:
-        self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
-        self._close_trial(number)
+        with self._journal.together():
+            self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
+            self._close_trial(number)
         return self.record(number)
 
     def _close_trial(self, number: int) -> None:

@@ -169,6 +169,29 @@ def test_a_record_that_the_disk_refuses_leaves_the_ledger_as_it_was(
     assert [record.state for record in reopened(spec)] == ["complete"]
 
 
+@pytest.mark.parametrize("ends", ["complete", "prune", "fail"])
+def test_the_end_of_a_trial_waits_for_the_disk_once(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch, ends: str
+):
+    waits: list[int] = []
+    cost = Cost(64, 1.0, 1.0)
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        path = ledger.directory / "ledger.journal"
+        before = path.read_bytes().count(b"\n")
+        monkeypatch.setattr(os, "fsync", lambda _: waits.append(path.read_bytes().count(b"\n")))
+        if ends == "complete":
+            ledger.complete(0, outcome())
+        elif ends == "prune":
+            ledger.prune(0, "dominated", cost)
+        else:
+            ledger.fail(0, "crashed", cost)
+        assert waits == [path.read_bytes().count(b"\n")]
+        assert waits[0] >= before + 2
+        start(ledger)  # alone again
+        assert len(waits) == 2
+
+
 def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
