@@ -221,6 +221,16 @@ def alone(work: Callable[..., Run], *arguments: Any) -> Run:
         return pool.apply(work, arguments)
 
 
+def shown(name: str, run: Run) -> Run:
+    """Print how a sweep went."""
+    if run.states["failed"]:
+        raise SystemExit(f"{name}: {run.states['failed']} trials failed: no figure holds")
+    for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):
+        print(f"{name}, {at:6d} trials: CPU {cpu:.1f} s, {mib:.0f} MiB")
+    print(f"{name}, in all: CPU {run.cpu:.1f} s", flush=True)
+    return run
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -236,14 +246,9 @@ def main() -> None:
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
     with tempfile.TemporaryDirectory() as folder:
-        ours = alone(run_ours, sweep(f"{folder}/ours", trials))
+        ours = shown("ours", alone(run_ours, sweep(f"{folder}/ours", trials)))
         counts = [count for count, many in ours.results.items() for _ in range(many)]
-        ray = alone(run_ray, sweep(f"{folder}/ray", trials), counts)
-    for name, run in (("ours", ours), ("Ray", ray)):
-        if run.states["failed"]:
-            raise SystemExit(f"{name}: {run.states['failed']} trials failed: no figure holds")
-        for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):
-            print(f"{name}, {at:6d} trials: CPU {cpu:.1f} s, {mib:.0f} MiB")
+        ray = shown("Ray", alone(run_ray, sweep(f"{folder}/ray", trials), counts))
     spent = 1000 * ours.cpu / ours.states.total()
     result = {
         "benchmark": "driver",
