@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,7 @@ class JournalFile(BaseJournalBackend):
             yield record
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> Generator[None]:
         """Wait for the disk once, at the end, for all records that are appended meanwhile.
 
         Raises:
