@@ -267,6 +267,8 @@ class Document:
         """A problem of the search space, at the key of this file where that is to blame."""
         path = changes.get(problem.where.removeprefix("--set "))
         mark = Mark(problem.where)
+        if path is not None and self.problems.about(dotted(path)):
+            return  # said already, in words of this file
         if path is not None:
             mark = self.root.find(path).mark
             problem = replace(problem, where=str(mark), key=dotted(path))

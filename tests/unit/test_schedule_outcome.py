@@ -72,4 +72,7 @@ def test_a_run_that_found_nothing(tmp_path):
     found = figures(sweep, "nightly-1", "nightly-2")
     assert found["front"] == 0
     assert "hypervolume" not in found
-    assert told(found).startswith("0 trials, 0 on the front. Against nightly-2: too few.")
+    assert told(found).startswith(
+        "0 trials, 0 on the front. Not compared with nightly-2: nightly-1 cannot be compared: "
+        "no configuration of it has ended yet."
+    )
