@@ -12,7 +12,8 @@ own with a server of its own, one after the other:
 
 Each does it twice. `fast`: results as quickly as they are taken; metrics a second are those that
 are stored at the end, over the time from the first result until no more come. `away`: a result
-every `PERIOD` seconds, and the server is killed for a while in the middle.
+every `PERIOD` seconds, and the server is killed for a while in the middle. Ours also meets a server
+that hangs, that answers 500, and whose disk is full, for as long.
 
 Blocking is the time that a call keeps its caller: the start of a trial, a result, or its end.
 `lost` and `twice` are metrics that are not in the database at the end, or more often than once. A
@@ -34,6 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ LIMIT_MS = 5.0
 """Most of the 99th percentile of blocking of ours."""
 PERIOD = 0.02
 """Seconds."""
+DATABASE = "mlflow.db"
 
 
 def measure(way: str, load: Load) -> dict[str, Any]:
@@ -55,11 +58,11 @@ def measure(way: str, load: Load) -> dict[str, Any]:
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        server = MlflowServer(folder, f"sqlite:///{folder / 'mlflow.db'}")
+        server = MlflowServer(folder, f"sqlite:///{folder / DATABASE}")
         server.start()
         try:
             blocked, seconds, failed = _send(way, load, server, folder)
-            stored, twice = _stored(folder / "mlflow.db")
+            stored, twice = _stored(folder / DATABASE)
         finally:
             server.kill()
     return {
@@ -97,7 +100,7 @@ def _send(
     for trial in range(load.trials):
         call(sender.start, trial)
     values = {f"train/m{index:02d}": 0.1 * index for index in range(METRICS)}
-    with _absence(server, load) if load.away else nullcontext(lambda _: None) as progress:
+    with _absence(server, load, folder) if load.away else nullcontext(lambda _: None) as progress:
         for step in range(1, load.steps + 1):
             for trial in range(load.trials):
                 call(sender.result, trial, step, values)
@@ -110,14 +113,15 @@ def _send(
 
 
 @contextmanager
-def _absence(server: MlflowServer, load: Load) -> Iterator[Callable[[float], None]]:
-    """Kills the server once a third is sent, and starts it again `away` seconds later."""
+def _absence(server: MlflowServer, load: Load, folder: Path) -> Iterator[Callable[[float], None]]:
+    """Lets the server fail once a third is sent, and work again `away` seconds later."""
 
-    def restart() -> None:
-        with server.killed():
+    def fail() -> None:
+        given = [folder / DATABASE] if load.fault == "full" else []
+        with getattr(server, load.fault)(*given):
             time.sleep(load.away)
 
-    absence = threading.Thread(target=restart)
+    absence = threading.Thread(target=fail)
 
     def progress(share: float) -> None:
         if share >= 1 / 3 and absence.ident is None:
@@ -152,20 +156,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--small", action="store_true", help="few results, a short absence, for ours alone"
+        "--small", action="store_true", help="few results; a short absence, for ours alone"
     )
     options = parser.parse_args()
     trials, steps, away = (3, 6, 1.0) if options.small else (8, 50, 30.0)
-    loads = {"fast": Load(trials, steps, 0.0), "away": Load(trials, steps, PERIOD, away)}
+    away_load = Load(trials, steps, PERIOD, away)
+    loads = {"fast": Load(trials, steps, 0.0), "away": away_load}
+    faults = {name: replace(away_load, fault=name) for name in ("hung", "failing", "full")}
     found: dict[str, dict[str, Any]] = {}
     for way in WAYS:
         found[way] = {}
-        for name, load in loads.items():
-            if options.small and load.away and way != "ours":
-                continue  # others stand still for ten seconds and more
+        for name, load in {**loads, **(faults if way == "ours" else {})}.items():
+            if options.small and (name in faults or (load.away and way != "ours")):
+                continue  # the others stand still for ten seconds and more
             found[way][name] = alone(way, load)
             print(f"{way}, {name}: {found[way][name]}", flush=True)
-    ours = [found["ours"][name] for name in loads]
+    ours = found["ours"].values()
     result = {
         "benchmark": "tracking",
         "metrics": loads["fast"].metrics,

@@ -35,7 +35,9 @@ class Load:
     period: float
     """Seconds between two results; 0: none."""
     away: float = 0.0
-    """Seconds for which the server is killed, once a third of the results are sent."""
+    """Seconds for which the server fails, once a third of the results are sent."""
+    fault: str = "killed"
+    """How: `killed`, `hung`, `failing` with 500, or `full`, its disk."""
 
     @property
     def metrics(self) -> int:
