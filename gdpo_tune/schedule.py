@@ -7,6 +7,7 @@
     python -m gdpo_tune.schedule sweeps/ run NAME --wait   one run, for another scheduler
     python -m gdpo_tune.schedule sweeps/ status            how runs stand
     python -m gdpo_tune.schedule sweeps/ stop NAME         end the run under way; it can go on
+    python -m gdpo_tune.schedule sweeps/ render --to ...   the schedule for another scheduler
 
 Exit status 0: done. 1: something broke, or the run failed. 2: a file, the storage or a backend is
 wrong. 3: the run was skipped. 4: it was skipped because its budget is spent. 5: it was stopped. 6:
@@ -21,17 +22,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune import cli
+from gdpo_tune import cli, schedule_arguments
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load import Loaded, ScheduledSweep
     from gdpo_tune.clusters.tick import Desk
     from gdpo_tune.errors import GdpoTuneError
-
-EVERY = 30.0
-"""Seconds between two ticks of `serve`."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +179,9 @@ class Round:
 def run(options: argparse.Namespace) -> int:
     """Run one sweep now, for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters import asking
-    from gdpo_tune.clusters.tick import open_desk
     from gdpo_tune.display.schedule import print_events
 
-    desk = open_desk(load(options).named(options.name), clock)
+    desk = desk_of(options)
     tick = asking.time_asked_for(desk, options.at, now=options.now)
     said: set[str] = set()
 
@@ -196,7 +194,20 @@ def run(options: argparse.Namespace) -> int:
         desk.added.clear()
         desk.trouble.clear()
 
-    return asking.run(desk, tick, wait=options.wait, every=options.every, tell=tell)
+    return asking.run(
+        desk, tick, wait=options.wait, once=options.once, every=options.every, tell=tell
+    )
+
+
+def desk_of(options: argparse.Namespace) -> Desk:
+    """The schedule that a name means; with `--here` for a machine that runs it itself."""
+    from gdpo_tune.clusters import local
+    from gdpo_tune.clusters.tick import open_desk
+
+    desk = open_desk(load(options).named(options.name), clock)
+    if options.here:
+        desk.make_backend = local.here
+    return desk
 
 
 def show_status(options: argparse.Namespace) -> int:
@@ -213,15 +224,49 @@ def show_status(options: argparse.Namespace) -> int:
 def stop(options: argparse.Namespace) -> int:
     """Ask the run under way to end. The tick that sees its end writes it down."""
     from gdpo_tune.clusters import asking
-    from gdpo_tune.clusters.tick import open_desk
     from gdpo_tune.display.schedule import print_events
 
-    desk = open_desk(load(options).named(options.name), clock)
+    desk = desk_of(options)
     if not asking.stop(desk):
         print(f"no run of {desk.sweep.name} is under way")
     print_events(desk.sweep.name, desk.added)
     if desk.trouble:
         raise desk.trouble[0]
+    return 0
+
+
+def render(options: argparse.Namespace) -> int:
+    """Write the schedules for another scheduler, and tell what that cannot express."""
+    from gdpo_tune.clusters.render.names import TARGETS
+    from gdpo_tune.clusters.render.targets import render_all
+    from gdpo_tune.errors import UsageError
+    from gdpo_tune.files import write_whole
+
+    if options.ray_cron_job and options.target != "kuberay":
+        raise UsageError(f"--ray-cron-job is for --to kuberay, not for --to {options.target}")
+    loaded = load(options)
+    if loaded.error is not None:
+        raise loaded.error
+    rendered = render_all(
+        loaded.sweeps,
+        options.target,
+        python=sys.executable,
+        folder=options.out or Path.cwd(),
+        now=clock(),
+        kuberay=options.kuberay,
+        ray_cron_job=options.ray_cron_job,
+    )
+    texts = {file: text for each in rendered for file, text in each.files.items()}
+    if options.out is None:
+        print(TARGETS[options.target].between.join(texts.values()), end="")
+    else:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            write_whole(options.out / file, text)
+            print(options.out / file)
+    for sweep, each in zip(loaded.sweeps, rendered, strict=True):
+        for what in each.left_out:
+            print(f"{sweep.name}: left out: {what}", file=sys.stderr)
     return 0
 
 
@@ -240,73 +285,17 @@ def status_of(loaded: Loaded) -> int:
     return loaded.error.exit_status
 
 
-def instant(text: str) -> datetime:
-    """A time of the command line, in UTC.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, or does not say in which zone.
-    """
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 2026-03-29T02:00:00Z") from None
-    if found.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
-    return found.astimezone(UTC).replace(microsecond=0)
-
-
-def seconds(text: str) -> float:
-    """A positive number of seconds of the command line."""
-    found = float(text)
-    if not 0.1 <= found <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text}: write 0.1 to 86400 seconds")
-    return found
-
-
-def count(text: str) -> int:
-    """A positive number of the command line."""
-    found = int(text)
-    if not 1 <= found <= 1000:
-        raise argparse.ArgumentTypeError(f"{text}: write 1 to 1000")
-    return found
-
-
-def _of_validate(parser: argparse.ArgumentParser) -> None:
-    what = "look at no storage, variable or backend of this machine"
-    parser.add_argument("--files-only", action="store_true", help=what)
-
-
-def _of_next(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=count, default=5, help="times a sweep (default: 5)")
-
-
-def _of_serve(parser: argparse.ArgumentParser) -> None:
-    what = f"seconds between two ticks (default: {EVERY:g})"
-    parser.add_argument("--every", type=seconds, default=EVERY, help=what)
-
-
-def _of_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="which sweep")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--at", type=instant, metavar="TIME", help="the run of that time, with zone")
-    which.add_argument("--now", action="store_true", help="a run of this second, always a new one")
-    parser.add_argument("--wait", action="store_true", help="stay until it has ended")
-    what = "seconds between two looks at it (default: 10)"
-    parser.add_argument("--every", type=seconds, default=10.0, help=what)
-
-
-def _of_stop(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="which sweep")
-
-
 COMMANDS: dict[str, Command] = {
-    "validate": Command(validate, "check every file, and this machine", _of_validate),
-    "next": Command(show_next, "print when runs are due", _of_next),
+    "validate": Command(
+        validate, "check every file, and this machine", schedule_arguments.of_validate
+    ),
+    "next": Command(show_next, "print when runs are due", schedule_arguments.of_next),
     "tick": Command(tick, "do what is due, once"),
-    "serve": Command(serve, "tick again and again", _of_serve),
-    "run": Command(run, "run one sweep, now or for a time", _of_run),
+    "serve": Command(serve, "tick again and again", schedule_arguments.of_serve),
+    "run": Command(run, "run one sweep, now or for a time", schedule_arguments.of_run),
     "status": Command(show_status, "print how runs stand"),
-    "stop": Command(stop, "end the run of a sweep", _of_stop),
+    "stop": Command(stop, "end the run of a sweep", schedule_arguments.of_stop),
+    "render": Command(render, "write it for another scheduler", schedule_arguments.of_render),
 }
 """Word -> what it does."""
 

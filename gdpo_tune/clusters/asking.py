@@ -41,10 +41,13 @@ def time_asked_for(desk: Desk, at: datetime | None, *, now: bool) -> datetime:
     return latest
 
 
-def ask(desk: Desk, tick: datetime) -> str:
-    """See to it that the run of a time is under way, waiting or finished; it may be repeated.
+def ask(desk: Desk, tick: datetime, *, once: bool = False) -> str:
+    """See to it that the run of a time is under way, waiting or ended; it may be repeated.
 
-    A run that failed or was stopped is taken up again.
+    Args:
+        desk: its schedule.
+        tick: the time.
+        once: whether a run that failed or was stopped stays so. Else it is taken up again.
 
     Returns:
         Why it was skipped: `overlap` or `budget`; empty if it was not.
@@ -54,7 +57,7 @@ def ask(desk: Desk, tick: datetime) -> str:
     """
     while True:
         look_after(desk)
-        event = _next(desk, tick)
+        event = _next(desk, tick, once=once)
         if event is None:
             return ""
         if event.kind in ("started", "retried"):
@@ -71,6 +74,7 @@ def run(
     tick: datetime,
     *,
     wait: bool,
+    once: bool = False,
     every: float = EVERY,
     tell: Callable[[Desk], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
@@ -81,11 +85,12 @@ def run(
         desk: its schedule.
         tick: the time.
         wait: whether to stay until the run has ended.
+        once: whether a run that failed or was stopped stays so.
         every: seconds between two looks.
         tell: called after each look, with what was added and what went wrong.
         sleep: how to wait.
     """
-    why = ask(desk, tick)
+    why = ask(desk, tick, once=once)
     while not why:
         notify.tell(desk)
         tell(desk)
@@ -97,7 +102,7 @@ def run(
         sleep(every)
         desk.refresh()
         if waits:
-            why = ask(desk, tick)
+            why = ask(desk, tick, once=once)
         else:
             look_after(desk)
     notify.tell(desk)
@@ -121,10 +126,10 @@ def stop(desk: Desk) -> bool:
     return under_way
 
 
-def _next(desk: Desk, tick: datetime) -> Event | None:
+def _next(desk: Desk, tick: datetime, *, once: bool) -> Event | None:
     book, now = desk.book, desk.clock()
     run = book.run_for(tick)
-    if run is not None and (run is book.active or run.state == "finished"):
+    if run is not None and (run is book.active or run.state == "finished" or once):
         return None
     if book.active is None:
         return decide.begin(desk.sweep, book, tick, now, asked=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from gdpo_tune import registry
 from gdpo_tune.clusters.load import ScheduledSweep
@@ -41,6 +41,9 @@ class Backend(Protocol):
     written down. Each raises `BackendUnreachableError` where nothing answers.
     """
 
+    kind: ClassVar[str]
+    """Its name in `BACKENDS`."""
+
     def check(self) -> None:
         """Find out whether jobs would be taken.
 
@@ -75,6 +78,8 @@ class Backend(Protocol):
 BACKENDS: dict[str, str] = {
     "local": "gdpo_tune.clusters.local:backend",
     "ray-job": "gdpo_tune.clusters.ray_jobs:backend",
+    "kuberay": "gdpo_tune.clusters.kuberay:backend",
+    "slurm": "gdpo_tune.clusters.slurm:backend",
 }
 """Kind -> `module:function` that makes the backend of a sweep; `model.BACKEND_SETTINGS` has what
 its file may say."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.model import BACKEND_SETTINGS, RayJobBackend, SweepFile
+from gdpo_tune.clusters import backend_checks, cron
+from gdpo_tune.clusters.model import BACKEND_SETTINGS, SweepFile
+from gdpo_tune.clusters.places import placed
 from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import Problem, SpecError, UsageError
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
@@ -142,11 +143,6 @@ def refuse_doubles(documents: Sequence[Document]) -> None:
                 document.problems.add(mark, "name", name, f"also the name of {others}", fix)
 
 
-def placed(path: str, root: Path) -> str:
-    """A path of the file as an absolute one; an address as it is."""
-    return path if is_url(path) else str((root / Path(path).expanduser()).absolute())
-
-
 class Document:
     """One file, and what turned out to be wrong with it."""
 
@@ -213,22 +209,9 @@ class Document:
             self._at(("schedule", "timezone"), "unknown time zone", fix)
 
     def _check_backend(self, settings: SweepFile) -> None:
-        backend = settings.backend
-        if self.problems.about("backend"):
-            return
-        if isinstance(backend, RayJobBackend):
-            if bool(backend.address) == bool(backend.address_env):
-                both = "both address and address_env" if backend.address else "no address"
-                fix = "write address: http://HOST:8265, or address_env: RAY_API_SERVER_ADDRESS"
-                self._at(("backend",), both, fix)
-            folder = Path(placed(backend.working_dir, self.project)).resolve()
-            if not (self.project / settings.space).resolve().is_relative_to(folder):
-                reason = f"the search space {settings.space} is not in it"
-                fix = "write the folder that holds search_spaces/"
-                self._at(("backend", "working_dir"), reason, fix)
-        elif is_url(settings.storage) and not backend.folder:
-            reason = "storage is an object store, which cannot hold logs that are being written"
-            self._at(("backend",), reason, "write folder: a folder of this machine")
+        if not self.problems.about("backend"):
+            for path, reason, fix in backend_checks.problems(settings, self.project):
+                self._at(path, reason, fix)
 
     def _check_storage(self, settings: SweepFile) -> None:
         if is_url(settings.storage) and not settings.ledger:

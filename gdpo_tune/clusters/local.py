@@ -8,17 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
 from gdpo_tune.clusters.backends import Job, Look
-from gdpo_tune.clusters.load import ScheduledSweep, placed
+from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import LocalBackend
+from gdpo_tune.clusters.places import placed
+from gdpo_tune.clusters.store import is_url
 from gdpo_tune.clusters.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.files import write_whole
@@ -41,11 +44,27 @@ def backend(sweep: ScheduledSweep) -> Local:
     return Local(Path(sweep.storage, ".schedule", sweep.name, "jobs"))
 
 
+def here(sweep: ScheduledSweep) -> Local:
+    """The backend of a machine that another scheduler has given to a run of any backend.
+
+    That scheduler calls again if it loses the machine, so a job of which nothing can be seen from
+    here is gone.
+    """
+    if is_url(sweep.storage):
+        folder = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
+    else:
+        folder = Path(sweep.storage, ".schedule", sweep.name, "jobs")
+    return Local(folder, others_are_gone=True)
+
+
 @dataclass(frozen=True)
 class Local:
     """Processes of this machine; a folder for each job."""
 
+    kind: ClassVar[str] = "local"
     folder: Path
+    others_are_gone: bool = False
+    """Whether jobs of other machines of which nothing can be seen are dead."""
 
     def check(self) -> None:
         """Whether there is a folder for jobs, or could be.
@@ -93,8 +112,19 @@ class Local:
         return {"folder": str(folder), **json.loads((folder / STATE).read_bytes())}
 
     def look(self, job: dict[str, Any]) -> Look:
-        """See whether a job's processes live, and how the sweep ended."""
+        """See whether a job's processes live, and how the sweep ended.
+
+        Raises:
+            BackendUnreachableError: it runs on another machine, whose folder is not shared.
+        """
         folder = Path(job["folder"])
+        if job["machine"] != socket.gethostname() and not folder.exists():
+            if self.others_are_gone:
+                return Look(running=False, reason=f"{job['machine']}, on which it ran, is gone")
+            raise BackendUnreachableError(
+                f"backend local: {folder.name} runs on {job['machine']}, and {folder} is not "
+                "shared: tick there"
+            )
         if not (folder / END).exists() and is_alive(job):
             return Look(running=True)
         # NOTE: looked for again: it may have ended between the two questions.

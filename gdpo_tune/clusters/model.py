@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -16,11 +16,18 @@ from gdpo_tune.clusters.durations import UNITS, Duration
 from gdpo_tune.spec.base import Section
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+QUANTITY = re.compile(r"[1-9][0-9]*(?:[KMGT]i?)?")
 
 
 def _environment_name(text: str) -> str:
     if not ENVIRONMENT_NAME.fullmatch(text):
         raise PydanticCustomError("environment_name", "not the name of an environment variable")
+    return text
+
+
+def _quantity(text: str) -> str:
+    if not QUANTITY.fullmatch(text):
+        raise PydanticCustomError("quantity", "not an amount of memory such as 32Gi")
     return text
 
 
@@ -109,10 +116,75 @@ class RayJobBackend(Section):
     """Folder that is sent along, with the search space in it. Storage is left out."""
 
 
-BackendSettings = LocalBackend | RayJobBackend
+class Pod(Section):
+    """What a pod of a Ray cluster gets."""
+
+    cpus: Annotated[int, Ge(1)] = 2
+    """CPUs."""
+    gpus: Annotated[int, Ge(0)] = 0
+    """GPUs (`nvidia.com/gpu`)."""
+    memory: Annotated[str, AfterValidator(_quantity)] = "8Gi"
+    """Memory, as Kubernetes writes it."""
+
+
+class KubeRayBackend(Section):
+    """A Ray cluster of its own for each attempt: a RayJob, which KubeRay carries out."""
+
+    kind: Literal["kuberay"]
+    """One of the backends below."""
+    image: Annotated[str, MinLen(1)]
+    """Image of every pod, with this package in it."""
+    working_dir: str = "/srv/search"
+    """Folder of the image that holds `search_spaces/` and `sweeps/`, or address of an archive of
+    them, such as `s3://bucket/search.zip`, which Ray fetches."""
+    namespace: str = "default"
+    """Namespace of Kubernetes."""
+    head: Pod = Pod()
+    """The head, on which the sweep's driver works."""
+    worker: Pod = Pod()
+    """Each worker."""
+    workers: Annotated[int, Ge(0)] = 1
+    """How many there are."""
+    claim: str = ""
+    """PersistentVolumeClaim that every pod mounts at `storage`, where that is a folder."""
+    secret: str = ""
+    """Secret whose keys every pod gets as environment variables, such as `PGPASSWORD`."""
+    service_account: str = ""
+    """Account of the pods, where an object store asks for one."""
+    queue: str = ""
+    """Queue of Kueue: jobs are created suspended, and begin when it admits them."""
+    cluster: str = ""
+    """A RayCluster that is there already and takes all jobs; its pods are its own affair."""
+
+
+class SlurmBackend(Section):
+    """A batch job for each attempt, which starts a Ray cluster on the nodes that it gets."""
+
+    kind: Literal["slurm"]
+    """One of the backends below."""
+    nodes: Annotated[int, Ge(1)] = 1
+    """Nodes of a job, whole ones."""
+    gpus_per_node: Annotated[int, Ge(0)] = 0
+    """GPUs to ask for on each."""
+    partition: str = ""
+    """Partition; default: the cluster's own."""
+    account: str = ""
+    """Whom the hours are charged to."""
+    options: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """More options of `sbatch`, such as `--constraint=a100`."""
+    setup: str = ""
+    """Shell line before the rest, such as `. /srv/search/.venv/bin/activate`."""
+    folder: str = ""
+    """Folder for scripts and logs that login node and compute nodes share; default: beside the
+    history."""
+
+
+BackendSettings = LocalBackend | RayJobBackend | KubeRayBackend | SlurmBackend
 BACKEND_SETTINGS: dict[str, type[BackendSettings]] = {
     "local": LocalBackend,
     "ray-job": RayJobBackend,
+    "kuberay": KubeRayBackend,
+    "slurm": SlurmBackend,
 }
 """Kind -> its settings. `backends.BACKENDS` has what does the work."""
 
@@ -151,4 +223,4 @@ def sections() -> dict[str, type[Any]]:
     """Dotted key -> the class that says what may stand below it."""
     kinds = {f"backend: {{kind: {name}}}": kind for name, kind in BACKEND_SETTINGS.items()}
     plain = {"schedule": Schedule, "policy": Policy, "budget": Budget, "notify": Notify}
-    return {**plain, **kinds}
+    return {**plain, **kinds, "backend.head": Pod, "backend.worker": Pod}

@@ -11,11 +11,12 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gdpo_tune.clusters.backends import Job, Look
-from gdpo_tune.clusters.load import ScheduledSweep, placed
+from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import RayJobBackend
+from gdpo_tune.clusters.places import placed
 from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.service_url import split_service_url
@@ -79,6 +80,7 @@ def excludes(storage: str, folder: Path) -> list[str]:
 class RayJobs:
     """The jobs of one cluster."""
 
+    kind: ClassVar[str] = "ray-job"
     address: str
     token: str
     """Empty: none is sent."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gdpo_tune.clusters.backends import backend_of
 from gdpo_tune.clusters.load import ScheduledSweep
-from gdpo_tune.clusters.model import RayJobBackend
+from gdpo_tune.clusters.model import KubeRayBackend, RayJobBackend
 from gdpo_tune.clusters.store import open_store
 from gdpo_tune.errors import GdpoTuneError
 
@@ -49,7 +49,7 @@ def doubts(sweep: ScheduledSweep) -> list[str]:
     notify = sweep.settings.notify
     if notify is not None and not os.environ.get(notify.webhook_env):
         found.append(f"{sweep.file}: {notify.webhook_env} is not set here, so nobody would be told")
-    remote = isinstance(sweep.settings.backend, RayJobBackend)
+    remote = isinstance(sweep.settings.backend, RayJobBackend | KubeRayBackend)
     uri = sweep.spec.tracking.uri
     if remote and uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
         found.append(

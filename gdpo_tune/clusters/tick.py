@@ -122,12 +122,28 @@ def next_of_run(desk: Desk) -> Event | None:
     if run.state == "starting":
         return _start(desk, run, now)
     backend = desk.make_backend(desk.sweep)
+    refuse_stranger(run, backend)
     look = backend.look(run.job)
     if not look.running:
         return _after_end(desk, run, look, now)
     if run.stopping_since is not None:
         backend.stop(run.job, (now - run.stopping_since).total_seconds())
     return None
+
+
+def refuse_stranger(run: Run, backend: Backend) -> None:
+    """Keep a backend away from a job that another one has begun.
+
+    Raises:
+        BackendError: it is not its own.
+    """
+    begun_by = run.job.get("backend", backend.kind)
+    if begun_by != backend.kind:
+        raise BackendError(
+            f"{run.id} was begun by backend {begun_by}, which the file does not name any more\n"
+            f"    fix: write kind: {begun_by} until that run has ended; `render --to slurm` and "
+            "`rayjob` begin runs as local ones, so call those with --here"
+        )
 
 
 def _after_end(desk: Desk, run: Run, look: Look, now: datetime) -> Event:
@@ -171,4 +187,5 @@ def _start(desk: Desk, run: Run, now: datetime) -> Event | None:
     except BackendError as error:
         look = Look(running=False, status=decide.REFUSED, reason=str(error))
         return _after_end(desk, run, look, now)
+    job = {"backend": backend.kind, **job}
     return Event("submitted", now, {"run": run.id, "attempt": run.attempt, "job": job})

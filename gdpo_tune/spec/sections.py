@@ -28,6 +28,7 @@ KINDS_OF_VALUE = {
     "tuple_type": ("not a list", "write values in brackets"),
     "bool_type": ("not true or false", "write true or false"),
     "duration": ("not a length of time", "write it like 90m, 6h or 1d12h"),
+    "quantity": ("not an amount of memory", "write it like 512Mi or 32Gi"),
     "environment_name": (
         "not the name of an environment variable",
         "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gdpo_tune.clusters.backends import Job, Look
 from gdpo_tune.clusters.book import Book
@@ -83,6 +83,7 @@ class Plan:
 class FakeBackend:
     """Jobs that take as long as planned, by the test's clock."""
 
+    kind: ClassVar[str] = "fake"
     clock: Clock
     plan: Callable[[str], Plan]
     jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
