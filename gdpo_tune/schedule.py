@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli, schedule_arguments
 
 if TYPE_CHECKING:
-    from gdpo_tune.clusters.load import Loaded, ScheduledSweep
+    from gdpo_tune.clusters.load import Loaded
     from gdpo_tune.clusters.tick import Desk
-    from gdpo_tune.errors import GdpoTuneError
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files, and unless told otherwise those of this machine."""
     from gdpo_tune.clusters import reach
     from gdpo_tune.clusters.load import load_sweeps
+    from gdpo_tune.schedule_rounds import worst
 
     loaded = load_sweeps(options.sweeps)
     found = [] if options.files_only else reach.problems(loaded.sweeps)
@@ -89,11 +89,6 @@ def validate(options: argparse.Namespace) -> int:
     return 0
 
 
-def worst(errors: Sequence[GdpoTuneError]) -> int:
-    """The exit status of several errors: what must be mended counts for more than what may pass."""
-    return min((error.exit_status for error in errors), default=0)
-
-
 def show_next(options: argparse.Namespace) -> int:
     """Print the next times of every schedule."""
     from gdpo_tune.display.schedule import print_next
@@ -105,75 +100,22 @@ def show_next(options: argparse.Namespace) -> int:
 
 def tick(options: argparse.Namespace) -> int:
     """Do everything that is due; files that are wrong keep none of the others from running."""
-    return Round(options.sweeps).once()
+    from gdpo_tune.schedule_rounds import Rounds
+
+    return Rounds(options.sweeps, clock).once()
 
 
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
+    from gdpo_tune.schedule_rounds import Rounds
     from gdpo_tune.signals import on_signals
 
-    ended, rounds = threading.Event(), Round(options.sweeps)
+    ended, rounds = threading.Event(), Rounds(options.sweeps, clock)
     with on_signals(ended.set):
         while not ended.is_set():
             rounds.once()
             ended.wait(options.every)
     return 0
-
-
-class Round:
-    """Ticks over the files of one folder, which remember what they have read and said."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._desks: dict[tuple[str, str], Desk] = {}
-        self._said: set[str] = set()
-
-    def once(self) -> int:
-        """One tick of every sweep; return the exit status."""
-        from gdpo_tune.clusters.load import load_sweeps
-        from gdpo_tune.errors import GdpoTuneError
-
-        errors: list[GdpoTuneError] = []
-        try:
-            loaded = load_sweeps(self.folder)
-        except GdpoTuneError as error:
-            self._say([error])
-            return error.exit_status
-        errors += [loaded.error] if loaded.error is not None else []
-        for sweep in loaded.sweeps:
-            try:
-                errors += self._tick(sweep)
-            except GdpoTuneError as error:
-                errors.append(error)
-                self._desks.pop((sweep.storage, sweep.name), None)  # read all of it again
-        self._say(errors)
-        return worst(errors)
-
-    def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
-        from gdpo_tune.clusters.tick import open_desk, tick
-        from gdpo_tune.display.schedule import print_events
-
-        place = (sweep.storage, sweep.name)
-        desk = self._desks.get(place)
-        if desk is None:
-            desk = self._desks[place] = open_desk(sweep, clock)
-        desk.sweep = sweep
-        desk.refresh()
-        desk.added.clear()
-        desk.trouble.clear()
-        try:
-            tick(desk)
-        finally:
-            print_events(sweep.name, desk.added)
-        return list(desk.trouble)
-
-    def _say(self, errors: Sequence[GdpoTuneError]) -> None:
-        """Print errors that were not there the last time."""
-        texts = list(dict.fromkeys(f"error: {error}" for error in errors))
-        for text in texts:
-            if text not in self._said:
-                print(text, file=sys.stderr, flush=True)
-        self._said = set(texts)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from io import StringIO
 from typing import Any, cast
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from gdpo_tune.clusters.load import ScheduledSweep
@@ -23,6 +24,9 @@ Tree = dict[str, Any]
 RAY = "ray.io/v1"
 KEPT_SECONDS = 60
 """How long pods stay after the end of a job: for a last look, and every GPU of them idle."""
+PATIENCE = 3600
+"""Seconds beyond `max_runtime` after which KubeRay ends a job that nobody ended: its clock begins
+before pods are placed and images there."""
 READ_OTHERWISE = re.compile(r"y|n|yes|no|on|off|[-+0-9][0-9_:.]*", re.IGNORECASE)
 """Text that a reader of YAML 1.1, as Kubernetes is, takes for a truth or a number."""
 
@@ -41,7 +45,10 @@ def _quoted(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _quoted(child) for key, child in cast("Tree", value).items()}
     if isinstance(value, list):
-        return [_quoted(child) for child in cast("list[object]", value)]
+        children = CommentedSeq(_quoted(child) for child in cast("list[object]", value))
+        if not any(isinstance(child, dict | list) for child in children):
+            children.fa.set_flow_style()
+        return children
     if isinstance(value, str) and "\n" in value:
         return LiteralScalarString(value)
     if isinstance(value, str) and (READ_OTHERWISE.fullmatch(value) or " " in value):
@@ -62,7 +69,6 @@ def ray_job_spec(
     words: Sequence[str],
     *,
     retries: int = 0,
-    deadline: int | None = None,
 ) -> Tree:
     """The `spec` of a RayJob.
 
@@ -71,15 +77,14 @@ def ray_job_spec(
         sweep: whose storage is mounted.
         words: what the driver on the head runs.
         retries: how often KubeRay tries again, with a new cluster each time.
-        deadline: seconds after which it ends the job.
     """
     spec: Tree = {"entrypoint": entrypoint(backend, words)}
     if is_url(backend.working_dir):
         spec["runtimeEnvYAML"] = f"working_dir: {backend.working_dir}\n"
     # the operator hands the text to Ray as it is; a submitter's shell would read it once more
     spec["submissionMode"] = "HTTPMode"
-    if deadline is not None:
-        spec["activeDeadlineSeconds"] = deadline
+    if sweep.settings.policy.max_runtime is not None:
+        spec["activeDeadlineSeconds"] = sweep.settings.policy.max_runtime + PATIENCE
     if backend.cluster:
         return {**spec, "clusterSelector": {"ray.io/cluster": backend.cluster}}
     return {

@@ -15,6 +15,7 @@ from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import Schedule
 from gdpo_tune.clusters.render.names import NEWEST_KUBERAY
 from gdpo_tune.errors import Problem, SpecError
+from gdpo_tune.spec.problems import show
 
 ELSEWHERE_UNKNOWN = ("localtime", "Factory")
 """Zones that are whatever a machine makes of them."""
@@ -100,7 +101,7 @@ def kept(sweep: ScheduledSweep) -> list[str]:
         "budget.gpu_hours_per_30d": budget.gpu_hours_per_30d,
         "notify": "by webhook" if sweep.settings.notify else None,
     }
-    return [f"{key} {value}" for key, value in limits.items() if value is not None]
+    return [f"{key} {show(value)}" for key, value in limits.items() if value is not None]
 
 
 def refuse(sweep: ScheduledSweep, key: str, value: str, reason: str, fix: str) -> NoReturn:

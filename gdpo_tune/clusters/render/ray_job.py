@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gdpo_tune.clusters.batch import MARGIN
 from gdpo_tune.clusters.manifests import RAY, Tree, metadata, ray_job_spec, text
 from gdpo_tune.clusters.model import KubeRayBackend
 from gdpo_tune.clusters.render.base import Rendered, Request, refuse
@@ -51,8 +50,6 @@ def own_spec(request: Request, backend: KubeRayBackend) -> Tree:
 
     KubeRay tries again only where the head was lost: a run that failed for good stays so.
     """
-    policy = request.sweep.settings.policy
-    deadline = None if policy.max_runtime is None else policy.max_runtime + MARGIN
     words = request.command("python", "--here", "--once")
-    retries = policy.max_attempts - 1
-    return ray_job_spec(backend, request.sweep, words, retries=retries, deadline=deadline)
+    retries = request.sweep.settings.policy.max_attempts - 1
+    return ray_job_spec(backend, request.sweep, words, retries=retries)

@@ -1,4 +1,4 @@
-"""A batch script for Slurm that runs a sweep on the nodes that it gets, and its line in scrontab."""
+"""A batch script for Slurm that runs a sweep on the nodes it gets, and its line in scrontab."""
 
 from __future__ import annotations
 

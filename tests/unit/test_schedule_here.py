@@ -1,0 +1,84 @@
+"""Runs on machines that another scheduler gave to them, and jobs of backends that are strangers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from render_support import KUBERAY, LOCAL
+from schedule_support import Clock, FakeBackend, Plan, desk_of, scheduled
+
+from gdpo_tune import schedule
+from gdpo_tune.clusters import asking, local
+from gdpo_tune.clusters.local import Local
+from gdpo_tune.clusters.tick import tick
+from gdpo_tune.errors import BackendError, BackendUnreachableError
+
+
+def elsewhere(folder: str) -> dict[str, object]:
+    return {"folder": folder, "machine": "another", "processes": [(1, 0.0), (2, 0.0)]}
+
+
+def test_a_machine_that_was_lost_with_its_disk(tmp_path):
+    job = elsewhere(str(tmp_path / "gone"))
+    with pytest.raises(BackendUnreachableError, match=r"runs on another, and .* is not shared"):
+        Local(tmp_path).look(job)
+    look = Local(tmp_path, others_are_gone=True).look(job)
+    assert not look.running
+    assert look.reason == "another, on which it ran, is gone"
+
+
+def test_a_machine_that_still_beats_is_not_lost(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "beat").touch()
+    job = elsewhere(str(tmp_path / "jobs"))
+    assert Local(tmp_path, others_are_gone=True).look(job).running
+
+
+def test_where_jobs_of_a_given_machine_lie(tmp_path):
+    found = local.here(scheduled(tmp_path, LOCAL))
+    assert found.folder == tmp_path / "runs" / ".schedule" / "nightly" / "jobs"
+    sweep = scheduled(tmp_path, LOCAL)
+    settings = sweep.settings.model_copy(update={"storage": "s3://bucket/sweeps"})
+    found = local.here(replace(sweep, settings=settings))
+    assert found.folder.parts[-2:] == ("gdpo-tune", "nightly")
+    assert found.others_are_gone
+
+
+def test_the_command_takes_the_machine_whatever_the_backend(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = KUBERAY.replace("/mnt/sweeps", str(tmp_path / "sweeps.d"))
+    scheduled(tmp_path, text)
+    words = [str(tmp_path / "sweeps"), "run", "nightly"]
+    plain, here = (schedule.parser().parse_args([*words, *more]) for more in ((), ("--here",)))
+    assert schedule.desk_of(here).make_backend is local.here
+    assert schedule.desk_of(plain).make_backend is not local.here
+
+
+def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
+    clock = Clock()
+    backend = FakeBackend(clock, lambda _: Plan(1, status=1))
+    sweep = scheduled(tmp_path, LOCAL.replace("max_runtime: 10h", "max_attempts: 1"))
+    desk = desk_of(sweep, clock, backend)
+    at = clock()
+
+    def run(*, once: bool) -> int:
+        return asking.run(desk, at, wait=True, once=once, sleep=lambda _: clock.pass_by(minutes=30))
+
+    assert run(once=True) == 1
+    assert run(once=True) == 1
+    assert len(backend.submissions) == 1
+    assert run(once=False) == 1
+    assert len(backend.submissions) == 2
+
+
+def test_a_job_of_another_backend_is_left_alone(tmp_path):
+    clock = Clock()
+    backend = FakeBackend(clock, lambda _: Plan(1))
+    desk = desk_of(scheduled(tmp_path, LOCAL), clock, backend)
+    asking.run(desk, clock(), wait=False)
+    (run,) = desk.book.runs.values()
+    assert run.job["backend"] == "fake"
+    desk.make_backend = lambda _: Local(tmp_path)
+    with pytest.raises(BackendError, match="was begun by backend fake"):
+        tick(desk)
