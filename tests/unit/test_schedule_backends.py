@@ -96,10 +96,10 @@ CASES = {
     "a name that is too long": (
         KUBERAY,
         "space:",
-        f"name: {'n' * 25}\nspace:",
+        f"name: {'n' * 26}\nspace:",
         "name",
-        "25 characters, too long",
-        "at most 24",
+        "26 characters, too long",
+        "at most 25",
     ),
     "no node": (SLURM, "nodes: 2", "nodes: 0", "backend.nodes", "must be at least 1", "at least 1"),
     "an option that is none": (
@@ -115,7 +115,7 @@ CASES = {
         "kind: slurm",
         "kind: slrum",
         "backend.kind",
-        "does not exist",
+        "unknown backend",
         "'slurm'",
     ),
 }
@@ -140,7 +140,7 @@ def test_bad_file(tmp_path, case):
 
 
 def test_the_longest_name_fits(tmp_path):
-    sweep = scheduled(tmp_path, KUBERAY.replace("space:", f"name: {'n' * 24}\nspace:"))
+    sweep = scheduled(tmp_path, KUBERAY.replace("space:", f"name: {'n' * 25}\nspace:"))
     job = f"{sweep.name}-20260329t010000z-a100"
     assert len(job) == 47
 

@@ -1,0 +1,99 @@
+"""A Slurm of the test's own, on this machine: a controller and two nodes with four made-up GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CONFIGURATION = """ClusterName=night
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/controller.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+GresTypes=gpu
+MpiDefault=none
+KillWait=5
+SlurmdParameters=config_overrides
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:4
+NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:4
+PartitionName=gpu Nodes=node1,node2 Default=YES MaxTime=INFINITE State=UP
+"""
+RAY = """#!/bin/bash
+# stands for `ray symmetric-run`, which would end every Ray of this machine: the command runs where
+# SLURM_NODEID is 0, and other nodes wait for its end
+[ "$1" = symmetric-run ] || exit 64
+while [ "$1" != -- ]; do shift; done
+shift 3  # `--`, `env` and the address: the sweep starts a Ray of its own
+[ "$SLURM_NODEID" = 0 ] && exec "$@"
+exit 0
+"""
+
+
+@contextlib.contextmanager
+def slurm(folder: Path) -> Iterator[Path]:
+    """Start Slurm in a folder and yield one of programs that go before others, `ray` among them."""
+    for program in ("slurmctld", "slurmd", "sbatch"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} here: apt-get install slurmctld slurmd slurm-client")
+    if os.geteuid():
+        pytest.skip("nodes of Slurm run as root")
+    write(folder)
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    commands = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", f"node{n}"] for n in (1, 2))]
+    with contextlib.ExitStack() as started, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        for command in commands:
+            process = started.enter_context(subprocess.Popen(command, env=environment, **quiet))
+            started.callback(process.terminate)
+            time.sleep(0.5)
+        wait_for_nodes()
+        yield folder / "bin"
+
+
+def write(folder: Path) -> None:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in sockets]
+    text = CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports)
+    (folder / "slurm.conf").write_text(text)
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")
+    for number in range(4):
+        (folder / f"gpu{number}").touch()
+    for name in ("state", "bin"):
+        (folder / name).mkdir()
+    program(folder / "bin", "ray", RAY)
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """Write a program."""
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def wait_for_nodes() -> None:
+    deadline = time.monotonic() + 60
+    words = ["sinfo", "--noheader", "--format", "%T"]
+    while subprocess.run(words, capture_output=True, text=True).stdout.split() != ["idle"]:
+        assert time.monotonic() < deadline, "the nodes did not come up"
+        time.sleep(0.5)
