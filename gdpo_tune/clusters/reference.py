@@ -68,6 +68,8 @@ def values_of(field: FieldInfo) -> str:
             bounds += more
     if durations.WRITTEN_AS_TEXT in bounds:
         return "length of time: `90m`, `6h`, `1d12h`"
+    if tuple[str, ...] in kinds:
+        return "list of words"
     if any(get_origin(kind) is tuple for kind in kinds):
         return "some of " + one_of(model.EVERY_OCCASION)
     for kind in kinds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -127,13 +128,16 @@ def check_keys(schemas: Path, known: dict[str, str], path: str, value: Any) -> N
 
 def check_whole(document: dict[str, Any]) -> None:
     """Against the definition as KubeRay ships it, where KUBERAY_CRDS names the folder of them."""
-    folder = os.environ.get("KUBERAY_CRDS")
-    if not folder:
-        return
-    text = Path(folder, f"ray.io_{document['kind'].lower()}s.yaml").read_text()
-    versions = documents(text)[0]["spec"]["versions"]
+    if "KUBERAY_CRDS" in os.environ:
+        schema = definition(f"ray.io_{document['kind'].lower()}s.yaml")
+        jsonschema.Draft202012Validator(schema).validate(document)
+
+
+@functools.cache
+def definition(file: str) -> Any:
+    versions = YAML(typ="safe").load(Path(os.environ["KUBERAY_CRDS"], file))["spec"]["versions"]
     (schema,) = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1"]
-    jsonschema.Draft7Validator(closed(schema)).validate(document)
+    return closed(schema)
 
 
 def closed(schema: Any) -> Any:

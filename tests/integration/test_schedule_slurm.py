@@ -39,7 +39,10 @@ training: {{steps: 20, checkpoint_every: 1, validation_prompts: 16, test_prompts
 STUB = """#!/bin/bash
 trap 'touch saved; exit 130' TERM
 echo "$*" >>begun
-case "$*" in *--name\\ long*) for _ in $(seq 600); do sleep 0.1; done;; *--name\\ bad*) exit 7;; esac
+case "$*" in
+    *--name\\ long*) for _ in $(seq 600); do sleep 0.1; done ;;
+    *--name\\ bad*) exit 7 ;;
+esac
 """
 
 
