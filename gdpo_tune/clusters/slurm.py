@@ -43,8 +43,10 @@ OVER = (
     "TIMEOUT",
 )
 """States of a job that is over. Slurm says for a few minutes after the end that one is."""
-AWAY = ("unable to contact slurm controller", "connection refused", "timed out", "down")
+AWAY = ("unable to contact slurm controller", "connection refused", "timed out")
+"""In what Slurm's commands say when its controller is not there."""
 UNKNOWN = "invalid job id"
+"""The same, of a job that ended a while ago."""
 
 
 def backend(sweep: ScheduledSweep) -> Slurm:
