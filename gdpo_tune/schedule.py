@@ -20,6 +20,7 @@ import argparse
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
     """Run one sweep now, for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters import asking
     from gdpo_tune.display.schedule import print_events
+    from gdpo_tune.signals import on_signals
 
     desk = desk_of(options)
     tick = asking.time_asked_for(desk, options.at, now=options.now)
@@ -136,9 +138,24 @@ def run(options: argparse.Namespace) -> int:
         desk.added.clear()
         desk.trouble.clear()
 
-    return asking.run(
-        desk, tick, wait=options.wait, once=options.once, every=options.every, tell=tell
-    )
+    ended = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        if ended.wait(seconds):
+            asking.hand_back(desk)
+            raise KeyboardInterrupt
+
+    # whoever gave the machine takes it back by a signal; elsewhere the run goes on without us
+    with on_signals(ended.set) if options.here else nullcontext():
+        return asking.run(
+            desk,
+            tick,
+            wait=options.wait,
+            once=options.once,
+            every=options.every,
+            tell=tell,
+            sleep=sleep,
+        )
 
 
 def desk_of(options: argparse.Namespace) -> Desk:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gdpo_tune.clusters import cron, decide, notify
 from gdpo_tune.clusters.book import ACTIVE
+from gdpo_tune.clusters.local import PATIENCE
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.tick import Desk, look_after
 from gdpo_tune.errors import UsageError
@@ -16,6 +17,8 @@ STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
 """How a run ended, or why there is none -> exit status."""
 EVERY = 10.0
 """Seconds between two looks at a run."""
+LOOK_AGAIN = 0.5
+"""The same, at a job that was asked to end."""
 
 
 def time_asked_for(desk: Desk, at: datetime | None, *, now: bool) -> datetime:
@@ -124,6 +127,21 @@ def stop(desk: Desk) -> bool:
     under_way = desk.book.active is not None
     look_after(desk)
     return under_way
+
+
+def hand_back(desk: Desk, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Ask the job under way to end, and wait for its checkpoints, when its machine is taken away.
+
+    Nothing is written down: for whoever calls next, the machine was lost, and the run goes on.
+    """
+    run = desk.book.active
+    if run is None or run.state != "running":
+        return
+    backend, waited = desk.make_backend(desk.sweep), 0.0
+    while waited < PATIENCE and backend.look(run.job).running:
+        backend.stop(run.job, waited)
+        sleep(LOOK_AGAIN)
+        waited += LOOK_AGAIN
 
 
 def _next(desk: Desk, tick: datetime, *, once: bool) -> Event | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from render_support import KUBERAY, LOCAL
@@ -11,7 +13,7 @@ from schedule_support import Clock, FakeBackend, Plan, desk_of, scheduled
 from gdpo_tune import schedule
 from gdpo_tune.clusters import asking, local
 from gdpo_tune.clusters.local import Local
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.tick import open_desk, tick
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 
 
@@ -82,3 +84,42 @@ def test_a_job_of_another_backend_is_left_alone(tmp_path):
     desk.make_backend = lambda _: Local(tmp_path)
     with pytest.raises(BackendError, match="was begun by backend fake"):
         tick(desk)
+
+
+class Taken(FakeBackend):
+    """Jobs of a machine that is taken away at the third look at one."""
+
+    looks = 0
+
+    def look(self, job):
+        self.looks += 1
+        if self.looks == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return super().look(job)
+
+
+def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
+    clock = Clock()
+    backend = Taken(clock, lambda _: Plan(5), takes_to_stop=timedelta(seconds=1))
+    sweep = scheduled(tmp_path, LOCAL)
+    monkeypatch.setattr(schedule, "clock", clock)
+    monkeypatch.setattr(local, "here", lambda _: backend)
+    monkeypatch.setattr(asking.hand_back, "__defaults__", (lambda s: clock.pass_by(seconds=s),))
+    words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
+    with pytest.raises(KeyboardInterrupt):
+        schedule.main([*words, "--here"])
+    (job,) = backend.stops
+    assert not backend.look({"id": job}).running
+    desk = open_desk(sweep, clock)
+    assert desk.book.active is not None
+    assert not desk.book.active.stopping
+    desk.make_backend, desk.figures = lambda _: backend, lambda *_: {}
+    tick(desk)  # the next call
+    assert desk.book.active.attempt == 2
+
+
+def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
+    clock = Clock()
+    asking.hand_back(
+        desk_of(scheduled(tmp_path, LOCAL), clock, FakeBackend(clock, lambda _: Plan(1)))
+    )
