@@ -14,6 +14,7 @@ GdpoTuneError                 anything that this package raises on purpose
 |  |- IdentityError           another sweep lives under the same name
 |  |- StoreError              a history that cannot be read, written, or kept free of doubles
 |  |- BackendError            a job that a backend does not take
+|  |- ClusterError            a Ray cluster that cannot be joined from here
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
@@ -145,6 +146,10 @@ class StoreError(UsageError):
 
 class BackendError(UsageError):
     """A backend answers, and does not take the job."""
+
+
+class ClusterError(UsageError):
+    """A Ray cluster that cannot be joined, or on which the sweep could not be kept."""
 
 
 class BackendUnreachableError(GdpoTuneError):

@@ -3,19 +3,24 @@
     python -m gdpo_tune.sweep search_spaces/code.yaml
 
 The same command after an interruption, a crash or `kill -9` goes on where the sweep was; a larger
-`search.trials` extends it; on a finished sweep it starts nothing.
+`search.trials` extends it; on a finished sweep it starts nothing. On a node of a Ray cluster,
+`--address auto` spreads the trials over all nodes; from anywhere, `--submit http://HEAD:8265` runs
+the sweep there and follows it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune import cli
+from gdpo_tune import cli, ray_access
+from gdpo_tune.errors import UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -40,6 +45,26 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start anew; an earlier sweep of this name is moved aside, not deleted",
     )
+    where = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
+    where.add_argument(
+        "--address",
+        help="join the cluster of which this machine is a node: auto, or HOST:PORT of its head",
+    )
+    where.add_argument(
+        "--submit",
+        metavar="URL",
+        help="run as a job of the cluster with this dashboard, such as http://head:8265, and show "
+        "its log until it ends",
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="with --submit: return once the job was taken"
+    )
+    parser.add_argument(
+        "--working-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="with --submit: what is sent, with the search space in it (default: this folder)",
+    )
     return parser
 
 
@@ -47,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the sweep that `arguments` ask for and return the exit status."""
     # Before numpy: the driver's linear algebra is small, and trials want the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    options = parser().parse_args(arguments)
+    options = parsed(arguments)
 
     from gdpo_tune.spec import check_resources, load_spec, sandbox_doubts
 
@@ -58,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
         print(dry_run(spec))
         check_share(spec)
         return 0
+    if options.submit:
+        return submitted(spec, options)
     check_resources(spec)
     for warning in sandbox_doubts(spec):
         print(f"warning: {warning}", file=sys.stderr)
@@ -66,6 +93,42 @@ def main(arguments: Sequence[str]) -> int:
     again = [word for word in arguments if word != "--fresh"]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *again])
     return run(spec, fresh=options.fresh, command=command)
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; an address among them is where Ray is looked for from here on.
+
+    Raises:
+        UsageError: options that mean nothing together, or an address that is none.
+    """
+    options = parser().parse_args(arguments)
+    for name in ("detach", "working_dir"):
+        if getattr(options, name) and not options.submit:
+            raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
+    if options.address:
+        found = ray_access.address(options.address, "--address")
+        # Ray takes a variable for more than what it is asked for; auto leaves it what it is.
+        if found != "auto" or not os.environ.get(ray_access.ADDRESS):
+            os.environ[ray_access.ADDRESS] = found
+    return options
+
+
+def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
+    """Run the sweep as a job of a cluster; return the exit status."""
+    from gdpo_tune.clusters.reach import lost_tracking
+    from gdpo_tune.clusters.submit import Submission, cluster_at, submit
+
+    storage = str(spec.storage.expanduser().absolute())
+    words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
+    for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
+        words += ["--set", change]
+    folder = (options.working_dir or Path()).absolute()
+    submission = Submission(Path(options.space), tuple(words), spec.name, storage, folder)
+    print(f"kept in {storage}/{spec.name}, as the nodes of the cluster see it")
+    doubt = lost_tracking(spec)
+    if doubt:
+        print(f"warning: {doubt}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
+    return submit(submission, cluster_at(options.submit), follow=not options.detach)
 
 
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:

@@ -10,6 +10,7 @@ from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import KubeRayBackend, RayJobBackend
 from gdpo_tune.clusters.store import open_store
 from gdpo_tune.errors import GdpoTuneError
+from gdpo_tune.spec import SweepSpec
 
 
 def problems(sweeps: Sequence[ScheduledSweep]) -> list[tuple[ScheduledSweep, GdpoTuneError]]:
@@ -50,10 +51,18 @@ def doubts(sweep: ScheduledSweep) -> list[str]:
     if notify is not None and not os.environ.get(notify.webhook_env):
         found.append(f"{sweep.file}: {notify.webhook_env} is not set here, so nobody would be told")
     remote = isinstance(sweep.settings.backend, RayJobBackend | KubeRayBackend)
-    uri = sweep.spec.tracking.uri
-    if remote and uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
-        found.append(
-            f"{sweep.file}: tracking.uri = {uri} of the search space lies in the job's own folder "
-            "on the cluster, which Ray deletes; write tracking: and the URL of a server"
-        )
+    lost = remote and lost_tracking(sweep.spec)
+    if lost:
+        found.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")
     return found
+
+
+def lost_tracking(spec: SweepSpec) -> str:
+    """Why nobody would see what a job tracks; empty if that is not so."""
+    uri = spec.tracking.uri
+    if not uri.startswith("sqlite:///") or uri.startswith("sqlite:////"):
+        return ""
+    return (
+        f"tracking.uri = {uri} of the search space lies in the job's own folder on the cluster, "
+        "which Ray deletes"
+    )

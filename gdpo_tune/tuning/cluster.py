@@ -18,6 +18,7 @@ from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import write_whole
 from gdpo_tune.processes import creation, process_of, runs
 from gdpo_tune.spec import local_cpus
+from gdpo_tune.tuning.joining import join
 
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
@@ -37,6 +38,12 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 SERVERS = ("gcs_server", "raylet")
 """Names of the processes without which a cluster of our own can do nothing."""
+FOR_TRIALS = (
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S",
+)
+"""Those of `ENVIRONMENT` that trials read, too, and that a cluster of others does not have."""
 LOOK_AGAIN = 0.5
 """Seconds between two looks at the servers of a cluster of our own."""
 ASK_AGAIN = 5.0
@@ -78,6 +85,7 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.
+        ClusterError: the cluster of others cannot be joined from here.
     """
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
@@ -93,7 +101,7 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
         "logging_level": logging.CRITICAL,  # what trials die of is in the ledger
     }
     if connected():
-        ray.init(address=os.environ["RAY_ADDRESS"], **quiet)
+        join(quiet, {name: os.environ[name] for name in FOR_TRIALS})
     else:
         start_servers(others, quiet)
 

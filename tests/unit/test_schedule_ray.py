@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import replace
+from http.server import HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from jobs_support import Client, serve_dashboard, without_tokens
 from schedule_support import scheduled
 
-from gdpo_tune.clusters import ray_jobs
+import gdpo_tune
+from gdpo_tune.clusters import jobs_api, ray_jobs
 from gdpo_tune.clusters.backends import Job
 from gdpo_tune.clusters.load import overrides
 from gdpo_tune.clusters.ray_jobs import RayJobs
@@ -24,61 +27,13 @@ storage: shared
 """
 
 
-class Dashboard(BaseHTTPRequestHandler):
-    """Answers `/api/version`, to those with the right token if one is asked for."""
-
-    def do_GET(self) -> None:
-        wanted, given = self.server.token, self.headers.get("Authorization")
-        code = 200 if not wanted or given == f"Bearer {wanted}" else 401 if not given else 403
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(self.server.says)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
-    with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
-        server.token, server.says = "", json.dumps({"ray_version": "2.60.0"}).encode()
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        server.url = f"http://127.0.0.1:{server.server_port}"
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    without_tokens(monkeypatch, tmp_path / "home")
+    with serve_dashboard() as server:
         monkeypatch.setenv("RAY_HEAD", server.url)
         monkeypatch.setenv("RAY_TOKEN", "letmein")
         yield server
-        server.shutdown()
-        thread.join()
-
-
-class Client:
-    """What Ray's client does with jobs, without a cluster."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, SimpleNamespace] = {}
-        self.submitted: list[dict[str, object]] = []
-        self.headers: dict[str, str] = {}
-
-    def submit_job(self, *, submission_id: str, **about: object) -> None:
-        if submission_id in self.jobs:
-            raise RuntimeError(
-                "Request failed with status code 500: ... ValueError: Job with submission_id "
-                f"{submission_id} already exists. Please use a different submission_id."
-            )
-        self.submitted.append({"submission_id": submission_id, **about})
-        self.jobs[submission_id] = SimpleNamespace(
-            status="RUNNING", driver_exit_code=None, message="Job is currently running."
-        )
-
-    def get_job_info(self, name: str) -> SimpleNamespace:
-        if name not in self.jobs:
-            raise RuntimeError(f"Request failed with status code 404: Job {name} does not exist.")
-        return self.jobs[name]
-
-    def stop_job(self, name: str) -> bool:
-        self.jobs[name].status = "STOPPED"
-        return True
 
 
 @pytest.fixture
@@ -93,7 +48,7 @@ def backend_with(client: Client, sweep) -> RayJobs:
         client.headers = dict(headers)
         return client
 
-    return RayJobs(made.address, made.token, made.space, made.runtime_env, make)
+    return replace(made, api=replace(made.api, make_client=make))
 
 
 def job_for(sweep) -> Job:
@@ -117,6 +72,7 @@ def test_a_job_is_submitted_once(tmp_path, head, client):
     environment = submitted["runtime_env"]
     assert environment["working_dir"] == str(tmp_path)
     assert "/shared" in environment["excludes"]
+    assert environment["py_modules"] == [str(Path(gdpo_tune.__file__).parent)]
     assert client.headers == {"Authorization": "Bearer letmein"}
 
 
@@ -178,7 +134,7 @@ def test_what_the_cluster_says_no_to(tmp_path, head, client):
 
 
 def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
-    monkeypatch.setattr(ray_jobs, "CALL_SECONDS", 0.1)
+    monkeypatch.setattr(jobs_api, "CALL_SECONDS", 0.1)
     backend = backend_with(client, scheduled(tmp_path, TEXT))
     client.get_job_info = lambda _: time.sleep(5)
     with pytest.raises(BackendUnreachableError, match="no answer within"):
@@ -201,6 +157,13 @@ def test_an_address_without_a_token(tmp_path, head):
         ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
     head.token = "letmein"
     ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+
+
+def test_a_token_that_ray_finds_by_itself_is_sent_too(tmp_path, head, monkeypatch):
+    head.token = "of the file"
+    (tmp_path / "token").write_text("of the file\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    ray_jobs.backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
 
 
 def test_an_address_where_nobody_is(tmp_path, head, monkeypatch):

@@ -1,0 +1,155 @@
+"""The Jobs API of a Ray cluster: asked with patience, and what to tell who asks wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.service_url import split_service_url
+
+T = TypeVar("T")
+ANSWER_SECONDS = 10.0
+"""How long the cluster may take to say that it is there."""
+CALL_SECONDS = 300.0
+"""How long a call may take: a submission sends the working folder along."""
+OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+"""Environment variables that Ray's client takes an address from, whatever address it is given."""
+_ENVIRONMENT = threading.Lock()
+
+
+@dataclass(frozen=True)
+class JobsApi:
+    """The jobs of one cluster."""
+
+    address: str
+    """Of its dashboard, such as `http://head:8265`."""
+    token: str
+    """Empty: none is sent."""
+    who: str
+    """What asks, for messages: `backend ray-job`."""
+    token_fix: str
+    """How a token is given to it."""
+    make_client: Callable[[str, Mapping[str, str]], Any] | None = None
+    """For tests; None: Ray's own."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            BackendError: the address is not one of a dashboard.
+        """
+        try:
+            split_service_url(self.address)
+        except ValueError as error:
+            raise BackendError(
+                f"{self.who}: the address is not one of a dashboard: {error}\n"
+                "    fix: write http://HOST:8265"
+            ) from None
+        object.__setattr__(self, "address", self.address.rstrip("/"))
+
+    def check(self) -> None:
+        """Ask the cluster for its version.
+
+        Raises:
+            BackendError: it asks for a token that it does not get, or is no Ray cluster.
+            BackendUnreachableError: it does not answer.
+        """
+        request = urllib.request.Request(f"{self.address}/api/version", headers=self.headers())
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                json.loads(answer.read())["ray_version"]
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise self._refused(error.code) from None
+        except OSError as error:  # URLError and time-outs among them
+            raise self.unreachable(getattr(error, "reason", error)) from None
+        except (ValueError, KeyError, TypeError):
+            raise BackendError(
+                f"{self.who}: {self.address} is not the dashboard of a Ray cluster\n"
+                "    fix: write the dashboard's address, which has port 8265 by default"
+            ) from None
+
+    def client(self) -> Any:
+        """A client of Ray's for these jobs."""
+        if self.make_client is not None:
+            return self.make_client(self.address, self.headers())
+        from ray.job_submission import JobSubmissionClient
+
+        with _without(OVERRIDES):
+            return JobSubmissionClient(self.address, headers=self.headers())
+
+    def headers(self) -> dict[str, str]:
+        """What proves to the cluster who asks."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def ask(self, call: Callable[[Any], T]) -> T:
+        """The answer to a call with a client, which itself would wait for ever.
+
+        Raises:
+            BackendError: the cluster says no.
+            BackendUnreachableError: it does not answer.
+        """
+        self.check()
+        answers: list[T] = []
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                answers.append(call(self.client()))
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that asks
+                errors.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(CALL_SECONDS)
+        if answers:
+            return answers[0]
+        if not errors:
+            raise self.unreachable(f"no answer within {CALL_SECONDS:g} s")
+        (error,) = errors
+        if isinstance(error, ImportError):
+            raise BackendError(
+                f"{self.who}: {error}\n    fix: pip install 'gdpo-tune[cluster]'"
+            ) from error
+        if isinstance(error, OSError):  # requests' errors are of this kind
+            raise self.unreachable(error) from error
+        raise BackendError(f"{self.who}: {self.address}: {str(error)[:500]}") from error
+
+    def unreachable(self, reason: object) -> BackendUnreachableError:
+        """What to tell when nothing answers."""
+        return BackendUnreachableError(
+            f"{self.who}: {self.address} does not answer ({reason})\n"
+            "    fix: start the cluster, or mend the address"
+        )
+
+    def _refused(self, code: int) -> BackendError:
+        if code in (401, 403):
+            what = "does not take the token" if self.token else "asks for a token"
+            return BackendError(
+                f"{self.who}: {self.address} {what} ({code})\n    fix: {self.token_fix}"
+            )
+        return BackendError(f"{self.who}: {self.address} answers {code} to /api/version")
+
+
+def unknown(error: RuntimeError) -> bool:
+    """Whether an error of Ray's client, which has no type of its own, means that there is no such
+    job."""
+    return "404" in str(error)
+
+
+@contextmanager
+def _without(names: tuple[str, ...]) -> Generator[None]:
+    """The environment without some variables, for as long as it takes to make a client."""
+    with _ENVIRONMENT:
+        hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+        try:
+            yield
+        finally:
+            os.environ.update(hidden)

@@ -1,0 +1,95 @@
+"""A dashboard that knows its version, and a client of jobs that is made up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+from gdpo_tune import ray_access
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """Answers `/api/version`, to those with the right token if one is asked for."""
+
+    def do_GET(self) -> None:
+        wanted, given = self.server.token, self.headers.get("Authorization")
+        code = 200 if not wanted or given == f"Bearer {wanted}" else 401 if not given else 403
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(self.server.says)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serve_dashboard() -> Iterator[HTTPServer]:
+    """A dashboard with `url`, `token` (empty: it asks for none) and what it `says`."""
+    with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
+        server.token, server.says = "", json.dumps({"ray_version": "2.60.0"}).encode()
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def without_tokens(monkeypatch: pytest.MonkeyPatch, home: object) -> None:
+    """Hide tokens that this machine may have."""
+    monkeypatch.setenv("HOME", str(home))
+    for name in (ray_access.MODE, ray_access.TOKEN, ray_access.FILE, ray_access.ADDRESS):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Client:
+    """What Ray's client does with jobs, without a cluster."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, SimpleNamespace] = {}
+        self.submitted: list[dict[str, object]] = []
+        self.headers: dict[str, str] = {}
+        self.logs: list[list[str]] = []
+        """What each call for a log gets, in turn; an empty part breaks it off."""
+
+    def submit_job(self, *, submission_id: str, **about: object) -> None:
+        if submission_id in self.jobs:
+            raise RuntimeError(
+                "Request failed with status code 500: ... ValueError: Job with submission_id "
+                f"{submission_id} already exists. Please use a different submission_id."
+            )
+        self.submitted.append({"submission_id": submission_id, **about})
+        self.jobs[submission_id] = SimpleNamespace(
+            submission_id=submission_id,
+            metadata=about.get("metadata"),
+            status="RUNNING",
+            driver_exit_code=None,
+            message="Job is currently running.",
+        )
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return list(self.jobs.values())
+
+    def get_job_info(self, name: str) -> SimpleNamespace:
+        if name not in self.jobs:
+            raise RuntimeError(f"Request failed with status code 404: Job {name} does not exist.")
+        return self.jobs[name]
+
+    async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+        for part in self.logs.pop(0):
+            if not part:
+                raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+            yield part
+
+    def end(self, name: str, status: str, code: int | None) -> None:
+        self.jobs[name].status, self.jobs[name].driver_exit_code = status, code
+
+    def stop_job(self, name: str) -> bool:
+        self.jobs[name].status = "STOPPED"
+        return True

@@ -1,0 +1,73 @@
+"""Addresses and tokens of Ray clusters: what is taken, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import ray_access
+from gdpo_tune.errors import UsageError
+
+
+@pytest.mark.parametrize("text", ["auto", "head:6379", "10.0.0.1:1", "[::1]:65535", "h-1.local:80"])
+def test_an_address_to_join(text: str):
+    assert ray_access.address(text, "--address") == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "head", "ray://head:10001", "http://head:8265", "head:0", "head:65536", "a b:1", "u@h:1"],
+)
+def test_an_address_that_cannot_be_joined(text: str):
+    with pytest.raises(UsageError, match="--submit http://HOST:8265") as caught:
+        ray_access.address(text, "--address")
+    assert str(caught.value).startswith(f"--address = {text}: ")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("at home\n")
+    (tmp_path / "file").write_text("  of the file\n")
+    return tmp_path
+
+
+def test_where_a_token_is_found(home: Path, tmp_path: Path):
+    everywhere = {"HOME": str(home), ray_access.FILE: str(home / "file"), ray_access.TOKEN: "said"}
+    assert ray_access.token(everywhere) == "said"
+    del everywhere[ray_access.TOKEN]
+    assert ray_access.token(everywhere) == "of the file"
+    del everywhere[ray_access.FILE]
+    assert ray_access.token(everywhere) == "at home"
+    assert ray_access.token({"HOME": str(tmp_path / "other")}) == ""
+    assert ray_access.token({}) == ""
+    assert ray_access.token({**everywhere, ray_access.MODE: "disabled"}) == ""
+
+
+def test_a_token_that_was_given_is_sent_and_one_at_home_is_left_to_ray(home: Path):
+    given = {"HOME": str(home), ray_access.TOKEN: "said"}
+    ray_access.settle(given)
+    assert given[ray_access.MODE] == "token"
+    at_home = {"HOME": str(home)}
+    ray_access.settle(at_home)
+    assert ray_access.MODE not in at_home
+    refused = {ray_access.TOKEN: "said", ray_access.MODE: "disabled"}
+    ray_access.settle(refused)
+    assert refused[ray_access.MODE] == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"RAY_AUTH_MODE": "token"}, "RAY_AUTH_MODE = token, and there is no token"),
+        ({"RAY_AUTH_MODE": "Basic"}, "RAY_AUTH_MODE = Basic: it is token or disabled"),
+        ({"RAY_AUTH_TOKEN_PATH": "/nowhere/x"}, "= /nowhere/x: No such file or directory"),
+        ({"RAY_AUTH_TOKEN_PATH": "/dev/null"}, "= /dev/null: the file is empty"),
+    ],
+)
+def test_a_token_that_is_not_there_is_told_before_ray_ends_the_process(environment, why):
+    for ask in (ray_access.token, ray_access.settle):
+        with pytest.raises(UsageError, match=why) as caught:
+            ask(dict(environment))
+        assert "fix: export RAY_AUTH_TOKEN_PATH=FILE" in str(caught.value)
