@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdpo_tune.trials import Measurement, TrialRecord
+from gdpo_tune.trials import Incident, Measurement, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ class TrialFinished:
 
 
 @dataclass(frozen=True)
+class Disturbed:
+    """Something befell the sweep, and it goes on."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True)
 class SweepFinished:
     """No trial is left to run, or the user stopped the sweep."""
 
@@ -76,6 +83,7 @@ Event = (
     | TrialProgress
     | TrialPaused
     | TrialFinished
+    | Disturbed
     | SweepFinished
 )
 Listener = Callable[[Event], None]

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     with writing("the report"):
         write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
         write_front_png(spec, records, chosen=chosen and chosen.number)
-    print_summary(spec, records, chosen=chosen)
+    print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
         from gdpo_tune.tracking.sync import sync
 

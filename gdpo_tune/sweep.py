@@ -202,7 +202,9 @@ def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
         write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
         write_front_png(spec, result.records)
         sink.log_pictures()
-    print_summary(spec, result.records, note=display.note, view=sink.link())
+    print_summary(
+        spec, result.records, note=display.note, view=sink.link(), sessions=result.sessions
+    )
     if result.interrupted:
         say_how_to_go_on("Interrupted.", command)
         return cli.INTERRUPTED

@@ -228,6 +228,27 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Incident:
+    """Something that befell a sweep: a node was lost, an attempt at a trial failed."""
+
+    time: float
+    """Unix seconds."""
+    what: str
+    """In one line; of trials, it is said of each: `is tried again: ...`."""
+    trials: tuple[int, ...] = ()
+    """Numbers of those that it befell."""
+
+    def __str__(self) -> str:
+        """The same with the trials, in one line."""
+        if not self.trials:
+            return self.what
+        numbers = ", ".join(map(str, self.trials))
+        if self.what.startswith("node "):
+            return f"{self.what}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
+        return f"trial {numbers} {self.what}"
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """One trial as the ledger has it."""
 

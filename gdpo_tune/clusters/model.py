@@ -111,7 +111,7 @@ class RayJobBackend(Section):
     address_env: EnvironmentName | None = None
     """Environment variable with that address. Write one of the two."""
     token_env: EnvironmentName | None = None
-    """Environment variable with the cluster's token, where it asks for one; default: where Ray itself
+    """Environment variable with the cluster's token, where it asks for one; default: where Ray
     finds it, in `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`."""
     working_dir: str = "."
     """Folder that is sent along, with the search space in it. Storage is left out."""

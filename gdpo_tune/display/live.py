@@ -16,6 +16,7 @@ from gdpo_tune.closing import Closing
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import front_table, role, running_table
 from gdpo_tune.events import (
+    Disturbed,
     Event,
     SearchStarted,
     SweepStarted,
@@ -84,7 +85,8 @@ class LiveDisplay(Closing):
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
-        if self._console.is_terminal and not isinstance(event, SearchStarted):
+        told = isinstance(event, SearchStarted | Disturbed)
+        if self._console.is_terminal and not told:
             return
         for line in filter(None, [self._line(event), self._tracking_line()]):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
@@ -156,6 +158,8 @@ class LiveDisplay(Closing):
             return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
         if isinstance(event, TrialFinished):
             return self._ended(event.record)
+        if isinstance(event, Disturbed):
+            return str(event.incident)
         return f"{self._spec.name}: {self.note}"
 
     def _tracking_line(self) -> str:

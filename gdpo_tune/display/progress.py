@@ -10,6 +10,7 @@ from threading import Lock
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.events import (
+    Disturbed,
     Event,
     SearchStarted,
     SweepFinished,
@@ -80,7 +81,7 @@ class Progress:
                 self._latest[event.number] = event.measurement
                 if event.measurement.validated:
                     self._validated[event.number] = event.measurement
-            elif not isinstance(event, SearchStarted):
+            elif not isinstance(event, SearchStarted | Disturbed):
                 self._records[event.record.number] = event.record
                 if isinstance(event, TrialStarted):
                     self._started_any = True

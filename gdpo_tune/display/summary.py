@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,6 +16,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import FRONT, REPORT, Choice, style
 from gdpo_tune.figures.header import other_states
+from gdpo_tune.figures.incidents import incidents_of
 from gdpo_tune.spec import without_password
 from gdpo_tune.trials import TrialRecord
 
@@ -36,6 +37,7 @@ def print_summary(
     note: str = "",
     chosen: Choice | None = None,
     view: str = "",
+    sessions: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Print the front with its standard errors, the failures, and where everything is.
 
@@ -46,6 +48,7 @@ def print_summary(
         note: how the sweep ended, as `LiveDisplay.note` has it; comes first.
         chosen: what a person chose; comes after the front.
         view: address of the front in MLflow, without a server's for a database; may be unknown.
+        sessions: which processes worked on the sweep, as `Ledger.sessions` has them.
     """
     out = console or Console()
     if not out.is_terminal and console is None:
@@ -67,6 +70,7 @@ def print_summary(
     for line in agreements(records, spec.objective_list()):
         out.print(Text(str(line), style="dim"), soft_wrap=True)
     _print_failures(out, records)
+    _print_incidents(out, sessions)
     _print_places(out, spec, front, chosen, view)
 
 
@@ -109,6 +113,19 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
     for record in failed:
         line = Text(f"trial {record.number}: {record.reason or 'no reason recorded'}")
         out.print(Padding(line, (0, 0, 0, 2)))
+
+
+def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:
+    """Say that things went wrong and the sweep went on; the report has all of it."""
+    found = incidents_of(sessions)
+    lost = [what for what in found if what.what.endswith("was lost")]
+    again = sum("is tried again" in what.what for what in found)
+    moved = len({number for what in lost for number in what.trials})
+    if lost:
+        nodes = f"{len(lost)} node{'s' if len(lost) > 1 else ''} lost, with attempts at {moved}"
+        out.print(Text(f"{nodes} trial{'s' if moved != 1 else ''}"), soft_wrap=True)
+    if again:
+        out.print(Text(f"{again} attempt{'s' if again > 1 else ''} failed and was made again"))
 
 
 def _print_places(

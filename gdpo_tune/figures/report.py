@@ -13,6 +13,7 @@ from gdpo_tune.figures import REPORT, Choice
 from gdpo_tune.figures.front_table import front_table
 from gdpo_tune.figures.gallery import effects_of, gallery
 from gdpo_tune.figures.header import header
+from gdpo_tune.figures.incidents import incidents_list
 from gdpo_tune.figures.page import bullets, drawing, page, section
 from gdpo_tune.figures.samples import samples
 from gdpo_tune.figures.timeline import utilisation
@@ -106,6 +107,7 @@ def _sections(spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any
         ("What the policies say", _SAMPLES, samples(front)),
         ("Timeline", utilisation(front.records, sessions), drawn.get("timeline")),
         ("Failures", _FAILURES, failures(front) if failed else None),
+        ("What happened", _INCIDENTS, incidents_list(sessions)),
         ("All trials", _TRIALS, trials_table(front, dimensions)),
     ]
     return [section(title, caption, body) for title, caption, body in parts if body]
@@ -173,5 +175,9 @@ _POPULATION = (
 )
 _FAILURES = (
     "Trials that ended without a result. They count neither for the front nor for the search."
+)
+_INCIDENTS = (
+    "Nodes that were lost and attempts at trials that failed. Each trial went on from its newest "
+    "checkpoint. The loss of a node counts as no failure of a trial."
 )
 _TRIALS = "★ is on the front. Click a heading to sort."

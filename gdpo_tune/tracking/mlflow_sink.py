@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gdpo_tune.events import (
+    Disturbed,
     Event,
     SearchStarted,
     SweepFinished,
@@ -89,7 +90,7 @@ class MlflowSink:
         match event:
             case SweepStarted():
                 self._open(event.records)
-            case SearchStarted():
+            case SearchStarted() | Disturbed():
                 pass  # the ledger has it; MLflow shows trials
             case TrialStarted():
                 # Not sooner: a sweep that was finished has nothing to start, and stays as it is.

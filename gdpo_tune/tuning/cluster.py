@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gdpo_tune.files import write_whole
 from gdpo_tune.processes import creation, process_of, runs
 from gdpo_tune.spec import local_cpus
 from gdpo_tune.tuning.joining import join
+from gdpo_tune.tuning.nodes import Nodes
 
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
@@ -66,8 +68,8 @@ def connected() -> bool:
 class Cluster:
     """A Ray cluster that is up."""
 
-    nodes: Sequence[Mapping[str, float]]
-    """Resources of every node that is alive."""
+    nodes: Nodes
+    """Those that are alive."""
     remember: Callable[[], None]
     """Note the processes that there are by now, for the next start in case this one is killed."""
     is_alive: Callable[[], bool]
@@ -109,11 +111,11 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
         if not connected():
             remember(processes, children() - others)
 
-    is_up = our_node_is_alive if connected() else servers_watched()
+    nodes = Nodes(ray.nodes)
+    is_up = partial(our_node_is_alive, nodes) if connected() else servers_watched()
     is_alive = asked_every(ASK_AGAIN if connected() else LOOK_AGAIN, is_up)
     try:
         remember_all()
-        nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
         yield Cluster(nodes, remember_all, is_alive)
     finally:
         lost = not connected() and not is_up()
@@ -170,12 +172,12 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def our_node_is_alive() -> bool:
+def our_node_is_alive(nodes: Nodes) -> bool:
     """Whether the cluster that was joined knows of the node through which this process asks."""
     import ray
 
-    ours = ray.get_runtime_context().get_node_id()
-    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == ours)
+    nodes.look()
+    return nodes.has(ray.get_runtime_context().get_node_id())
 
 
 def asked_every(seconds: float, question: Callable[[], bool]) -> Callable[[], bool]:

@@ -1,48 +1,144 @@
-"""What only Ray's callbacks see: processes, why trials fail, and the end of each."""
+"""What only Ray's callbacks see: processes, why attempts at trials fail, and the end of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
 from gdpo_tune.trials import TrialConfig
+from gdpo_tune.tuning.attempts import Accounts
+from gdpo_tune.tuning.nodes import Node, Nodes, node_of
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import WorkerDiedError
+from gdpo_tune.tuning.trainable import GIVEN_UP, NODE_DIED, NodeLostError, WorkerDiedError
+
+Cause = Literal["changed", "lost", "died", "own"]
+"""Of the end of an attempt: it asked for another process, it lost its node, its process died for
+reasons that nobody told, or it raised something."""
+
+LOST_AGAIN = "its node was lost again and again, each time before it had a result"
+"""Why a trial is given up that may be what kills its nodes."""
 
 
 class Attempts(Callback):
-    """Says that a process started, hands the reason of a final failure to the searcher, and makes
-    Ray forget what trials that have ended were about."""
+    """Says that a process started, decides whether a trial that failed is tried again, hands the
+    reason of a final failure to the searcher, and makes Ray forget what ended trials were about.
 
-    def __init__(self, searcher: LedgerSearcher, on_process: Callable[[], None]) -> None:
+    Ray would count the loss of a node as a failure of each trial on it. So it is told to try for
+    ever, and a trial that may not be tried again finds that in its config when it starts.
+    """
+
+    def __init__(
+        self,
+        searcher: LedgerSearcher,
+        nodes: Nodes,
+        on_process: Callable[[], None],
+        node_of_actor: Callable[[Any], str] = node_of,
+    ) -> None:
         self._searcher = searcher
+        self._nodes = nodes
         self._on_process = on_process
-        self._processes: set[str] = set()
-        """The actors of all trials so far. Their names: a handle would keep one alive."""
+        self._node_of = node_of_actor
+        self._processes: dict[str, str] = {}
+        """The actors of all trials so far, and the node of each. Their names: a handle would keep
+        one alive."""
+        self._where: dict[str, str] = {}
+        """Ray's id of a trial under way -> its node."""
+        self._moving: set[str] = set()
+        """Trials that lost their node and have no other yet."""
+        self._cut: dict[str, str] = {}
+        """Trials that lost the connection to their process, and its node: it may be lost, too."""
+        self._accounts = Accounts()
+        nodes.watch(self.on_nodes)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray has a process for the trial, which may have served others before."""
-        process = repr(trial.temporary_state.ray_actor)
-        if process not in self._processes:
-            self._processes.add(process)
+        actor, name = trial.temporary_state.ray_actor, trial.trial_id
+        if repr(actor) not in self._processes:
+            self._processes[repr(actor)] = self._node_of(actor)
             self._on_process()
+        self._where[name] = self._processes[repr(actor)]
+        if name in self._moving:
+            self._moving.discard(name)
+            here = self._nodes.named(self._where[name])
+            self._searcher.note(f"goes on at node {here}", [name])
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
+    ) -> None:
+        """A trial gets on."""
+        self._accounts.progressed(trial.trial_id)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """An attempt has failed, and Ray is about to try again."""
+        error, name = last_error(trial), trial.trial_id
+        node = self._where.get(name, "")
+        why = self._cause(error, node)
+        self._where.pop(name, None)
+        if why == "changed":
+            return
+        told = reason(error)
+        if why == "lost":
+            again = self._accounts.lost(name)
+            if name not in self._moving:  # else it was told together with the others there
+                self._moving.add(name)
+                self._cut[name] = node
+                known = self._nodes.named(node)
+                self._searcher.note(f"was cut off from node {known}", [name])
+        else:
+            died = why == "died"
+            again = (
+                self._accounts.died(name, node, time.monotonic())
+                if died
+                else self._accounts.failed(name)
+            )
+            write_error(trial.config["trial"], error)
+            if again:
+                self._searcher.note(f"is tried again: {told}", [name])
+        if not again:
+            trial.config[GIVEN_UP] = LOST_AGAIN if why == "lost" else told
+            trial.max_failures = 0  # should not even that attempt come to its end
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Whatever there is to know of the trial is in the ledger by now."""
-        forget(trial)
+        self._close(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray gives the trial up: the reason goes to the ledger, the traceback beside the trial."""
         error = last_error(trial)
-        self._searcher.on_failure(trial.trial_id, reason(error))
-        config: TrialConfig = trial.config["trial"]
-        config.directory.mkdir(parents=True, exist_ok=True)
-        (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
+        self._searcher.on_failure(trial.trial_id, trial.config.get(GIVEN_UP) or reason(error))
+        write_error(trial.config["trial"], error)
+        self._close(trial)
+
+    def on_nodes(self, gone: Sequence[Node], come: Sequence[Node]) -> None:
+        """Nodes have gone and come."""
+        for node in gone:
+            there = [name for name, where in self._where.items() if where == node.id]
+            excused = self._accounts.excuse(node.id, time.monotonic())
+            self._moving.update(there)
+            cut = [name for name, where in self._cut.items() if where == node.id]
+            self._searcher.note(f"node {node} was lost", [*there, *excused, *cut])
+        for node in come:
+            self._searcher.note(f"node {node} has joined", [])
+        self._searcher.fit(self._nodes.alive())
+
+    def _cause(self, error: BaseException | None, node: str) -> Cause:
+        """What an attempt ended of; if that was its node, all hear that it has gone."""
+        self._nodes.look()
+        if isinstance(error, RayActorError) and NODE_DIED in str(error) and self._nodes.has(node):
+            self._nodes.lose(node)
+        return cause(error, gone=bool(node) and not self._nodes.has(node))
+
+    def _close(self, trial: Any) -> None:
+        self._where.pop(trial.trial_id, None)
+        self._moving.discard(trial.trial_id)
+        self._cut.pop(trial.trial_id, None)
+        self._accounts.close(trial.trial_id)
         forget(trial)
 
 
@@ -64,6 +160,33 @@ def last_error(trial: Any) -> BaseException | None:
     # Ray's own accessor reads the uploaded copy, which does not exist before a snapshot
     file = trial.pickled_error_file
     return cloudpickle.loads(Path(file).read_bytes()) if file else None
+
+
+def write_error(config: TrialConfig, error: BaseException | None) -> None:
+    """Keep a traceback beside the trial."""
+    config.directory.mkdir(parents=True, exist_ok=True)
+    (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
+
+
+def cause(error: BaseException | None, *, gone: bool) -> Cause:
+    """What an attempt ended of.
+
+    Args:
+        error: what Ray says.
+        gone: whether its node is no longer there.
+    """
+    told = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(told, NodeLostError):
+        return "lost"
+    if isinstance(error, RayTaskError):
+        asked = isinstance(told, RayActorError) and told.preempted
+        return "changed" if asked else "own"
+    if isinstance(error, ActorUnavailableError):
+        return "lost"
+    if isinstance(error, RayActorError):
+        lost = error.preempted or NODE_DIED in str(error) or gone
+        return "lost" if lost else "died"
+    return "own"
 
 
 def reason(error: BaseException | None) -> str:

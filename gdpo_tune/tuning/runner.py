@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ from gdpo_tune.trials import TrialRecord
 from gdpo_tune.tuning import cluster, resources
 from gdpo_tune.tuning.budget import hours_of
 from gdpo_tune.tuning.checkpoints import tidy
+from gdpo_tune.tuning.nodes import Node
 from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
 
 TRAIN = "gdpo_tune.training:train"
-RETRIES = 2
-"""Further attempts, each from the newest checkpoint, before a trial counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     session: int | None = None
     try:
         with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
-            slots = slots_of(ledger.spec, ray_up.nodes)
+            slots = slots_of(ledger.spec, ray_up.nodes.alive())
             sampler = str(choose_sampler(ledger.spec, slots))
             session = ledger.begin_session(started, slots, provenance(), sampler)
             emit(SearchStarted(slots, sampler))
@@ -113,13 +113,13 @@ def why_ended(ledger: Ledger) -> str:
     return ending(ledger.spec, records, hours) if finished else ""
 
 
-def slots_of(spec: SweepSpec, nodes: Sequence[Mapping[str, float]]) -> int:
+def slots_of(spec: SweepSpec, nodes: Sequence[Node]) -> int:
     """Trials that run at the same time.
 
     Raises:
         ResourcesError: no node can hold a single trial.
     """
-    count = resources.slots(spec.resources, nodes)
+    count = resources.slots(spec.resources, [node.resources for node in nodes])
     # A server holds the weights of one policy.
     return 1 if spec.rollout.vllm_mode == "server" else count
 
@@ -152,6 +152,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     scheduler = registry.load(chosen.target)(ledger)
     setup = Setup(train, stop_file, asked.cpus, group)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
+    searcher.slots_of = partial(slots_of, ledger.spec)
     interruption = Interruption(stop_file, ray_up.is_alive)
 
     def stop() -> None:
@@ -160,7 +161,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
 
     try:
         with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
-            tune(ledger, searcher, scheduler, interruption, ray_up.remember)
+            tune(ledger, searcher, scheduler, interruption, ray_up)
     except KeyboardInterrupt:
         interruption.requested = True
     except ClusterLost:
@@ -182,7 +183,7 @@ def tune(
     searcher: Any,
     scheduler: Any,
     interruption: Any,
-    on_process: Callable[[], None],
+    ray_up: cluster.Cluster,
 ) -> None:
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
@@ -206,8 +207,8 @@ def tune(
             storage_path=str(ray_folder(ledger).parent),
             verbose=0,
             stop=interruption,
-            failure_config=FailureConfig(max_failures=RETRIES),
-            callbacks=[Attempts(searcher, on_process)],
+            failure_config=FailureConfig(max_failures=-1),  # who is tried again is our decision
+            callbacks=[Attempts(searcher, ray_up.nodes, ray_up.remember)],
         ),
     ).fit()
 

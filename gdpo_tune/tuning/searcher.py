@@ -16,13 +16,21 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from gdpo_tune.analysis.lineage import training_of
-from gdpo_tune.errors import DiskFullError
-from gdpo_tune.events import Event, TrialFinished, TrialPaused, TrialProgress, TrialStarted
+from gdpo_tune.errors import DiskFullError, ResourcesError
+from gdpo_tune.events import (
+    Disturbed,
+    Event,
+    TrialFinished,
+    TrialPaused,
+    TrialProgress,
+    TrialStarted,
+)
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Cost, Measurement, Outcome, TrialConfig, TrialRecord
+from gdpo_tune.trials import Cost, Incident, Measurement, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.tuning.budget import hours_of, spent_budget
 from gdpo_tune.tuning.handover import write_schedule
+from gdpo_tune.tuning.nodes import Node
 from gdpo_tune.tuning.plan import Step, next_step, trial_seed
 from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.proposals import Proposals
@@ -63,6 +71,8 @@ class LedgerSearcher(Searcher):
         """Ray's trial id -> number, for trials that have not ended."""
         self._spent: dict[int, Cost] = {}
         """What running trials have cost so far: a failure has a price too."""
+        self.slots_of: Callable[[Sequence[Node]], int] = lambda _: slots
+        """Trials that fit side by side on nodes."""
         self._stopping = False
         self._scheduler = scheduler
         self._referee = Referee(ledger, scheduler)
@@ -77,6 +87,22 @@ class LedgerSearcher(Searcher):
         """Whether a free slot waits for a proposal."""
         self._step: Step | None = None
         self._step_is_known = False
+
+    def fit(self, nodes: Sequence[Node]) -> None:
+        """The cluster has other nodes now: as many trials are handed out as they have room for."""
+        try:
+            self._slots = self.slots_of(nodes)
+        except ResourcesError as error:
+            self._slots = 0
+            self.note(f"the sweep waits for nodes: {error}", [])
+
+    def note(self, what: str, trials: Sequence[str]) -> None:
+        """Record what has befallen the sweep, or trials by Ray's ids."""
+        numbers = tuple(sorted({self._numbers[n] for n in trials if n in self._numbers}))
+        incident = Incident(time.time(), what, numbers)
+        with self._recording():
+            self._ledger.note(incident)
+        self._emit(Disturbed(incident))
 
     def stop(self) -> None:
         """Hand out nothing more."""

@@ -43,6 +43,20 @@ class ActorWornOut(RayActorError):
         super().__init__(error_msg="the process has grown too large", preempted=True)
 
 
+class NodeLostError(RayActorError):
+    """A process of a trial was lost with its node. Not a failure of the trial, and in words that
+    Ray does not take for one."""
+
+    def __init__(self) -> None:
+        super().__init__(error_msg="the node of one of the trial's processes died", preempted=True)
+
+
+NODE_DIED = "its node has died"
+"""In the message of Ray's error, which has no type of its own, for a process lost that way."""
+GIVEN_UP = "given_up"
+"""In a trial's config: why it is not tried again."""
+
+
 class WorkerDiedError(Exception):
     """One of the processes of a trial ended without a word."""
 
@@ -90,7 +104,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         config: `trial`, a `TrialConfig`; `setup`, a `Setup`; `ends_at`, steps after which the trial
-            ends whatever the driver says.
+            ends whatever the driver says; `GIVEN_UP`, why it is not to be tried again, if so.
 
     Returns:
         `outcome`: an `Outcome`; or `failure`: why the trial cannot go on, not worth a retry; or
@@ -99,11 +113,14 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         ActorWornOut: start again in a fresh process.
+        NodeLostError: start again, since one of several processes lost its node.
         Exception: anything unexpected; Ray starts the trial again, from its newest checkpoint.
     """
     global _trials_served
     trial: TrialConfig = config["trial"]
     setup: Setup = config["setup"]
+    if GIVEN_UP in config:
+        return {"failure": config[GIVEN_UP]}
     if _trials_served and psutil.Process().memory_info().rss > memory_limit(setup.cpus):
         raise ActorWornOut
     _trials_served += 1

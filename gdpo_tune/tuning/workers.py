@@ -21,7 +21,14 @@ from gdpo_tune import registry
 from gdpo_tune.errors import GdpoTuneError
 from gdpo_tune.training import processes, warm
 from gdpo_tune.trials import Measurement, Outcome, TrialConfig
-from gdpo_tune.tuning.trainable import Group, Reporter, Setup, WorkerDiedError
+from gdpo_tune.tuning.trainable import (
+    NODE_DIED,
+    Group,
+    NodeLostError,
+    Reporter,
+    Setup,
+    WorkerDiedError,
+)
 
 PATIENCE = 3600
 """Seconds that a process waits for the others: one may be writing a large checkpoint."""
@@ -38,6 +45,7 @@ def train_in_group(
 
     Raises:
         GdpoTuneError: what ended one of them on purpose; it ends all.
+        NodeLostError: one was lost with its node.
         WorkerDiedError: one was killed or crashed.
         TrainingFailedError: one raised something unexpected, or they could not be started.
     """
@@ -110,6 +118,9 @@ def cause(error: TrainingFailedError, workers: int) -> Exception:
     for failure in found:
         if isinstance(failure, GdpoTuneError):
             return failure
+    for failure in found:
+        if isinstance(failure, RayActorError) and NODE_DIED in str(failure):
+            return NodeLostError()
     for failure in found:
         if isinstance(failure, RayActorError):
             return WorkerDiedError(

@@ -56,6 +56,8 @@ class KilledSweep:
     overrides: tuple[str, ...]
     fake: bool
     """Whether the training is the fake one, slowed down; else it is the real command."""
+    address: str = ""
+    """Of the Ray cluster that it joins; empty: it has one of its own."""
 
     @property
     def spec(self) -> SweepSpec:
@@ -72,6 +74,8 @@ class KilledSweep:
             command = ["-m", "gdpo_tune.sweep", str(SPACE), *words]
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(FAKE_TRAINING)])
+        if self.address:
+            environment["RAY_ADDRESS"] = self.address
         self.folder.mkdir(parents=True, exist_ok=True)
         with (
             (self.folder / "errors.txt").open("ab") as errors,

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 import pytest
+from ray_heads import ROOT, ray_head
 
 from gdpo_tune.clusters import asking
 from gdpo_tune.clusters.load import load_sweeps
@@ -30,7 +23,6 @@ pytestmark = [
 ]
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
 search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
 training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
@@ -41,58 +33,12 @@ backend: {kind: ray-job, address_env: RAY_HEAD_FOR_TEST}
 storage: shared
 """
 TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
-WAIT = 280.0
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard of a cluster of one node, with a temporary folder of its own."""
-    folder = tmp_path_factory.mktemp("ray")
-    port, dashboard = free_port(), free_port()
-    environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
-    environment |= {
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    command = [
-        *(sys.executable, "-c", "from ray.scripts.scripts import main; main()"),
-        *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
-        *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=2"),
-        *("--object-store-memory=134217728", f"--temp-dir={folder}", "--include-dashboard=true"),
-    ]
-    with (
-        (folder / "out.txt").open("w") as out,
-        subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, start_new_session=True
-        ) as server,
-    ):
-        try:
-            url = f"http://127.0.0.1:{dashboard}"
-            wait_for_dashboard(url, server, folder / "out.txt")
-            yield url
-        finally:
-            below = psutil.Process(server.pid).children(recursive=True)
-            for process in [*below, psutil.Process(server.pid)]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-
-
-def wait_for_dashboard(url: str, server: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        assert server.poll() is None, out.read_text()
-        assert time.monotonic() < deadline, out.read_text()
-        with suppress(OSError), urllib.request.urlopen(f"{url}/api/version", timeout=2):
-            return
-        time.sleep(0.2)
+    with ray_head(tmp_path_factory.mktemp("ray")) as url:
+        yield url
 
 
 def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch):

@@ -12,10 +12,17 @@ from gdpo_tune.analysis import build_front
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import front_table
-from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.events import (
+    Disturbed,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.spec import Constraint
-from gdpo_tune.trials import Cost, Measurement
+from gdpo_tune.trials import Cost, Incident, Measurement
 
 
 @pytest.fixture
@@ -266,6 +273,27 @@ def test_the_summary_names_failures_with_their_reasons(spec):
     assert "1 failed" in text
     assert "trial 3: <script>alert('x')</script> [bold]&amp;" in text
     assert "second line </table>" in text
+
+
+def test_the_summary_says_what_befell_the_sweep(spec):
+    console = paper()
+    incidents = [
+        Incident(0.0, "node h (a) was lost", (1, 2)),
+        Incident(0.0, "goes on at node h (b)", (1,)),
+        Incident(0.0, "is tried again: [bold]ValueError", (3,)),
+    ]
+    sessions = [{"incidents": incidents}, {"incidents": []}, {}]
+    print_summary(spec, make_records(spec, 4), console, sessions=sessions)
+    text = console.file.getvalue()
+    assert "1 node lost, with attempts at 2 trials" in text
+    assert "1 attempt failed and was made again" in text
+
+
+def test_an_incident_is_told_at_once(spec):
+    console = paper()
+    with LiveDisplay(spec, console) as display:
+        display(Disturbed(Incident(0.0, "node h (a) was lost", (1, 2))))
+    assert "node h (a) was lost, with trials 1, 2" in console.file.getvalue()
 
 
 def test_the_summary_says_where_things_are_and_how_to_look_further(spec):

@@ -15,7 +15,7 @@ from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.front_png import DPI, front_picture
 from gdpo_tune.figures.population import population_figure
 from gdpo_tune.figures.report import report_html
-from gdpo_tune.trials import Cost, Exploit, Rung, TrialRecord
+from gdpo_tune.trials import Cost, Exploit, Incident, Rung, TrialRecord
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -307,3 +307,14 @@ def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):
         write_report(make_spec(tmp_path), [], tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_befell_a_sweep_has_a_section_of_its_own(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 4)
+    assert "What happened" not in report_html(spec, records)
+    session = {"started": 0.0, "finished": 9.0, "slots": 2}
+    sessions = [{**session, "incidents": [Incident(0.0, "is tried again: <b>", (3,))]}]
+    text = Page(report_html(spec, records, sessions=sessions)).text
+    assert "What happened" in text
+    assert "trial 3 is tried again: <b>" in text

@@ -18,6 +18,7 @@ from ray._private.accelerators import accelerator
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.tuning import cluster
 from gdpo_tune.tuning.interruption import ClusterLost, Interruption
+from gdpo_tune.tuning.nodes import Nodes
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -174,11 +175,14 @@ def test_a_server_whose_exit_status_was_asked_for_is_gone_too(
 def test_a_cluster_that_was_joined_is_asked_for_our_node(
     alive: bool, answer: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    nodes = [{"NodeID": "ours", "Alive": alive}, {"NodeID": "other", "Alive": not alive}]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    about = {"NodeManagerHostname": "here", "Resources": {}}
+    nodes = [
+        {"NodeID": "ours", "Alive": alive, **about},
+        {"NodeID": "other", "Alive": not alive, **about},
+    ]
     context = SimpleNamespace(get_node_id=lambda: "ours")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    assert cluster.our_node_is_alive() is answer
+    assert cluster.our_node_is_alive(Nodes(lambda: nodes)) is answer
 
 
 def test_a_cluster_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch):

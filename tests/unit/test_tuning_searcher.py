@@ -24,9 +24,9 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Cost, Measurement
 from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.failures import Attempts, reason
+from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.plan import is_finished, planned, trial_seed
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import ActorWornOut
 
 QUICK = ["search.sampler=random", "search.trials=4"]
 
@@ -229,7 +229,8 @@ def ray_trial(config: dict[str, Any], actor: object) -> Any:
 def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Trial, "local_path", None)
     looked: list[str] = []
-    callback = Attempts(cast("LedgerSearcher", None), lambda: looked.append("again"))
+    nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
+    callback = Attempts(searcher, nodes, lambda: looked.append("again"), lambda _: "node")
     for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
         callback.on_trial_start(0, [], ray_trial({}, actor))
     assert looked == ["again"] * 2
@@ -241,7 +242,7 @@ def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
     trial._default_result_or_future = "a reference to a remote object"
     assert trial.metric_analysis
     assert trial.metric_n_steps
-    callback = Attempts(cast("LedgerSearcher", None), lambda: None)
+    callback = Attempts(cast("LedgerSearcher", None), Nodes(list), lambda: None)
     callback.on_trial_complete(0, [trial], trial)
     assert trial.config == trial.evaluated_params == {}
     assert trial.metric_analysis == trial.metric_n_steps == {}
@@ -258,16 +259,6 @@ def test_a_config_is_copied_by_ray_at_no_cost_and_named_in_short(spec: SweepSpec
     assert all(copied[key] is value for key, value in config.items())
     assert [str(config["trial"]), str(config["setup"])] == ["0", "none:none"]
     assert pickle.loads(cloudpickle.dumps(config)) == config
-
-
-def test_a_change_of_process_uses_up_no_attempt_even_the_last(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Trial, "local_path", None)  # no error files
-    trial = Trial("none", max_failures=1, stub=True)
-    worn_out = RayTaskError("train", "a long traceback", ActorWornOut()).as_instanceof_cause()
-    broken = RayTaskError("train", "a long traceback", ValueError("bad")).as_instanceof_cause()
-    for error, goes_on in [(worn_out, True), (broken, True), (worn_out, True), (broken, False)]:
-        trial.handle_error(pickle.loads(cloudpickle.dumps(error)))
-        assert trial.should_recover() is goes_on
 
 
 def test_an_interrupted_trial_stays_unfinished(spec: SweepSpec):

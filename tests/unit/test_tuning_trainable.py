@@ -26,6 +26,8 @@ from gdpo_tune.spec import Resources
 from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.trials import Cost, Measurement, TrialConfig
 from gdpo_tune.tuning import runner, trainable, workers
+from gdpo_tune.tuning.cluster import Cluster
+from gdpo_tune.tuning.nodes import Node, Nodes
 from gdpo_tune.tuning.resources import slots
 from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, memory_limit, run_trial
 
@@ -248,13 +250,13 @@ def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
 
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
     with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
-        runner.tune(ledger, None, None, None, lambda: None)
+        runner.tune(ledger, None, None, None, Cluster(Nodes(list), lambda: None, lambda: True))
     assert asked["fitted"]
     assert asked["tune_config"].reuse_actors is reused
 
 
 def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
-    nodes = [{"CPU": 8.0, "GPU": 4.0}]
+    nodes = [Node("a", "here", {"CPU": 8.0, "GPU": 4.0})]
     server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
     assert runner.slots_of(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
     assert runner.slots_of(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
