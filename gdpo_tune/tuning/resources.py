@@ -19,6 +19,14 @@ def fits_on_gpus(wanted: float, devices: float) -> float:
     return devices * math.floor(1 / wanted + SLACK)
 
 
+def fit(resources: Resources, node: Mapping[str, float]) -> int:
+    """Workers that run side by side on a node with these `CPU` and `GPU` amounts."""
+    fits = node.get("CPU", 0.0) / resources.cpus
+    if resources.gpus > 0:
+        fits = min(fits, fits_on_gpus(resources.gpus, node.get("GPU", 0.0)))
+    return math.floor(fits + SLACK)
+
+
 def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
     """Trials that run side by side on nodes with these `CPU` and `GPU` amounts.
 
@@ -27,12 +35,7 @@ def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
     Raises:
         ResourcesError: the nodes cannot hold a single trial.
     """
-    total = 0
-    for node in nodes:
-        fits = node.get("CPU", 0.0) / resources.cpus
-        if resources.gpus > 0:
-            fits = min(fits, fits_on_gpus(resources.gpus, node.get("GPU", 0.0)))
-        total += math.floor(fits + SLACK)
+    total = sum(fit(resources, node) for node in nodes)
     alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
     each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
     if total == 0:

@@ -24,6 +24,7 @@ from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.nodes import Node
 from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
+from gdpo_tune.tuning.survey import survey
 
 TRAIN = "gdpo_tune.training:train"
 
@@ -64,6 +65,7 @@ def run_sweep(
         IdentityError: another sweep lives under this name.
         PolicyError, SandboxUnavailable: what every trial needs is not there.
         DiskFullError: there is no room for checkpoints or the ledger; the same call goes on.
+        ClusterError: the cluster cannot be joined, or its nodes do not share the sweep's folder.
         ClusterLostError: Ray's servers did not start, or died; the same call goes on.
     """
     check_resources(spec)
@@ -94,7 +96,10 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
     session: int | None = None
     try:
         with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
-            slots = slots_of(ledger.spec, ray_up.nodes.alive())
+            nodes = ray_up.nodes.alive()
+            slots = slots_of(ledger.spec, nodes)
+            if cluster.connected():
+                survey(ledger.spec, ledger.directory, with_room(ledger.spec, nodes))
             sampler = str(choose_sampler(ledger.spec, slots))
             session = ledger.begin_session(started, slots, provenance(), sampler)
             emit(SearchStarted(slots, sampler))
@@ -122,6 +127,11 @@ def slots_of(spec: SweepSpec, nodes: Sequence[Node]) -> int:
     count = resources.slots(spec.resources, [node.resources for node in nodes])
     # A server holds the weights of one policy.
     return 1 if spec.rollout.vllm_mode == "server" else count
+
+
+def with_room(spec: SweepSpec, nodes: Sequence[Node]) -> list[Node]:
+    """Those on which a trial, or one of its workers, may run."""
+    return [node for node in nodes if resources.fit(spec.resources, node.resources)]
 
 
 def reuses_processes(spec: SweepSpec) -> bool:
