@@ -18,6 +18,7 @@ GdpoTuneError                 anything that this package raises on purpose
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
+|- LedgerUnreachableError     the database of the ledger does not answer: the same command goes on
 |- DiskFullError              no space left: the sweep ends, and goes on once there is room
 |- BackendUnreachableError    a backend does not answer: the same call may succeed later
 |- ClusterLostError           Ray's servers died or did not start: the same command goes on
@@ -168,6 +169,10 @@ class NonFiniteError(TrialFailure):
 
 class DiskFullError(GdpoTuneError):
     """Nothing can be written any more; what is on disk is whole, and the same command goes on."""
+
+
+class LedgerUnreachableError(GdpoTuneError):
+    """The database of the ledger does not answer; what is recorded stays."""
 
 
 class ClusterLostError(GdpoTuneError):

@@ -15,8 +15,9 @@ import os
 import socket
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,22 @@ def _record(line: bytes) -> dict[str, Any] | None:
 DAMAGED = "damaged; bring it back from a copy, or move the sweep aside and begin anew with --fresh"
 
 
-class JournalFile(BaseJournalBackend):
+class Journal(BaseJournalBackend):
+    """Where records are appended, and read in their order: what Optuna's storage asks for."""
+
+    path: Path | str
+    """What to call it in messages."""
+
+    @abstractmethod
+    def together(self) -> AbstractContextManager[None]:
+        """Wait once, at the end, for all records that are appended meanwhile."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; a second call does nothing."""
+
+
+class JournalFile(Journal):
     """Optuna's journal in one local file, for one writer and any number of readers.
 
     Every record is on the disk before a call returns. A reader ignores a record whose end is not
@@ -216,7 +232,7 @@ class JournalFile(BaseJournalBackend):
             self._file = -1
 
 
-def replayed(journal: JournalFile) -> JournalStorage:
+def replayed(journal: Journal) -> JournalStorage:
     """What the records of a journal come to.
 
     Raises:

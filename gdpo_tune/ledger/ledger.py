@@ -1,6 +1,6 @@
 """The one durable record of a sweep: every trial, its values, state, cost and reason.
 
-    <storage>/<name>/ledger.journal    the Optuna study, one record a line
+    <storage>/<name>/ledger.journal    the Optuna study, one record a line; or a table of `ledger:`
                      ledger.lock       who writes it
                      spec.yaml         the resolved spec
                      trials/<number>/  step metrics and checkpoints
@@ -25,7 +25,8 @@ from gdpo_tune.errors import UsageError
 from gdpo_tune.ledger.costs import outcome_with_costs
 from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
 from gdpo_tune.ledger.generations import Generations
-from gdpo_tune.ledger.journal import JournalFile, Lease, move_aside, repair, replayed
+from gdpo_tune.ledger.journal import Journal, Lease, replayed
+from gdpo_tune.ledger.opening import for_reading, for_writing
 from gdpo_tune.ledger.rungs import RUNG, encode_rung, in_order, stored_rungs
 from gdpo_tune.ledger.sessions import Sessions
 from gdpo_tune.ledger.study import open_study, write_spec
@@ -42,9 +43,6 @@ from gdpo_tune.trials import (
     TrialRecord,
 )
 
-JOURNAL = "ledger.journal"
-LOCK = "ledger.lock"
-
 
 class Ledger(Sessions, Closing):
     """A sweep's trials. `open` it; use it as a context manager.
@@ -52,7 +50,7 @@ class Ledger(Sessions, Closing):
     It holds what it has written in memory, so reading records costs no disk access.
     """
 
-    def __init__(self, spec: SweepSpec, journal: JournalFile, lease: Lease | None) -> None:
+    def __init__(self, spec: SweepSpec, journal: Journal, lease: Lease | None) -> None:
         """Not for callers: `open` checks what this takes for granted."""
         self.spec = spec
         self.directory = spec.directory.absolute()
@@ -87,11 +85,12 @@ class Ledger(Sessions, Closing):
         """
         directory = spec.directory.absolute()
         try:
-            if not read_only:
-                return cls._open_for_writing(spec, directory, fresh)
-            if not (directory / JOURNAL).exists():
-                raise UsageError(f"there is no sweep in {directory} yet")
-            return cls(spec, JournalFile(directory / JOURNAL, read_only=True), None)
+            if read_only:
+                return cls._over(spec, for_reading(spec), None)
+            opened = for_writing(spec, fresh=fresh)
+            ledger = cls._over(spec, opened.journal, opened.lease)
+            ledger.moved_aside = opened.aside
+            return ledger
         except OSError as error:
             raise UsageError(
                 f"the sweep cannot be kept in {directory}: {error}; make that folder readable and "
@@ -99,21 +98,16 @@ class Ledger(Sessions, Closing):
             ) from error
 
     @classmethod
-    def _open_for_writing(cls, spec: SweepSpec, directory: Path, fresh: bool) -> Ledger:
-        lease, aside, journal = Lease(directory / LOCK), None, None
-        if fresh and (directory / JOURNAL).exists():
-            lease, aside = move_aside(lease)
+    def _over(cls, spec: SweepSpec, journal: Journal, lease: Lease | None) -> Ledger:
+        """The ledger over a journal, which is closed if that fails."""
         try:
-            if (directory / JOURNAL).exists():
-                repair(directory / JOURNAL)
-            journal = JournalFile(directory / JOURNAL, read_only=False)
             ledger = cls(spec, journal, lease)
-            ledger.moved_aside = aside
-            write_spec(spec)
+            if lease is not None:
+                write_spec(spec)
         except BaseException:
-            if journal is not None:
-                journal.close()
-            lease.release()
+            journal.close()
+            if lease is not None:
+                lease.release()
             raise
         return ledger
 

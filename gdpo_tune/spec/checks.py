@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gdpo_tune.spec.space import Space
 
 LONGEST_NAME = 255
 """Bytes of the name of a file or folder, on every usual disk."""
+LEDGER = re.compile(r"postgresql(\+psycopg2?)?://[^/\s]+/[^/\s]+")
 SHOWN = 6
 """At most so many values of a long list are named in a message."""
 
@@ -289,6 +291,17 @@ def check_storage(storage: str, root: Node, problems: Problems) -> None:
     elif any(len(part.encode(errors="replace")) > LONGEST_NAME for part in Path(storage).parts):
         reason = f"a name in it has more than {LONGEST_NAME} bytes"
         problems.at(root.find(path), path, reason, "name another folder")
+
+
+def check_ledger(node: Node | None, problems: Problems) -> str:
+    """The address of a database that can hold a ledger; empty for a file."""
+    if node is None or node.value == "":
+        return ""
+    if isinstance(node.value, str) and LEDGER.fullmatch(node.value):
+        return node.value
+    fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
+    problems.at(node, ("ledger",), "not the address of a PostgreSQL database", fix)
+    return ""
 
 
 def check_bound(

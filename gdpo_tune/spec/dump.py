@@ -47,7 +47,12 @@ def shown_yaml(spec: SweepSpec) -> str:
     uri = without_password(spec.tracking.uri)
     tracking = spec.tracking.model_copy(update={"uri": uri})
     sandbox = replace(spec.sandbox, url=shown_service(spec.sandbox.url))
-    return dump_yaml(spec.model_copy(update={"tracking": tracking, "sandbox": sandbox}))
+    shown = {
+        "tracking": tracking,
+        "sandbox": sandbox,
+        "ledger": without_password(spec.ledger),
+    }
+    return dump_yaml(spec.model_copy(update=shown))
 
 
 def block(key: str, value: object) -> Iterator[str]:

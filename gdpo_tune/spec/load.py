@@ -131,6 +131,7 @@ class Document:
         checks.check_budget(search, resources, self.root, self.problems)
         checks.check_micro_batch(training, resources, self.root, self.problems)
         checks.check_storage(storage, self.root, self.problems)
+        ledger = checks.check_ledger(self.nodes.get("ledger"), self.problems)
         check_rollout(rollout, self.root, self.problems)
         if self.to_run:
             check_warm_start(search, task, objectives, constraints, self.root, self.problems)
@@ -158,6 +159,7 @@ class Document:
                 "resources": resources,
                 "tracking": tracking and tracking.model_copy(update={"experiment": experiment}),
                 "storage": storage,
+                "ledger": ledger,
             }
         )
 

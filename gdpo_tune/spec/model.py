@@ -178,6 +178,9 @@ class SweepSpec(BaseModel):
     """Where MLflow shows the sweep."""
     storage: Path = Path("runs")
     """Folder of all sweeps; this one lives in `<storage>/<name>`."""
+    ledger: str = ""
+    """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
+    file in the sweep's folder. The password belongs into `PGPASSWORD` or `~/.pgpass`."""
 
     @property
     def directory(self) -> Path:

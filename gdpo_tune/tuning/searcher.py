@@ -16,7 +16,12 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from gdpo_tune.analysis.lineage import training_of
-from gdpo_tune.errors import DiskFullError, ResourcesError
+from gdpo_tune.errors import (
+    DiskFullError,
+    LedgerHeldError,
+    LedgerUnreachableError,
+    ResourcesError,
+)
 from gdpo_tune.events import (
     Disturbed,
     Event,
@@ -197,7 +202,7 @@ class LedgerSearcher(Searcher):
         try:
             with room_in(self._ledger.directory, "the ledger"):
                 yield
-        except DiskFullError as error:
+        except (DiskFullError, LedgerUnreachableError, LedgerHeldError) as error:
             self.fatal = error
             self.stop()
 

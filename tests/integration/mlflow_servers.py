@@ -144,27 +144,48 @@ def start_driver(
     )
 
 
-@contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """URI of a PostgreSQL server of one's own.
+class PostgresServer:
+    """A PostgreSQL server of one's own, which may be stopped and started again.
 
     It runs as the user `postgres` where this is root, whom PostgreSQL refuses.
     """
-    data, port = folder / "postgres", free_port()
-    data.mkdir()
-    who = {}
-    if os.geteuid() == 0:
-        who = {"user": "postgres", "group": "postgres"}
-        shutil.chown(data, **who)
-        for parent in data.parents:  # pytest makes folders that no other user may enter
-            if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o011)
-    run = {"check": True, "cwd": data, "stdout": subprocess.DEVNULL, **who}
-    subprocess.run(["initdb", "-D", str(data), "-U", "me", "-A", "trust", "-N"], **run)
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data} -F"
-    control = ["pg_ctl", "-D", str(data), "-l", str(data / "log"), "-w"]
-    subprocess.run([*control, "-o", options, "start"], **run)
+
+    def __init__(self, folder: Path) -> None:
+        self._data, port = folder / "postgres", free_port()
+        self._data.mkdir()
+        self._who = {}
+        if os.geteuid() == 0:
+            self._who = {"user": "postgres", "group": "postgres"}
+            shutil.chown(self._data, **self._who)
+            for parent in self._data.parents:  # pytest makes folders that no other user may enter
+                if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
+                    parent.chmod(parent.stat().st_mode | 0o011)
+        self._run("initdb", "-D", str(self._data), "-U", "me", "-A", "trust", "-N")
+        self._options = (
+            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._data} -F"
+        )
+        self.uri = f"postgresql+psycopg2://me@127.0.0.1:{port}/postgres"
+
+    def start(self) -> None:
+        self._control("-o", self._options, "start")
+
+    def stop(self) -> None:
+        self._control("-m", "immediate", "stop")
+
+    def _control(self, *words: str) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-l", str(self._data / "log"), "-w", *words)
+
+    def _run(self, *command: str) -> None:
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, check=True, cwd=self._data, stdout=quiet, **self._who)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """URI of a PostgreSQL server of one's own."""
+    server = PostgresServer(folder)
+    server.start()
     try:
-        yield f"postgresql+psycopg2://me@127.0.0.1:{port}/postgres"
+        yield server.uri
     finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], **run)
+        server.stop()
