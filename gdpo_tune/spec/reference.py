@@ -71,6 +71,11 @@ METRICS = (
     ("`validation/<metric>`", "every `training.evaluate_every` steps"),
     ("`train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`", "of a step"),
     ("`train/mean_length`", "mean tokens of a step's completions"),
+    (
+        "`train/gpu_utilisation`, `train/gpu_memory_gib`",
+        "of the trial's GPU, other trials on it included: share of time at work, memory taken; "
+        "with `pip install 'gdpo-tune[gpu]'`",
+    ),
     ("`train/kl`, `train/clip_ratio`", "where `beta` is above 0; share of clipped tokens"),
     ("`train/reward/<reward>/mean`, `.../std`", "unweighted reward of a step's completions"),
     ("`train/reward/<reward>/dead_groups`", "share of groups in which all have the same reward"),

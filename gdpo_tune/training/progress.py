@@ -15,6 +15,7 @@ from gdpo_tune.steps import append_step
 from gdpo_tune.training import processes
 from gdpo_tune.training.checkpoints import Checkpoint, keep_newest, write_checkpoint
 from gdpo_tune.training.evaluation import Generate
+from gdpo_tune.training.gpu_meter import GpuMeter
 from gdpo_tune.training.held_out import evaluate_split
 from gdpo_tune.training.state import RandomState, random_state, save_state
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -78,6 +79,7 @@ class Progress(TrainerCallback):
         self._report = report
         self._start = start
         self._passes: list[dict[str, float]] = []
+        self._meter = GpuMeter()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say again what was measured where this run goes on."""
@@ -114,6 +116,7 @@ class Progress(TrainerCallback):
             )
             self.validation = measured
             metrics |= {f"validation/{name}": e.mean for name, e in measured.items()}
+        metrics |= self._meter.read()
         measurement = Measurement(step, metrics, self._clock.read(step), measured)
         if processes.is_first():
             # Before the checkpoint: a start from it would not come to this step again.

@@ -73,9 +73,12 @@ def test_dry_run_tells_where_a_population_meets(load):
 
 
 def test_passwords_are_not_shown(load):
-    spec = load("tracking.uri=postgresql://me:secret@host/db")
+    spec = load(
+        "tracking.uri=postgresql://me:secret@host/db", "ledger=postgresql://me:secret@host/trials"
+    )
     text = dry_run(spec)
     assert "postgresql://me:***@host/db" in text
+    assert "postgresql://me:***@host/trials" in text
     assert "secret" not in text
     assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
     assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"

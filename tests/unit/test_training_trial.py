@@ -19,6 +19,7 @@ from gdpo_tune.steps import read_steps
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.build import training_order
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
+from gdpo_tune.training.gpu_meter import GpuMeter
 from gdpo_tune.training.settings import trainer_arguments
 
 
@@ -525,3 +526,14 @@ def test_training_order_passes_over_all_prompts_before_any_comes_again():
     assert order[:10] != order[10:20]
     assert order == training_order(10, 25, seed=3)
     assert order != training_order(10, 25, seed=4)
+
+
+def test_what_the_gpu_does_is_kept_with_each_step(policy, tmp_path, monkeypatch):
+    seen = {"train/gpu_utilisation": 0.5, "train/gpu_memory_gib": 3.0}
+    monkeypatch.setattr(GpuMeter, "read", lambda _: dict(seen))
+    config = trial(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
+    reports, _ = run(config)
+    (measurement, _), *_ = reports
+    (step,) = read_steps(tmp_path)
+    for metrics in (measurement.metrics, step.metrics):
+        assert {name: metrics[name] for name in seen} == seen
