@@ -44,6 +44,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def environment_stays_as_it_is() -> Iterator[None]:
+    """Take back what a command that was called in this process has set for its children."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def tables_stay_as_they_are() -> Iterator[None]:
     """Refuse a test that leaves a change for the others, and take the change back."""
     before = copies()

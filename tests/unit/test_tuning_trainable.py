@@ -307,6 +307,7 @@ def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
     assert expected in str(workers.cause(error, 2))
 
 
+@pytest.mark.usefixtures("nodes")
 def test_a_full_disk_and_a_damaged_checkpoint_are_told(
     config: TrialConfig, sent: list[Measurement]
 ):
