@@ -27,6 +27,7 @@ def figures(script: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow  # `make bench-small` runs the same command
 def test_a_step_of_both_trainers():
     result = figures("gpu_step.py")
     assert (result["device"], result["engine"]) == ("cpu", "transformers")

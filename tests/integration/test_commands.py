@@ -81,12 +81,12 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
     assert (tmp_path / "runs" / space.stem / "front.png").stat().st_size > 10_000
     assert "knee" in first.stdout
 
-    second = command(arguments, tmp_path)
-    assert "finished" in second.stdout
-    assert len(runs_of(tmp_path, space.stem)) == len(runs)
-
-    report = command(["gdpo_tune.report", str(space), *shortened()], tmp_path)
-    assert "report.html" in report.stdout
+    if space.stem == "code":  # the same for every task
+        second = command(arguments, tmp_path)
+        assert "finished" in second.stdout
+        assert len(runs_of(tmp_path, space.stem)) == len(runs)
+        report = command(["gdpo_tune.report", str(space), *shortened()], tmp_path)
+        assert "report.html" in report.stdout
 
 
 @pytest.mark.parametrize("space", FOR_GPUS, ids=lambda path: path.stem)

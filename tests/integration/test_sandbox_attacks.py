@@ -30,7 +30,17 @@ SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
 NOT_COPIED = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "lib2to3")
 
 
-@pytest.fixture(scope="module", params=ENVIRONMENTS)
+QUICK = ("here", "poor_container")
+"""The most layers, and the fewest; each environment takes 20 s."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in ENVIRONMENTS
+    ],
+)
 def environment(request):
     return request.param
 

@@ -67,6 +67,7 @@ def book_of(project: Path) -> Book:
     return book
 
 
+@pytest.mark.fault
 def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path):
     words = [sys.executable, "-m", "gdpo_tune.schedule", "sweeps"]
     at = "2026-03-29T01:00:00Z"

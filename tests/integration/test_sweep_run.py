@@ -160,7 +160,7 @@ def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
         assert {record.state for record in ledger.records()} == {"running"}
 
 
-@pytest.mark.parametrize("whose", ["trial", "ledger"])
+@pytest.mark.parametrize("whose", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
 def test_a_full_disk_ends_the_sweep_which_then_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ):
@@ -183,6 +183,7 @@ def no_room(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
     spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
     faults(spec, t0="grow", t1="grow", t2="grow", t3="raise")

@@ -30,6 +30,7 @@ def launched(*command: object, processes: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow  # a finer look at what the test below would notice, too
 def test_two_processes_give_the_advantages_of_one(tmp_path):
     for processes in (1, 2):
         launched(SCRIPT, processes, tmp_path, processes=processes)

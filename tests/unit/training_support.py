@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gdpo_tune import registry
 from gdpo_tune.parameters import parameters_of
@@ -24,6 +28,13 @@ SETTINGS = TrainingSettings(
     evaluate_every=2,
     checkpoint_every=2,
 )
+
+
+def mostly_slow(cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Cases for `parametrize`: a few that always run, the others marked `slow`."""
+    cases = list(cases)
+    assert set(quick) <= set(cases)
+    return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in cases]
 
 
 class ToyTask:
