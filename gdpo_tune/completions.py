@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gdpo_tune.errors import UsageError
 from gdpo_tune.files import write_whole
 
 FILE = "completions.jsonl"
@@ -46,9 +47,25 @@ def write_completions(directory: Path, completions: Sequence[Completion]) -> Non
 
 
 def read_completions(directory: Path) -> list[Completion]:
-    """What was kept of a trial; nothing for trials from before there was such a file."""
+    """What was kept of a trial; nothing for trials from before there was such a file.
+
+    Raises:
+        UsageError: a line is none of such a file.
+    """
     path = directory / FILE
     if not path.exists():
         return []
     # Of bytes: a text may hold line breaks that are none in a file, such as U+2028.
-    return [Completion(**json.loads(line)) for line in path.read_bytes().splitlines()]
+    lines = enumerate(path.read_bytes().splitlines(), 1)
+    return [_completion(line, f"{path}:{number}") for number, line in lines]
+
+
+def _completion(line: bytes, where: str) -> Completion:
+    """A line of the file."""
+    try:
+        return Completion(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"{where}: this line holds no completion ({error})\n"
+            "    fix: move the file away; a report shows the other trials' then"
+        ) from None

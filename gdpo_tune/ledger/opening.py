@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,10 +71,9 @@ def for_writing(spec: SweepSpec, *, fresh: bool) -> Opened:
         if spec.ledger:
             table = in_database(spec, read_only=False)
         if fresh and (table.exists() if table else (directory / JOURNAL).exists()):
-            if table:
-                stamp = time.strftime("%Y%m%d-%H%M%S")
-                table.move_aside(f"{spec.name}.{stamp}")
             lease, aside = move_aside(lease)
+            if table:
+                table.move_aside(aside.name)
         refuse_another_place(spec, directory)
         if table:
             return Opened(table, lease, aside)

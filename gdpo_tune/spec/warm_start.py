@@ -38,9 +38,13 @@ def check_warm_start(
     if useless:
         problems.at(root.find(key), key, *useless)
         return
+    seen: set[Path] = set()
     for index, folder in enumerate(search.warm_start):
         path = (*key, index)
         reason, fix = _unlike(folder_of(folder), task, objectives, constraints)
+        if not reason and folder_of(folder).resolve() in seen:
+            reason, fix = "named twice, which would count its trials twice", "remove one of them"
+        seen.add(folder_of(folder).resolve())
         if reason:
             problems.at(root.find(path), path, reason, fix)
 
@@ -71,12 +75,15 @@ def _unlike(
 ) -> tuple[str, str]:
     """Why a sweep has nothing to tell this one, and what to do; both empty if it has."""
     remove = "name another folder, or remove this one"
-    if not all(map(is_file, (folder / SPEC, folder / LEDGER))):
-        return "there is no sweep in this folder", "name the folder of a sweep, such as runs/code"
+    nothing = "there is no sweep in this folder", "name the folder of a sweep, such as runs/code"
+    if not is_file(folder / SPEC):
+        return nothing
     try:
         earlier = read(folder / SPEC, (), None, Problems(Mark(str(folder / SPEC), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
+    if not is_file(folder / LEDGER) and "ledger" not in (earlier.entries or {}):
+        return nothing
     if task is not None and earlier.find(("task",)).value != task:
         return f"its task is {earlier.find(('task',)).plain()}, not {task}", remove
     known = {

@@ -22,6 +22,7 @@ from gdpo_tune.ledger import Ledger, table
 from gdpo_tune.ledger.table import TABLE, JournalTable
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.trials import Cost, Estimate, Incident, Measurement, Outcome
+from gdpo_tune.tuning.warm_start import earlier_trials
 
 pytestmark = pytest.mark.integration
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
@@ -108,6 +109,8 @@ def test_a_database_keeps_what_a_file_keeps(spec: SweepSpec, tmp_path: Path):
     assert [sorted(json.loads(line)) for line in records_of(spec)][: len(kinds)] == kinds
     found = read_sweep(str(spec.directory), "x")
     assert [record.state for record in found.records] == ["complete", "failed", "failed"]
+    learning = spec_in(tmp_path / "new", f"search.warm_start=[{spec.directory}]")
+    assert [record.number for record in earlier_trials(learning)] == [0]
 
 
 def test_only_one_process_writes_and_the_second_is_told_who(spec: SweepSpec, tmp_path: Path):
@@ -208,12 +211,14 @@ def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
     kept = records_of(spec)
     with Ledger.open(spec, fresh=True) as ledger:
         assert ledger.records() == []
-        assert ledger.moved_aside is not None
+        moved = ledger.moved_aside
+        assert moved is not None
     with sa.create_engine(spec.ledger, poolclass=sa.NullPool).connect() as connection:
         names = connection.execute(sa.text(f"SELECT DISTINCT sweep FROM {TABLE} ORDER BY sweep"))
         first, second = (row[0] for row in names)
     assert first == "sweep"
     assert records_of(spec.model_copy(update={"name": second})) == kept
+    assert len(read_sweep(str(moved), "x").records) == 3
 
 
 def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):

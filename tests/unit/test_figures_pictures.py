@@ -8,7 +8,8 @@ import pytest
 from figures_support import make_records, make_spec, write_steps
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.completions import LONGEST, read_completions, shortened, write_completions
+from gdpo_tune.completions import FILE, LONGEST, read_completions, shortened, write_completions
+from gdpo_tune.errors import UsageError
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading, hover_text, standing
 from gdpo_tune.figures.hypervolume import hypervolume_figure
@@ -346,3 +347,12 @@ def test_completions_are_kept_short_and_shown_as_text(front):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" + breaks + "!!!" in shown
     assert "<script>" not in shown
     assert "correctness 1" in shown
+
+
+@pytest.mark.parametrize("line", ['{"prompt": ', '{"prompt": "?"}', "7"])
+def test_a_line_that_holds_no_completion_is_told(tmp_path, line):
+    write_completions(tmp_path, [shortened("?", "!", {})])
+    with (tmp_path / FILE).open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UsageError, match=f"{FILE}:2: this line holds no completion"):
+        read_completions(tmp_path)

@@ -183,6 +183,13 @@ def test_sweeps_that_measured_something_else_are_refused(
     assert [p.key for p in caught.value.problems] == ["search.warm_start[0]"]
 
 
+def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path, earlier: SweepSpec):
+    again = f"search.warm_start=[{earlier.directory}, {earlier.directory}/../sweep]"
+    with pytest.raises(SpecError, match="named twice") as caught:
+        spec_in(tmp_path / "new", [again])
+    assert [p.key for p in caught.value.problems] == ["search.warm_start[1]"]
+
+
 def test_a_folder_whose_file_is_damaged_is_refused(tmp_path: Path, earlier: SweepSpec):
     (earlier.directory / "spec.yaml").write_text("task: [")
     with pytest.raises(SpecError, match=r"its spec.yaml cannot be read"):
