@@ -54,7 +54,10 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
 
     backend = desk.make_backend(sweep)
     assert isinstance(backend, RayJobs)
-    assert backend.submit(job_of(sweep, run)) == run.job  # known already: as good as new
+    assert {
+        "backend": backend.kind,
+        **backend.submit(job_of(sweep, run)),
+    } == run.job  # it is known
     assert backend.look(run.job).running
     assert asking.run(desk, TICK, wait=True, every=1) == 0, run.end
     assert run.state == "finished"

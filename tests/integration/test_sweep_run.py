@@ -130,7 +130,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert len(ran) == len(new)
     with Ledger.open(spec, read_only=True) as ledger:
         assert [set(s) for s in ledger.sessions()] == [
-            {"started", "finished", "slots", "provenance", "sampler", "ending"}
+            {"started", "finished", "slots", "provenance", "sampler", "ending", "incidents"}
         ] * 2
         assert ledger.sessions()[-1]["ending"] == "all 7 configurations were tried"
         assert larger.reason == ledger.sessions()[-1]["ending"]

@@ -309,8 +309,9 @@ def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
 
 @pytest.mark.usefixtures("nodes")
 def test_a_full_disk_and_a_damaged_checkpoint_are_told(
-    config: TrialConfig, sent: list[Measurement]
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
     full = OSError(errno.ENOSPC, "No space left on device")
     behaviour.append(full)
     told = run(config)["fatal"]
