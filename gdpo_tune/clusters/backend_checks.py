@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gdpo_tune.clusters.jobs_api import why_no_dashboard
 from gdpo_tune.clusters.model import (
     KubeRayBackend,
     LocalBackend,
@@ -12,7 +14,7 @@ from gdpo_tune.clusters.model import (
     SlurmBackend,
     SweepFile,
 )
-from gdpo_tune.clusters.places import placed, why_no_label
+from gdpo_tune.clusters.places import placed, why_no_folder, why_no_label
 from gdpo_tune.clusters.store import is_url
 
 Fault = tuple[tuple[str, ...], str, str]
@@ -38,6 +40,7 @@ def problems(settings: SweepFile, project: Path) -> Iterator[Fault]:
             yield from _of_ray_job(settings, backend, project)
         case KubeRayBackend():
             yield from _of_kuberay(settings, backend)
+            yield from _of_image(settings, project)
         case SlurmBackend():
             yield from _of_logs(settings, backend.folder, "folder that all nodes share")
             yield from _of_slurm(backend)
@@ -47,6 +50,9 @@ def _of_logs(settings: SweepFile, folder: str, what: str) -> Iterator[Fault]:
     if is_url(settings.storage) and not folder:
         reason = "storage is an object store, which cannot hold logs that are being written"
         yield ("backend",), reason, f"write folder: a {what}"
+    wrong = why_no_folder(folder)
+    if wrong is not None:
+        yield ("backend", "folder"), *wrong
 
 
 def _of_ray_job(settings: SweepFile, backend: RayJobBackend, project: Path) -> Iterator[Fault]:
@@ -54,6 +60,13 @@ def _of_ray_job(settings: SweepFile, backend: RayJobBackend, project: Path) -> I
         both = "both address and address_env" if backend.address else "no address"
         fix = "write address: http://HOST:8265, or address_env: RAY_API_SERVER_ADDRESS"
         yield ("backend",), both, fix
+    wrong = why_no_dashboard(backend.address) if backend.address else ""
+    if wrong:
+        yield ("backend", "address"), wrong, "write http://HOST:8265"
+    nowhere = why_no_folder(backend.working_dir)
+    if nowhere is not None:
+        yield ("backend", "working_dir"), *nowhere
+        return
     folder = Path(placed(backend.working_dir, project)).resolve()
     if not (project / settings.space).resolve().is_relative_to(folder):
         reason = f"the search space {settings.space} is not in it"
@@ -79,7 +92,14 @@ def _of_kuberay(settings: SweepFile, backend: KubeRayBackend) -> Iterator[Fault]
     if backend.cluster and backend.queue:
         reason = "Kueue admits clusters, and cluster: names one that is there already"
         yield ("backend", "queue"), reason, "remove one of the two"
-    if Path(settings.space).is_absolute():
+    if settings.storage == "/":
+        yield ("storage",), "nothing can be mounted there", "write a folder of its own, /mnt/sweeps"
+
+
+def _of_image(settings: SweepFile, project: Path) -> Iterator[Fault]:
+    # by name, since links lead elsewhere in the image
+    space = Path(os.path.normpath(project / settings.space))
+    if Path(settings.space).is_absolute() or not space.is_relative_to(project):
         reason = "a file of this machine, which no pod sees"
         yield ("space",), reason, "write it relative to the folder that holds sweeps/"
 

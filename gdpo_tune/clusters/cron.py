@@ -9,6 +9,7 @@ hour out and runs through both repeated ones.
 from __future__ import annotations
 
 import itertools
+import re
 import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,8 @@ from gdpo_tune.clusters.model import Schedule
 from gdpo_tune.spec.problems import did_you_mean
 
 FIELDS = 5
+TOO_LONG = re.compile(r"[0-9]{9}")
+"""For a number of a cron line."""
 BACK = timedelta(hours=3)
 """The search begins so much earlier: seen from within a repeated hour, a wall clock is behind."""
 NICKNAMES = {
@@ -38,15 +41,19 @@ def why_not(line: str) -> tuple[str, str] | None:
     if line.strip() in NICKNAMES:
         return "not five fields", f'write cron: "{NICKNAMES[line.strip()]}"'
     example = 'such as "0 2 * * *" for two at night'
-    if len(line.split()) != FIELDS:
+    count = len(line.split())
+    if count != FIELDS:
         return (
-            f"{len(line.split())} fields, not five",
+            f"{count} field{'s' if count != 1 else ''}, not five",
             f"write minute, hour, day of the month, month, day of the week, {example}",
         )
+    numbers = f"write numbers, *, lists, ranges and steps, {example}"
+    if TOO_LONG.search(line):
+        return "a number of too many digits", numbers
     try:
         next(CronSim(line, datetime(2000, 1, 1, tzinfo=UTC)))
     except CronSimError as error:
-        return f"{error}".lower(), f"write numbers, *, lists, ranges and steps, {example}"
+        return f"{error}".lower(), numbers
     except StopIteration:
         return "there is no such day", "write a day that comes"
     return None

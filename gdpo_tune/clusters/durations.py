@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from annotated_types import Le
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
+
+from gdpo_tune.spec.base import refused
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-WRITTEN = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+WRITTEN = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
+SHORTEST = UNITS["m"]
+"""Who calls `tick` may come every minute, not every second."""
 LONGEST = 366 * UNITS["d"]
 
 
@@ -18,12 +20,17 @@ def seconds_of(text: Any) -> int:
     """The seconds that a text such as `1d12h` means.
 
     Raises:
-        PydanticCustomError: it is no such text.
+        PydanticCustomError: it is no such text, or means more or less than makes sense.
     """
     found = WRITTEN.fullmatch(text) if isinstance(text, str) and text else None
     if found is None:
-        raise PydanticCustomError("duration", "not a length of time")
-    return sum(int(n or 0) * size for n, size in zip(found.groups(), UNITS.values(), strict=True))
+        raise refused("not a length of time", "write it like 90m, 6h or 1d12h")
+    given = zip(found.groups(), UNITS.values(), strict=True)
+    seconds = sum(int(count or 0) * size for count, size in given)
+    if not SHORTEST <= seconds <= LONGEST:
+        bounds = f"{shown(SHORTEST)} to {shown(LONGEST)}"
+        raise refused(f"must be {bounds}", f"write a length of time of {bounds}")
+    return seconds
 
 
 def shown(seconds: float) -> str:
@@ -37,5 +44,5 @@ def shown(seconds: float) -> str:
 
 WRITTEN_AS_TEXT = BeforeValidator(seconds_of)
 """By which the type of a length of time is known again."""
-Duration = Annotated[int, WRITTEN_AS_TEXT, Le(LONGEST)]
+Duration = Annotated[int, WRITTEN_AS_TEXT]
 """Seconds, written as text in the file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -22,6 +23,8 @@ CALL_SECONDS = 300.0
 """How long a call may take: a submission sends the working folder along."""
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Environment variables that Ray's client takes an address from, whatever address it is given."""
+TOKEN = re.compile(r"[ -~]*")
+"""What a token is made of."""
 _ENVIRONMENT = threading.Lock()
 
 
@@ -43,15 +46,19 @@ class JobsApi:
     def __post_init__(self) -> None:
         """
         Raises:
-            BackendError: the address is not one of a dashboard.
+            BackendError: the address is not one of a dashboard, or the token is none.
         """
-        try:
-            split_service_url(self.address)
-        except ValueError as error:
+        wrong = why_no_dashboard(self.address)
+        if wrong:
             raise BackendError(
-                f"{self.who}: the address is not one of a dashboard: {error}\n"
+                f"{self.who}: the address is not one of a dashboard: {wrong}\n"
                 "    fix: write http://HOST:8265"
-            ) from None
+            )
+        if not TOKEN.fullmatch(self.token):
+            raise BackendError(
+                f"{self.who}: the token has characters that cannot be sent, such as line breaks\n"
+                f"    fix: {self.token_fix}"
+            )
         object.__setattr__(self, "address", self.address.rstrip("/"))
 
     def check(self) -> None:
@@ -136,6 +143,17 @@ class JobsApi:
                 f"{self.who}: {self.address} {what} ({code})\n    fix: {self.token_fix}"
             )
         return BackendError(f"{self.who}: {self.address} answers {code} to /api/version")
+
+
+def why_no_dashboard(address: str) -> str:
+    """Why an address is not that of a cluster's dashboard; empty if it is. It shows no password."""
+    try:
+        parts = split_service_url(address)
+    except ValueError as error:
+        return str(error)
+    if parts.username or parts.password:
+        return "a user or a password stands in it, which nobody would be sent"
+    return ""
 
 
 def unknown(error: RuntimeError) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from gdpo_tune.clusters import backend_checks, cron
 from gdpo_tune.clusters.model import BACKEND_SETTINGS, SweepFile
-from gdpo_tune.clusters.places import placed
+from gdpo_tune.clusters.places import placed, why_no_folder
 from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import Problem, SpecError, UsageError
+from gdpo_tune.files import is_file
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.checks import check_name
 from gdpo_tune.spec.load import NAME
@@ -158,6 +159,7 @@ class Document:
         if self.root.entries is None:
             return None
         self.problems.refuse_empty(self.root)
+        self.problems.refuse_unprintable(self.root)
         self._check_kind()
         settings = section(SweepFile, self.root, (), self.problems)
         if settings is None:
@@ -186,7 +188,7 @@ class Document:
         value = self.file.stem if node is self.root else node.value
         if isinstance(value, str) and NAME.fullmatch(value):
             return value
-        if node.value is not None:
+        if isinstance(value, str):
             reason = "not a name that a folder can have (letters, digits, '.', '_', '-')"
             self.problems.at(node, ("name",), reason, "write name: followed by such a name")
         return ""
@@ -218,6 +220,8 @@ class Document:
             reason = "an object store, where no journal can live"
             fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a folder as storage"
             self._at(("storage",), reason, fix)
+        elif not is_url(settings.storage) and (wrong := why_no_folder(settings.storage)):
+            self._at(("storage",), *wrong)
         self._refuse_password("ledger", settings.ledger, "PGPASSWORD or ~/.pgpass")
         tracking = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         self._refuse_password("tracking", settings.tracking, tracking)
@@ -231,7 +235,7 @@ class Document:
     def _spec(self, settings: SweepFile) -> SweepSpec | None:
         """The search space; its problems, and those of what is laid over it, are noted."""
         space = self.project / settings.space
-        if not space.is_file():
+        if not is_file(space):
             fix = missing_file_fix(space) + f"the file is looked for in {self.project}"
             self._at(("space",), f"there is no file {settings.space}", fix)
             return None
@@ -258,7 +262,9 @@ class Document:
         self.problems.found.append((mark, problem))
 
     def _at(self, path: KeyPath, reason: str, fix: str) -> None:
-        self.problems.at(self.root.find(path), path, reason, fix)
+        node = self.root.find(path)
+        value = without_password(node.value) if isinstance(node.value, str) else node.plain()
+        self.problems.add(node.mark, dotted(path), value, reason, fix)
 
 
 def overrides(settings: SweepFile, root: Path) -> dict[str, KeyPath]:

@@ -5,7 +5,6 @@ It holds no hyperparameters: those are in the search space that it names.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
@@ -13,22 +12,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from gdpo_tune.clusters.durations import UNITS, Duration
-from gdpo_tune.spec.base import Section
-
-ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-QUANTITY = re.compile(r"[1-9][0-9]*(?:[KMGT]i?)?")
-
-
-def _environment_name(text: str) -> str:
-    if not ENVIRONMENT_NAME.fullmatch(text):
-        raise PydanticCustomError("environment_name", "not the name of an environment variable")
-    return text
-
-
-def _quantity(text: str) -> str:
-    if not QUANTITY.fullmatch(text):
-        raise PydanticCustomError("quantity", "not an amount of memory such as 32Gi")
-    return text
+from gdpo_tune.spec.base import Section, written
 
 
 def _not_empty(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,7 +22,48 @@ def _not_empty(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+EnvironmentName = Annotated[
+    str,
+    written(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "not the name of an environment variable",
+        "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",
+    ),
+]
+KubernetesName = Annotated[
+    str,
+    written(
+        r"(?=.{1,253}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?",
+        "not a name of Kubernetes (RFC 1123)",
+        "write small letters, digits, '-' and '.', or remove the key",
+    ),
+]
+Image = Annotated[
+    str,
+    written(
+        r"[!-~]+",
+        "not the name of an image",
+        "write it like registry.example.org/search:1",
+    ),
+]
+Memory = Annotated[
+    str,
+    written(
+        r"[1-9][0-9]{0,14}([KMGT]i?)?",
+        "not an amount of memory",
+        "write it like 512Mi or 32Gi",
+    ),
+]
+SlurmName = Annotated[
+    str,
+    written(r"[!-~]+", "not one word", "write it without blanks, or remove the key"),
+]
+MOST = 100_000
+"""Nodes, pods, CPUs and GPUs that a file may ask for: more is a slip of the finger."""
+Count = Annotated[int, Ge(0), Le(MOST)]
+OneOrMore = Annotated[int, Ge(1), Le(MOST)]
+Place = Annotated[str, MinLen(1)]
+"""A path or an address."""
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 Occasion = Literal["failed", "skipped", "budget", "stopped", "finished"]
 EVERY_OCCASION: tuple[Occasion, ...] = ("failed", "skipped", "budget", "stopped", "finished")
@@ -63,7 +88,7 @@ class Policy(Section):
     """When nobody called `tick` in time: one late run stands for all that were missed, or none."""
     missed_grace: Duration = 6 * UNITS["h"]
     """With `run_once`, how late a run may still start."""
-    max_runtime: Annotated[Duration, Gt(0)] | None = None
+    max_runtime: Duration | None = None
     """How long after its start a run, its retries included, is stopped. It stays resumable."""
     max_attempts: Annotated[int, Ge(1), Le(100)] = 3
     """Attempts at one run; each goes on where the one before it ended."""
@@ -120,11 +145,11 @@ class RayJobBackend(Section):
 class Pod(Section):
     """What a pod of a Ray cluster gets."""
 
-    cpus: Annotated[int, Ge(1)] = 2
+    cpus: OneOrMore = 2
     """CPUs."""
-    gpus: Annotated[int, Ge(0)] = 0
+    gpus: Count = 0
     """GPUs (`nvidia.com/gpu`)."""
-    memory: Annotated[str, AfterValidator(_quantity)] = "8Gi"
+    memory: Memory = "8Gi"
     """Memory, as Kubernetes writes it."""
 
 
@@ -133,28 +158,28 @@ class KubeRayBackend(Section):
 
     kind: Literal["kuberay"]
     """One of the backends below."""
-    image: Annotated[str, MinLen(1)]
+    image: Image
     """Image of every pod, with this package in it."""
     working_dir: str = "/srv/search"
     """Folder of the image that holds `search_spaces/` and `sweeps/`, or address of an archive of
     them, such as `s3://bucket/search.zip`, which Ray fetches."""
-    namespace: str = "default"
+    namespace: KubernetesName = "default"
     """Namespace of Kubernetes."""
     head: Pod = Pod()
     """The head, on which the sweep's driver works."""
     worker: Pod = Pod()
     """Each worker."""
-    workers: Annotated[int, Ge(0)] = 1
+    workers: Count = 1
     """How many there are."""
-    claim: str = ""
+    claim: KubernetesName = ""
     """PersistentVolumeClaim that every pod mounts at `storage`, where that is a folder."""
-    secret: str = ""
+    secret: KubernetesName = ""
     """Secret whose keys every pod gets as environment variables, such as `PGPASSWORD`."""
-    service_account: str = ""
+    service_account: KubernetesName = ""
     """Account of the pods, where an object store asks for one."""
-    queue: str = ""
+    queue: KubernetesName = ""
     """Queue of Kueue: jobs are created suspended, and begin when it admits them."""
-    cluster: str = ""
+    cluster: KubernetesName = ""
     """A RayCluster that is there already and takes all jobs; its pods are its own affair."""
 
 
@@ -163,13 +188,13 @@ class SlurmBackend(Section):
 
     kind: Literal["slurm"]
     """One of the backends below."""
-    nodes: Annotated[int, Ge(1)] = 1
+    nodes: OneOrMore = 1
     """Nodes of a job, whole ones."""
-    gpus_per_node: Annotated[int, Ge(0)] = 0
+    gpus_per_node: Count = 0
     """GPUs to ask for on each."""
-    partition: str = ""
+    partition: SlurmName = ""
     """Partition; default: the cluster's own."""
-    account: str = ""
+    account: SlurmName = ""
     """Whom the hours are charged to."""
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """More options of `sbatch`, such as `--constraint=a100`."""
@@ -195,7 +220,7 @@ class SweepFile(Section):
 
     name: str = ""
     """Name of the schedule; its runs are `<name>-<UTC time>`."""
-    space: str
+    space: Place
     """The search space, such as `search_spaces/code.yaml`."""
     schedule: Schedule | None = None
     """When; left out, a run starts by `run` alone."""
@@ -205,7 +230,7 @@ class SweepFile(Section):
     """What may be spent."""
     backend: Annotated[BackendSettings, Field(discriminator="kind")] = LocalBackend()
     """Where runs work."""
-    storage: str = "runs"
+    storage: Place = "runs"
     """Folder, or address of an object store such as `s3://bucket/sweeps`. A run is a sweep of its
     own in `<storage>/<run>`; the history is in `<storage>/.schedule/<name>`."""
     ledger: str = ""

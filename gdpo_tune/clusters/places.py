@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +14,16 @@ LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 def placed(path: str, root: Path) -> str:
     """A path of the file as an absolute one; an address as it is."""
-    return path if is_url(path) else str((root / Path(path).expanduser()).absolute())
+    return path if is_url(path) else str((root / os.path.expanduser(path)).absolute())
+
+
+def why_no_folder(path: str) -> tuple[str, str] | None:
+    """Reason and fix of what cannot be a folder of this machine; None for what can."""
+    if is_url(path):
+        return "an address, not a folder", "write a folder of this machine"
+    if os.path.expanduser(path).startswith("~"):
+        return "there is no such user, in whose home it would be", "write it from / on"
+    return None
 
 
 def why_no_label(name: str, longest: int) -> tuple[str, str] | None:

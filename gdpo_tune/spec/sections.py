@@ -27,12 +27,6 @@ KINDS_OF_VALUE = {
     ),
     "tuple_type": ("not a list", "write values in brackets"),
     "bool_type": ("not true or false", "write true or false"),
-    "duration": ("not a length of time", "write it like 90m, 6h or 1d12h"),
-    "quantity": ("not an amount of memory", "write it like 512Mi or 32Gi"),
-    "environment_name": (
-        "not the name of an environment variable",
-        "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",
-    ),
     "model_type": ("not a mapping", "write keys and values below it"),
     "model_attributes_type": ("not a mapping", "write keys and values below it"),
 }
@@ -40,9 +34,10 @@ KINDS_OF_VALUE = {
 
 AS_WRITTEN = {
     "tuple_type": "write it in brackets: [{}]",
-    "model_attributes_type": "write {{type: {}}}",
+    "model_attributes_type": "write {{{tag}: {}}}",
 }
-"""Pydantic's error type -> fix of a word where more belongs; the latter where types differ."""
+"""Pydantic's error type -> fix of a word where more belongs; the latter where kinds differ, and
+`tag` is the key that tells them apart."""
 
 BOUNDS = {
     "greater_than": ("gt", "above"),
@@ -116,9 +111,10 @@ def translate(
         fix = f"write a number {'of ' if bound.startswith('at') else ''}{bound}"
         problems.at(at, full, f"must be {bound}", fix)
     else:
-        reason, fix = KINDS_OF_VALUE.get(kind, (details["msg"], "see docs/reference.md"))
+        otherwise = (details["msg"], context.get("fix", "see docs/reference.md"))
+        reason, fix = KINDS_OF_VALUE.get(kind, otherwise)
         if kind in AS_WRITTEN and isinstance(at.value, str):
-            fix = AS_WRITTEN[kind].format(at.value)
+            fix = AS_WRITTEN[kind].format(at.value, tag=owner.model_fields[str(inner[-1])].discriminator)
         problems.at(at, full, reason, fix)
 
 

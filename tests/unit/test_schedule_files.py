@@ -79,8 +79,16 @@ CASES = {
         "max_runtime: 0h",
         4,
         "policy.max_runtime",
-        "must be above 0",
-        "above 0",
+        "must be 1m to 366d",
+        "of 1m to 366d",
+    ),
+    "no grace, with which no run would ever start": (
+        "90m",
+        "0s",
+        4,
+        "policy.missed_grace",
+        "must be 1m to 366d",
+        "of 1m to 366d",
     ),
     "a budget of no trials": (
         "trials: 20",
@@ -138,6 +146,105 @@ CASES = {
         "no address",
         "address_env",
     ),
+    "a backend that is a word": (
+        "{kind: local}",
+        "local",
+        6,
+        "backend",
+        "not a mapping",
+        "{kind: local}",
+    ),
+    "an address without a scheme": (
+        "kind: local",
+        "kind: ray-job, address: 'head:8265'",
+        6,
+        "backend.address",
+        "http[s]://HOST",
+        "http://HOST:8265",
+    ),
+    "an address with a password": (
+        "kind: local",
+        "kind: ray-job, address: 'http://me:secret@head:8265'",
+        6,
+        "backend.address",
+        "a user or a password",
+        "http://HOST:8265",
+    ),
+    "a folder of nobody": (
+        "kind: local",
+        "kind: slurm, folder: ~no-such-user/jobs",
+        6,
+        "backend.folder",
+        "no such user",
+        "from / on",
+    ),
+    "an address as a folder": (
+        "kind: local",
+        "kind: local, folder: s3://bucket/jobs",
+        6,
+        "backend.folder",
+        "an address",
+        "a folder",
+    ),
+    "a name that Kubernetes does not take": (
+        "kind: local",
+        "kind: kuberay, image: a, cluster: --all",
+        6,
+        "backend.cluster",
+        "RFC 1123",
+        "small letters",
+    ),
+    "an image with a blank": (
+        "kind: local",
+        "kind: kuberay, image: a b, cluster: c",
+        6,
+        "backend.image",
+        "not the name of an image",
+        "registry.example.org",
+    ),
+    "more nodes than there are": (
+        "kind: local",
+        "kind: slurm, nodes: 99999999999",
+        6,
+        "backend.nodes",
+        "at most 100000",
+        "at most",
+    ),
+    "a partition of two lines": (
+        "kind: local",
+        'kind: slurm, partition: "gpu\\nrm x"',
+        6,
+        "backend.partition",
+        "not one word",
+        "without blanks",
+    ),
+    "a cron line of too many digits": (
+        "0 2 * * *",
+        f"0 {'2' * 5000} * * *",
+        3,
+        "schedule.cron",
+        "too many digits",
+        "numbers",
+    ),
+    "a space of too long a name": (
+        "gpu.yaml",
+        "g" * 5000,
+        2,
+        "space",
+        "there is no file",
+        "is looked for",
+    ),
+    "a space without a name": ("search_spaces/gpu.yaml", '""', 2, "space", "empty", "write a word"),
+    "a storage without a name": ("storage: runs", 'storage: ""', 7, "storage", "empty", "a word"),
+    "a storage of nobody": (
+        "storage: runs",
+        "storage: ~no-such-user/runs",
+        7,
+        "storage",
+        "no such user",
+        "from / on",
+    ),
+    "a number as a name": ("name: nightly", "name: 5", 1, "name", "not a piece of text", "quoted"),
     "a cluster with two addresses": (
         "kind: local",
         "kind: ray-job, address: http://a, address_env: A",
@@ -216,6 +323,8 @@ def test_bad_file(case, tmp_path):
     old, new, line, key, reason, fix = CASES[case]
     assert old in GOOD
     text = GOOD.replace(old, new)
+    if "kind: kuberay" in new:
+        text = text.replace("storage: runs", "storage: /mnt/runs")
     if "object store" in case:
         text = text.replace("{kind: local}", "{kind: local, folder: jobs}")
     (problem,) = problems_of(tmp_path, text)
