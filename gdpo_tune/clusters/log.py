@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gdpo_tune.clusters.store import Store
 from gdpo_tune.errors import StoreError
@@ -55,9 +55,15 @@ class Event:
 
     @classmethod
     def from_line(cls, line: bytes) -> Event:
-        """The event that `line` wrote down."""
+        """The event that `line` wrote down.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is none.
+        """
         about = json.loads(line)
         kind, at = about.pop("event"), datetime.fromisoformat(about.pop("at"))
+        if kind not in get_args(Kind) or at.tzinfo is None:
+            raise ValueError(f"{kind} at {at}")
         return cls(kind, at, about)
 
 
@@ -91,11 +97,22 @@ class EventLog:
             segment = segment_name(len(self.events))
             if len(self.events) % SEGMENT == 0 and segment in names:
                 (content,) = self.store.read([f"{self.folder}/{segment}"])
-                self.events += map(Event.from_line, content.splitlines())
+                lines = content.splitlines()
+                if len(lines) != SEGMENT:
+                    raise self.unreadable(segment)
+                self.events += [self._event(segment, line) for line in lines]
                 continue
             end = min(last, (len(self.events) // SEGMENT + 1) * SEGMENT)
             self._read_single(len(self.events) + 1, end, names)
         return self.events[known:]
+
+    def unreadable(self, name: str) -> StoreError:
+        """What to tell of a file that is not what was written."""
+        return StoreError(
+            f"storage {self.store.place}: {self.folder}/{name} is not what was written there: "
+            "damaged, or by a later version\n    fix: bring it back, update this package, or move "
+            "the folder aside to begin a new history"
+        )
 
     def append(self, event: Event) -> None:
         """Append an event to those that were read.
@@ -122,10 +139,16 @@ class EventLog:
                 "    fix: bring it back, or move the folder aside to begin a new history"
             )
         contents = self.store.read([f"{self.folder}/{name}" for name in wanted])
-        self.events += map(Event.from_line, contents)
+        self.events += map(self._event, wanted, contents)
         if last % SEGMENT == 0:
             # whoever appended the last of them was killed before it wrote the segment
             self._write_segment(last - SEGMENT)
+
+    def _event(self, name: str, line: bytes) -> Event:
+        try:
+            return Event.from_line(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self.unreadable(name) from error
 
     def _write_segment(self, start: int) -> None:
         content = b"".join(event.line() for event in self.events[start : start + SEGMENT])

@@ -15,7 +15,7 @@ from gdpo_tune.clusters import decide, notify, outcome
 from gdpo_tune.clusters.backends import Backend, Job, Look, backend_of
 from gdpo_tune.clusters.book import Book, Run
 from gdpo_tune.clusters.load import ScheduledSweep, overrides
-from gdpo_tune.clusters.log import Event, EventLog, TooLate
+from gdpo_tune.clusters.log import Event, EventLog, TooLate, file_name
 from gdpo_tune.clusters.store import open_store
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 
@@ -39,8 +39,15 @@ class Desk:
     """What could not be done because no backend answered."""
 
     def refresh(self) -> None:
-        """Take in what others have appended."""
-        self.book.apply_all(self.log.refresh())
+        """Take in what others have appended.
+
+        Raises:
+            StoreError: it cannot be read, or makes no sense.
+        """
+        try:
+            self.book.apply_all(self.log.refresh())
+        except ValueError as error:
+            raise self.log.unreadable(file_name(self.book.count)) from error
 
     def append(self, event: Event | None) -> bool:
         """Append an event; return whether there was any, or another one came first."""

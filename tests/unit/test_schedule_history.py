@@ -85,6 +85,38 @@ def test_a_missing_event_is_not_passed_over():
         EventLog(store, "nightly").refresh()
 
 
+START_OF = '{"event": "started", "at": "2026-01-01T00:00:00+00:00"'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"event": "seen", "at": "yesterday"}',
+        '{"event": "seen", "at": "2026-01-01T00:00:00", "schedule": ""}',
+        '{"event": "of a later version", "at": "2026-01-01T00:00:00+00:00"}',
+        START_OF + "}",
+        START_OF.replace("started", "submitted") + ', "run": "of nobody", "attempt": 1, "job": {}}',
+    ],
+)
+@pytest.mark.parametrize("where", ["00000002.json", "00000001-00000100.jsonl"])
+def test_a_history_that_is_damaged_is_named(tmp_path, content, where):
+    sweep, store = scheduled(tmp_path, NIGHTLY), MemoryStore()
+    clock = Clock(START)
+    backend = FakeBackend(clock, lambda _: Plan(1))
+    desk = desk_of(sweep, clock, backend, store)
+    for number in range(SEGMENT):
+        desk.log.append(seen(number))
+    if where.endswith(".json"):
+        del store.files[".schedule/nightly/00000001-00000100.jsonl"]
+    store.files[f".schedule/nightly/{where}"] = content.encode()
+    with pytest.raises(StoreError, match=r"0000000\d.*json.* is not what was written there"):
+        desk_of(sweep, clock, backend, store)
+
+
 def test_a_history_that_was_moved_away_under_a_reader():
     store = MemoryStore()
     log = EventLog(store, "nightly")
