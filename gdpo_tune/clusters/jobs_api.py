@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gdpo_tune.clusters.deadline import within
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.service_url import split_service_url
 
@@ -68,16 +70,14 @@ class JobsApi:
             BackendError: it asks for a token that it does not get, or is no Ray cluster.
             BackendUnreachableError: it does not answer.
         """
-        request = urllib.request.Request(f"{self.address}/api/version", headers=self.headers())
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-                json.loads(answer.read())["ray_version"]
+            json.loads(within(ANSWER_SECONDS, self._version))["ray_version"]
         except urllib.error.HTTPError as error:
             error.close()
             raise self._refused(error.code) from None
         except OSError as error:  # URLError and time-outs among them
             raise self.unreachable(getattr(error, "reason", error)) from None
-        except (ValueError, KeyError, TypeError):
+        except (http.client.HTTPException, ValueError, KeyError, TypeError):
             raise BackendError(
                 f"{self.who}: {self.address} is not the dashboard of a Ray cluster\n"
                 "    fix: write the dashboard's address, which has port 8265 by default"
@@ -104,30 +104,16 @@ class JobsApi:
             BackendUnreachableError: it does not answer.
         """
         self.check()
-        answers: list[T] = []
-        errors: list[Exception] = []
-
-        def work() -> None:
-            try:
-                answers.append(call(self.client()))
-            except Exception as error:  # noqa: BLE001 - raised again in the thread that asks
-                errors.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(CALL_SECONDS)
-        if answers:
-            return answers[0]
-        if not errors:
-            raise self.unreachable(f"no answer within {CALL_SECONDS:g} s")
-        (error,) = errors
-        if isinstance(error, ImportError):
+        try:
+            return within(CALL_SECONDS, lambda: call(self.client()))
+        except ImportError as error:
             raise BackendError(
                 f"{self.who}: {error}\n    fix: pip install 'gdpo-tune[cluster]'"
             ) from error
-        if isinstance(error, OSError):  # requests' errors are of this kind
+        except OSError as error:  # requests' errors, and time-outs, are of this kind
             raise self.unreachable(error) from error
-        raise BackendError(f"{self.who}: {self.address}: {str(error)[:500]}") from error
+        except Exception as error:  # Ray's have no type of their own
+            raise BackendError(f"{self.who}: {self.address}: {str(error)[:500]}") from error
 
     def unreachable(self, reason: object) -> BackendUnreachableError:
         """What to tell when nothing answers."""
@@ -136,13 +122,21 @@ class JobsApi:
             "    fix: start the cluster, or mend the address"
         )
 
+    def _version(self) -> bytes:
+        request = urllib.request.Request(f"{self.address}/api/version", headers=self.headers())
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return answer.read()
+
     def _refused(self, code: int) -> BackendError:
         if code in (401, 403):
             what = "does not take the token" if self.token else "asks for a token"
             return BackendError(
                 f"{self.who}: {self.address} {what} ({code})\n    fix: {self.token_fix}"
             )
-        return BackendError(f"{self.who}: {self.address} answers {code} to /api/version")
+        return BackendError(
+            f"{self.who}: {self.address} answers {code} to /api/version\n"
+            "    fix: write the address of a Ray dashboard, or mend the proxy in front of it"
+        )
 
 
 def why_no_dashboard(address: str) -> str:

@@ -16,9 +16,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.clusters.book import time_of
+from gdpo_tune.clusters.deadline import within
 from gdpo_tune.clusters.decide import run_name
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.outcome import told
+from gdpo_tune.service_url import split_service_url
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.tick import Desk
@@ -84,13 +86,13 @@ def words(name: str, event: Event) -> str:
 
 def send(address: str, content: dict[str, Any]) -> str:
     """POST `content` as JSON; return why that failed, without the address, which is a secret."""
-    if not address:
-        return "not set"
+    wrong = why_no_webhook(address)
+    if wrong:
+        return wrong
     body = json.dumps(content).encode()
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
     try:
-        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=SECONDS):
-            return ""
+        within(SECONDS, lambda: urllib.request.build_opener(NoRedirects).open(request).close())
     except urllib.error.HTTPError as error:
         error.close()
         return f"the webhook answered {error.code}"
@@ -100,5 +102,22 @@ def send(address: str, content: dict[str, Any]) -> str:
         return f"the webhook does not answer within {SECONDS:g} s"
     except (OSError, http.client.HTTPException) as error:
         return f"the webhook does not answer ({type(error).__name__})"
-    except ValueError:
-        return "not an address of a webhook"
+    return ""
+
+
+def why_no_webhook(address: str) -> str:
+    """Why nothing can be sent to an address; empty if something can. It shows nothing of it."""
+    if not address:
+        return "not set"
+    try:
+        split_service_url(address)
+    except ValueError as error:
+        return f"not the address of a webhook: {error}"
+    return ""
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Who is led elsewhere would ask there by GET, and lose what was to be told."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Go nowhere: the answer counts as a failure."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gdpo_tune.clusters.backends import backend_of
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import KubeRayBackend, RayJobBackend
+from gdpo_tune.clusters.notify import why_no_webhook
 from gdpo_tune.clusters.store import open_store
 from gdpo_tune.errors import GdpoTuneError
 from gdpo_tune.spec import SweepSpec
@@ -48,8 +49,8 @@ def doubts(sweep: ScheduledSweep) -> list[str]:
     """What is allowed, and probably not meant."""
     found: list[str] = []
     notify = sweep.settings.notify
-    if notify is not None and not os.environ.get(notify.webhook_env):
-        found.append(f"{sweep.file}: {notify.webhook_env} is not set here, so nobody would be told")
+    if notify is not None and (why := why_no_webhook(os.environ.get(notify.webhook_env, ""))):
+        found.append(f"{sweep.file}: {notify.webhook_env} is {why}, so nobody would be told")
     remote = isinstance(sweep.settings.backend, RayJobBackend | KubeRayBackend)
     lost = remote and lost_tracking(sweep.spec)
     if lost:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -184,3 +186,36 @@ def test_an_address_of_something_else(tmp_path, head):
     head.says = b"<html>"
     with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
         ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+
+
+@pytest.mark.parametrize(
+    "says", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypatch, says):
+    def answer(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.recv(9999)
+            connection.sendall(says)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_HEAD", f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread = threading.Thread(target=answer, args=[server])
+        thread.start()
+        with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
+            ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("RAY_HEAD", "http://me:secret@127.0.0.1:9", "a user or a password stands in it"),
+        ("RAY_TOKEN", "sec\nret", "the token has characters that cannot be sent"),
+        ("RAY_TOKEN", "secret\u20ac", "the token has characters that cannot be sent"),
+    ],
+)
+def test_what_cannot_be_sent_is_not_shown_either(tmp_path, head, monkeypatch, name, value, told):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BackendError, match=told) as caught:
+        ray_jobs.backend(scheduled(tmp_path, TEXT))
+    assert "sec" not in str(caught.value).replace("such as", "")
