@@ -8,6 +8,7 @@ said here: Ray ends the process without a word of its own where mode `token` fin
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -83,12 +84,8 @@ def _given(environment: Mapping[str, str]) -> str:
         return environment[TOKEN].strip()
     if not environment.get(FILE):
         return ""
-    file = Path(environment[FILE]).expanduser()
-    try:
-        found = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text"
-        raise UsageError(f"{FILE} = {file}: {reason}\n{FIX}") from None
+    file = Path(os.path.expanduser(environment[FILE]))
+    found = _text(file, f"{FILE} = {file}")
     if not found:
         raise UsageError(f"{FILE} = {file}: the file is empty\n{FIX}")
     return found
@@ -99,4 +96,12 @@ def _at_home(environment: Mapping[str, str]) -> str:
     file = Path(home, ".ray", "auth_token") if home else None
     if file is None or not file.is_file():
         return ""
-    return file.read_text(encoding="utf-8").strip()
+    return _text(file, str(file))
+
+
+def _text(file: Path, called: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text"
+        raise UsageError(f"{called}: {reason}\n{FIX}") from None

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from gdpo_tune.clusters import tools
 from gdpo_tune.clusters.backends import Job, Look
@@ -89,7 +89,7 @@ class KubeRay:
         self._refuse(answer)
         if not answer.out.strip():
             return Look(running=False, reason="Kubernetes does not know the RayJob any more")
-        status: dict[str, Any] = json.loads(answer.out).get("status") or {}
+        status = status_in(answer.out)
         deployment, ended = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
         if deployment not in ENDED:
             return Look(running=True)
@@ -119,3 +119,21 @@ class KubeRay:
                 "    fix: mend KUBECONFIG, or the cluster"
             )
         raise BackendError(f"backend kuberay: {answer.words}")
+
+
+def status_in(manifest: str) -> dict[str, Any]:
+    """The status of a RayJob; empty as long as KubeRay has not looked at it.
+
+    Raises:
+        BackendError: that is no RayJob.
+    """
+    try:
+        status: Any = json.loads(manifest).get("status") or {}
+    except (ValueError, AttributeError):
+        status = None
+    if not isinstance(status, dict):
+        raise BackendError(
+            f"backend kuberay: kubectl shows no RayJob: {' '.join(manifest.split())[:200]}\n"
+            "    fix: look at what kubectl get rayjob -o json prints"
+        )
+    return cast("dict[str, Any]", status)

@@ -35,18 +35,29 @@ def call(backend: str, words: Sequence[str], text: str = "") -> Answer:
         text: its standard input.
 
     Raises:
-        BackendError: there is no such program.
+        BackendError: there is no such program, or it cannot be run.
         BackendUnreachableError: it does not come to an end.
     """
     try:
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            words,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
         )
     except FileNotFoundError:
         raise BackendError(
             f"backend {backend}: there is no program {words[0]} here\n"
             f"    fix: install it, or call this command where it is"
         ) from None
+    except OSError as error:
+        raise BackendError(
+            f"backend {backend}: {words[0]} cannot be run ({error.strerror})\n"
+            f"    fix: mend the program {words[0]} on the PATH"
+        ) from error
     except subprocess.TimeoutExpired:
         raise BackendUnreachableError(
             f"backend {backend}: {words[0]} gave no answer within {ANSWER_SECONDS:g} s"

@@ -71,3 +71,12 @@ def test_a_token_that_is_not_there_is_told_before_ray_ends_the_process(environme
         with pytest.raises(UsageError, match=why) as caught:
             ask(dict(environment))
         assert "fix: export RAY_AUTH_TOKEN_PATH=FILE" in str(caught.value)
+
+
+def test_a_token_at_home_that_is_no_text(home: Path):
+    (home / ".ray").mkdir(exist_ok=True)
+    (home / ".ray" / "auth_token").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"auth_token: not a text\n.*fix: export"):
+        ray_access.token({"HOME": str(home)})
+    with pytest.raises(UsageError, match="no-such-user/x: No such file"):
+        ray_access.token({"RAY_AUTH_TOKEN_PATH": "~no-such-user/x"})

@@ -170,10 +170,21 @@ def test_nobody_answers(backend, cluster):
         backend.submit(job_for(backend))
 
 
+@pytest.mark.parametrize("shown", ["Warning: x", "[]", '{"status": 5}', '{"status": [1]}'])
+def test_what_is_no_ray_job(backend, cluster, shown):
+    known = backend.submit(job_for(backend))
+    cluster.says = Answer(0, shown, "")
+    with pytest.raises(BackendError, match="kubectl shows no RayJob"):
+        backend.look(known)
+
+
 def test_programs_that_are_not_there_or_hang(monkeypatch):
     with pytest.raises(BackendError, match="backend kuberay: there is no program kubectl-of-mine"):
         tools.call("kuberay", ["kubectl-of-mine"])
     assert tools.call("kuberay", ["cat"], "hello").out == "hello"
+    assert tools.call("kuberay", ["printf", r"\377"]).out == "\ufffd"
+    with pytest.raises(BackendError, match=r"/etc/passwd cannot be run \(Permission denied\)"):
+        tools.call("kuberay", ["/etc/passwd"])
     monkeypatch.setattr(tools, "ANSWER_SECONDS", 0.1)
     with pytest.raises(BackendUnreachableError, match=r"sleep gave no answer within 0\.1 s"):
         tools.call("kuberay", ["sleep", "5"])
