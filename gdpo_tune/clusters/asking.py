@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from gdpo_tune.clusters import cron, decide, notify
-from gdpo_tune.clusters.book import ACTIVE
+from gdpo_tune.clusters.book import ACTIVE, time_of
 from gdpo_tune.clusters.local import PATIENCE
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.tick import Desk, look_after
@@ -28,8 +28,14 @@ def time_asked_for(desk: Desk, at: datetime | None, *, now: bool) -> datetime:
     same run.
 
     Raises:
-        UsageError: there is no schedule, or its first time has not come yet.
+        UsageError: the time has not come yet, or there is no schedule.
     """
+    if at is not None and at - desk.clock() > decide.ON_TIME:
+        # the schedule would take its run for a later one than all until then, and start none
+        raise UsageError(
+            f"--at {at.isoformat()}: that time has not come\n"
+            "    fix: give a time that has, or --now"
+        )
     if at is not None:
         return at
     clock, when = desk.clock().replace(microsecond=0), desk.sweep.settings.schedule
@@ -44,22 +50,27 @@ def time_asked_for(desk: Desk, at: datetime | None, *, now: bool) -> datetime:
     return latest
 
 
-def ask(desk: Desk, tick: datetime, *, once: bool = False) -> str:
+def ask(desk: Desk, tick: datetime, *, once: bool = False, since: int | None = None) -> str:
     """See to it that the run of a time is under way, waiting or ended; it may be repeated.
 
     Args:
         desk: its schedule.
         tick: the time.
         once: whether a run that failed or was stopped stays so. Else it is taken up again.
+        since: how many events there were when its run was still waiting, if it was: who has
+            skipped it since then is not gainsaid.
 
     Returns:
-        Why it was skipped: `overlap` or `budget`; empty if it was not.
+        Why it was skipped, such as `overlap`, `budget` or `stopped`; empty if it was not.
 
     Raises:
         BackendError, BackendUnreachableError: no job would be taken now.
     """
     while True:
         look_after(desk)
+        why = "" if since is None else skipped_since(desk, tick, since)
+        if why:
+            return why
         event = _next(desk, tick, once=once)
         if event is None:
             return ""
@@ -103,14 +114,25 @@ def run(
         if not wait:
             return 0
         sleep(every)
+        known = len(desk.log.events)
         desk.refresh()
         if waits:
-            why = ask(desk, tick, once=once)
+            why = ask(desk, tick, once=once, since=known)
         else:
             look_after(desk)
     notify.tell(desk)
     tell(desk)
-    return STATUS["budget"] if why == "budget" else STATUS["skipped"]
+    return STATUS.get(why, STATUS["skipped"])
+
+
+def skipped_since(desk: Desk, tick: datetime, since: int) -> str:
+    """Why a time was skipped by one of the events after the first `since`; empty if by none."""
+    for event in desk.log.events[since:]:
+        if event.kind == "skipped":
+            first, last = (time_of(event.about[key]) for key in ("first", "last"))
+            if first <= tick <= last:
+                return str(event.about["why"])
+    return ""
 
 
 def stop(desk: Desk) -> bool:

@@ -85,12 +85,20 @@ class Book:
 
     def spent_until(self, now: datetime) -> float:
         """GPU-hours of the last 30 days."""
-        return sum(hours for at, hours in self.spent if now - MONTH < at <= now)
+        # what is noted of later, by a clock that was ahead, was spent all the same
+        return sum(hours for at, hours in self.spent if now - MONTH < at)
 
     def apply_all(self, events: Iterable[Event]) -> None:
-        """Take in the next events."""
+        """Take in the next events.
+
+        Raises:
+            ValueError: one of them does not fit to those before it, or lacks something.
+        """
         for event in events:
-            self.apply(event)
+            try:
+                self.apply(event)
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{event.kind}: {error}") from error
 
     def apply(self, event: Event) -> None:
         """Take in the next event."""
@@ -141,6 +149,7 @@ class Book:
         run.stopping, run.stopping_since = "", None
         wait = event.about.get("not_before")
         run.not_before = None if wait is None else time_of(wait)
+        run.gpu_hours_limit = event.about.get("gpu_hours_limit", run.gpu_hours_limit)
         self.active = run
 
     def _end(self, event: Event) -> None:

@@ -57,14 +57,18 @@ def begin(sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **mo
         if left <= 0:
             why = f"{spent:.4g} of {budget.gpu_hours_per_30d:.4g} GPU-hours of 30 days are spent"
             return skipped(now, [tick], "budget", why, **more)
+        # of a run that is taken up again, what it has spent is spent already
+        left += 0.0 if known is None else known.gpu_hours
         limit = left if limit is None else min(limit, left)
+    limits = {} if limit is None else {"gpu_hours_limit": limit}
     if known is not None:
-        return Event("retried", now, {"run": known.id, "attempt": known.attempt + 1, "asked": True})
+        about = {"run": known.id, "attempt": known.attempt + 1, "asked": True, **limits}
+        return Event("retried", now, about)
     about = {
         "run": run_name(sweep.name, tick),
         "tick": tick.isoformat(),
         "identity": sweep.spec.identity(),
-        **({} if limit is None else {"gpu_hours_limit": limit}),
+        **limits,
         **more,
     }
     return Event("started", now, about)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from gdpo_tune.clusters.load import ScheduledSweep
+from gdpo_tune.clusters.model import LocalBackend, SlurmBackend
+from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import GdpoTuneError
 
 WORDS = {"left": "better", "right": "worse"}
@@ -22,14 +25,17 @@ def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, A
 
     Returns:
         `gpu_hours`, `trials`, `failed_trials`, `front` (members), `hypervolume` with its interval
-        at 95 %, and `comparison`. Of a ledger that cannot be read from here, `unknown` alone, with
-        the reason: a machine may tick for a cluster whose folders it does not see.
+        at 95 %, and `comparison`. Of a run that never began, that it cost nothing. Of a ledger
+        that cannot be read from here, `unknown` alone, with the reason: a machine may tick for a
+        cluster whose folders it does not see.
     """
     # Only now: numpy and Optuna take a second to import, and most calls find nothing that ended.
     from gdpo_tune.analysis.front import build_front
     from gdpo_tune.choosing import read_sweep
     from gdpo_tune.costs import gpu_hours
 
+    if never_began(sweep, run):
+        return {"gpu_hours": 0.0}
     try:
         found = read_sweep(f"{sweep.storage}/{run}", run)
     except (GdpoTuneError, OSError) as error:
@@ -49,6 +55,16 @@ def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, A
     if against is not None:
         known["comparison"] = _comparison(sweep, run, against)
     return known
+
+
+def never_began(sweep: ScheduledSweep, run: str) -> bool:
+    """Whether every attempt at a run was refused: it has no folder where there would be one.
+
+    Of pods and of other people's clusters a missing folder tells nothing: their storage may be
+    another disk of that name.
+    """
+    seen = isinstance(sweep.settings.backend, LocalBackend | SlurmBackend)
+    return seen and not is_url(sweep.storage) and not Path(sweep.storage, run).exists()
 
 
 def _comparison(sweep: ScheduledSweep, run: str, against: str) -> dict[str, Any]:

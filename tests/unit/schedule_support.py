@@ -13,7 +13,7 @@ from gdpo_tune.clusters.book import Book
 from gdpo_tune.clusters.load import ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.log import EventLog
 from gdpo_tune.clusters.store import Store
-from gdpo_tune.clusters.tick import Desk
+from gdpo_tune.clusters.tick import Desk, tick
 from gdpo_tune.errors import BackendUnreachableError
 
 ROOT = Path(__file__).parents[2]
@@ -152,3 +152,39 @@ def desk_of(
     )
     desk.refresh()
     return desk
+
+
+NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
+FIRST = datetime(2026, 1, 1, 2, tzinfo=UTC)
+"""The first time of that schedule."""
+
+
+class Scene:
+    """A schedule that was seen at midnight, and is called when the test says so."""
+
+    def __init__(self, folder: Path, text: str = NIGHTLY, **plans: Plan) -> None:
+        self.clock = Clock(START)
+        self.plans = {name.replace("_", "-"): plan for name, plan in plans.items()}
+        self.backend = FakeBackend(self.clock, self.plan)
+        self.store = MemoryStore()
+        self.folder = folder
+        self.sweep = scheduled(folder, text)
+        self.desk = self.open()
+        tick(self.desk)
+
+    def plan(self, job: str) -> Plan:
+        return self.plans.get(job[-2:], Plan(1))
+
+    def open(self) -> Desk:
+        return desk_of(self.sweep, self.clock, self.backend, self.store)
+
+    def at(self, hour: float) -> list[str]:
+        """Call `tick` so many hours after the start; return what was appended."""
+        self.clock.now = START + timedelta(hours=hour)
+        self.desk.added.clear()
+        tick(self.desk)
+        return [event.kind for event in self.desk.added]
+
+    @property
+    def run(self):
+        return list(self.desk.book.runs.values())[-1]

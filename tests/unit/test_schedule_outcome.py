@@ -54,8 +54,15 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
     assert f"Against nightly-1: {verdict}. {found['hypervolume_ratio']:.2f} times its" in text
 
 
+def test_a_run_that_never_began_has_cost_nothing(tmp_path):
+    found = figures(scheduled(tmp_path, TEXT), "nightly-1", None)
+    assert found == {"gpu_hours": 0.0}
+    assert told(found) == ""
+
+
 def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
-    sweep = scheduled(tmp_path, TEXT)
+    elsewhere = "backend: {kind: ray-job, address: http://head:8265}\n"
+    sweep = scheduled(tmp_path, TEXT + elsewhere)
     found = figures(sweep, "nightly-1", None)
     assert list(found) == ["unknown"]
     assert "What it came to is not known here: nightly-1: there is no sweep" in told(found)
