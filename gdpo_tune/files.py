@@ -65,6 +65,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; what is too long to be a path is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 @contextmanager
 def room_in(folder: Path, what: str) -> Generator[None]:
     """Writing `what` into `folder`.

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli, schedule_arguments
 
 if TYPE_CHECKING:
-    from gdpo_tune.clusters.load import Loaded
+    from gdpo_tune.clusters.load import Loaded, ScheduledSweep
     from gdpo_tune.clusters.tick import Desk
+    from gdpo_tune.errors import GdpoTuneError
 
 
 @dataclass(frozen=True)
@@ -71,23 +72,17 @@ def clock() -> datetime:
 def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files, and unless told otherwise those of this machine."""
     from gdpo_tune.clusters import reach
-    from gdpo_tune.clusters.load import load_sweeps
-    from gdpo_tune.schedule_rounds import worst
 
-    loaded = load_sweeps(options.sweeps)
+    loaded = load(options)
     found = [] if options.files_only else reach.problems(loaded.sweeps)
     for sweep in loaded.sweeps:
         for doubt in reach.doubts(sweep):
             print(f"warning: {doubt}", file=sys.stderr)
-    for sweep, error in found:
-        print(f"error: {sweep.file}: {error}", file=sys.stderr)
-    if loaded.error is not None:
-        raise loaded.error
-    if found:
-        return worst([error for _, error in found])
-    names = ", ".join(sweep.name for sweep in loaded.sweeps)
-    print(f"{len(loaded.sweeps)} sound: {names}")
-    return 0
+    status = status_of(loaded, found)
+    if not status:
+        names = ", ".join(sweep.name for sweep in loaded.sweeps)
+        print(f"{len(loaded.sweeps)} sound: {names}")
+    return status
 
 
 def show_next(options: argparse.Namespace) -> int:
@@ -171,13 +166,20 @@ def desk_of(options: argparse.Namespace) -> Desk:
 
 def show_status(options: argparse.Namespace) -> int:
     """Print how runs stand, as far as the last tick knows."""
+    from gdpo_tune.clusters.load import ScheduledSweep
     from gdpo_tune.clusters.tick import open_desk
     from gdpo_tune.display.schedule import print_status
+    from gdpo_tune.errors import GdpoTuneError
 
-    loaded = load(options)
-    desks = [open_desk(sweep, clock, read_only=True) for sweep in loaded.sweeps]
-    print_status([(desk.sweep, desk.book) for desk in desks], clock())
-    return status_of(loaded)
+    loaded, found = load(options), list[tuple[ScheduledSweep, GdpoTuneError]]()
+    for sweep in loaded.sweeps:
+        try:
+            desk = open_desk(sweep, clock, read_only=True)
+        except GdpoTuneError as error:
+            found.append((sweep, error))
+        else:
+            print_status(sweep, desk.book, clock())
+    return status_of(loaded, found)
 
 
 def stop(options: argparse.Namespace) -> int:
@@ -196,13 +198,11 @@ def stop(options: argparse.Namespace) -> int:
 
 def render(options: argparse.Namespace) -> int:
     """Write the schedules for another scheduler, and tell what that cannot express."""
-    from gdpo_tune.clusters.render.names import TARGETS
+    from gdpo_tune.clusters.render.names import NEWEST_KUBERAY, TARGETS
     from gdpo_tune.clusters.render.targets import render_all
-    from gdpo_tune.errors import UsageError
-    from gdpo_tune.files import write_whole
+    from gdpo_tune.files import write_whole, writing
 
-    if options.ray_cron_job and options.target != "kuberay":
-        raise UsageError(f"--ray-cron-job is for --to kuberay, not for --to {options.target}")
+    refuse_idle(options)
     loaded = load(options)
     if loaded.error is not None:
         raise loaded.error
@@ -212,21 +212,41 @@ def render(options: argparse.Namespace) -> int:
         python=sys.executable,
         folder=options.out or Path.cwd(),
         now=clock(),
-        kuberay=options.kuberay,
+        kuberay=options.kuberay or NEWEST_KUBERAY,
         ray_cron_job=options.ray_cron_job,
     )
     texts = {file: text for each in rendered for file, text in each.files.items()}
     if options.out is None:
         print(TARGETS[options.target].between.join(texts.values()), end="")
     else:
-        options.out.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
-            write_whole(options.out / file, text)
+        with writing(f"--out {options.out}"):
+            options.out.mkdir(parents=True, exist_ok=True)
+            for file, text in texts.items():
+                write_whole(options.out / file, text)
+        for file in texts:
             print(options.out / file)
     for sweep, each in zip(loaded.sweeps, rendered, strict=True):
         for what in each.left_out:
             print(f"{sweep.name}: left out: {what}", file=sys.stderr)
     return 0
+
+
+def refuse_idle(options: argparse.Namespace) -> None:
+    """Refuse options that the target would not heed.
+
+    Raises:
+        UsageError: there is one.
+    """
+    from gdpo_tune.errors import UsageError
+
+    heeded = {"--ray-cron-job": ("kuberay",), "--kuberay": ("kuberay", "rayjob")}
+    given = {"--ray-cron-job": options.ray_cron_job, "--kuberay": options.kuberay}
+    for option, targets in heeded.items():
+        if given[option] and options.target not in targets:
+            raise UsageError(
+                f"{option} is for --to {' and '.join(targets)}, not for --to {options.target}\n"
+                "    fix: leave it out"
+            )
 
 
 def load(options: argparse.Namespace) -> Loaded:
@@ -236,12 +256,17 @@ def load(options: argparse.Namespace) -> Loaded:
     return load_sweeps(options.sweeps)
 
 
-def status_of(loaded: Loaded) -> int:
-    """Print what is wrong with the other files; return the exit status."""
-    if loaded.error is None:
-        return 0
-    print(f"error: {loaded.error}", file=sys.stderr)
-    return loaded.error.exit_status
+def status_of(loaded: Loaded, found: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()) -> int:
+    """Print what is wrong with sweeps, and with files that are none; return the exit status."""
+    from gdpo_tune.schedule_rounds import worst
+
+    for sweep, error in found:
+        print(f"error: {sweep.file}: {error}", file=sys.stderr)
+    errors = [error for _, error in found]
+    if loaded.error is not None:
+        print(f"error: {loaded.error}", file=sys.stderr)
+        errors.append(loaded.error)
+    return worst(errors)
 
 
 COMMANDS: dict[str, Command] = {

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from gdpo_tune.clusters.render.names import NEWEST_KUBERAY, TARGETS
 
+FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+"""No run was before."""
 EVERY = 30.0
 """Seconds between two ticks of `serve`."""
 
@@ -19,13 +21,17 @@ def instant(text: str) -> datetime:
     Raises:
         argparse.ArgumentTypeError: it is none, or does not say in which zone.
     """
+    wrong = argparse.ArgumentTypeError(f"{text!r} is no time: write it like 2026-03-29T02:00:00Z")
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 2026-03-29T02:00:00Z") from None
-    if found.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
-    return found.astimezone(UTC).replace(microsecond=0)
+        if found.tzinfo is None:
+            raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
+        instant = found.astimezone(UTC).replace(microsecond=0)
+    except (ValueError, OverflowError):
+        raise wrong from None
+    if instant < FIRST:
+        raise wrong
+    return instant
 
 
 def seconds(text: str) -> float:
@@ -97,9 +103,7 @@ def of_render(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=what)
     newest = ".".join(str(number) for number in NEWEST_KUBERAY)
     what = f"the operator's version, for kuberay and rayjob (default: {newest})"
-    parser.add_argument(
-        "--kuberay", type=version, default=NEWEST_KUBERAY, metavar="VERSION", help=what
-    )
+    parser.add_argument("--kuberay", type=version, metavar="VERSION", help=what)
     what = "with kuberay: a RayCronJob (alpha) instead of a CronJob"
     parser.add_argument("--ray-cron-job", action="store_true", help=what)
 

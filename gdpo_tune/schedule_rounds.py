@@ -22,21 +22,27 @@ class Rounds:
 
     def once(self) -> int:
         """One tick of every sweep; return the exit status."""
-        errors: list[GdpoTuneError] = []
         try:
             loaded = load_sweeps(self.folder)
         except GdpoTuneError as error:
-            self._say([error])
+            self._say([str(error)])
             return error.exit_status
-        errors += [loaded.error] if loaded.error is not None else []
+        errors: list[GdpoTuneError] = [] if loaded.error is None else [loaded.error]
+        texts = [str(error) for error in errors]
         for sweep in loaded.sweeps:
-            try:
-                errors += self._tick(sweep)
-            except GdpoTuneError as error:
-                errors.append(error)
-                self._desks.pop((sweep.storage, sweep.name), None)  # read all of it again
-        self._say(errors)
+            found = self._errors_of(sweep)
+            errors += found
+            texts += [f"{sweep.file}: {error}" for error in found]
+        self._say(texts)
         return worst(errors)
+
+    def _errors_of(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
+        """Tick for a sweep; return what went wrong, which keeps no other sweep from running."""
+        try:
+            return self._tick(sweep)
+        except (GdpoTuneError, OSError) as error:
+            self._desks.pop((sweep.storage, sweep.name), None)  # read all of it again
+            return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
 
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
         place = (sweep.storage, sweep.name)
@@ -53,12 +59,11 @@ class Rounds:
             print_events(sweep.name, desk.added)
         return list(desk.trouble)
 
-    def _say(self, errors: Sequence[GdpoTuneError]) -> None:
+    def _say(self, texts: Sequence[str]) -> None:
         """Print errors that were not there the last time."""
-        texts = list(dict.fromkeys(f"error: {error}" for error in errors))
-        for text in texts:
+        for text in dict.fromkeys(texts):
             if text not in self._said:
-                print(text, file=sys.stderr, flush=True)
+                print(f"error: {text}", file=sys.stderr, flush=True)
         self._said = set(texts)
 
 

@@ -13,7 +13,7 @@ from gdpo_tune.clusters.model import BACKEND_SETTINGS, SweepFile
 from gdpo_tune.clusters.places import placed, why_no_folder
 from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import Problem, SpecError, UsageError
-from gdpo_tune.files import is_file
+from gdpo_tune.files import is_file, is_folder
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.checks import check_name
 from gdpo_tune.spec.load import NAME
@@ -85,7 +85,8 @@ class Loaded:
             raise self.error
         names = ", ".join(sorted(known))
         raise UsageError(
-            f"{did_you_mean(name, known)}there is no sweep {name}; those that exist: {names}"
+            f"there is no sweep {name!r}\n"
+            f"    fix: {did_you_mean(name, known)}those that exist: {names}"
         )
 
 
@@ -118,15 +119,28 @@ def files_in(place: Path) -> list[Path]:
     Raises:
         SpecError: there is none.
     """
-    if place.is_dir():
-        files = sorted(path for path in place.iterdir() if path.suffix in SUFFIXES)
+    if is_folder(place):
+        files = sorted(path for path in entries(place) if path.suffix in SUFFIXES)
         if files:
             return files
-    elif place.is_file():
+    elif is_file(place):
         return [place]
-    reason = "no file *.yaml in it" if place.is_dir() else "there is no such file or folder"
+    reason = "no file *.yaml in it" if is_folder(place) else "there is no such file or folder"
     fix = "give a folder of scheduled sweeps, such as sweeps/"
     raise SpecError((Problem(str(place), "", "", reason, fix),))
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder.
+
+    Raises:
+        SpecError: it cannot be read.
+    """
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        fix = "let the user that runs this command read it"
+        raise SpecError((Problem(str(folder), "", "", str(error.strerror), fix),)) from error
 
 
 def refuse_doubles(documents: Sequence[Document]) -> None:

@@ -34,22 +34,21 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
     print_columns(rows)
 
 
-def print_status(books: Sequence[tuple[ScheduledSweep, Book]], now: datetime) -> None:
-    """Print how the last run of every schedule stands, and what comes next."""
-    for sweep, book in books:
-        limit = sweep.settings.budget.gpu_hours_per_30d
-        spent = f"{book.spent_until(now):.4g}" + (f" of {limit:.4g}" if limit else "")
-        coming = [tick.strftime(UNIVERSAL) for tick in upcoming(sweep, now, 1)]
-        rows = [("  next", coming[0] if coming else "not by a schedule")]
-        rows.append(("  GPU-hours of 30 days", spent))
-        if book.queued is not None:
-            rows.insert(0, ("  waits", run_name(sweep.name, book.queued)))
-        for run in list(book.runs.values())[-1:]:
-            rows.insert(0, ("  last run", f"{run.id}, attempt {run.attempt}: {state_of(run)}"))
-            if what_of(run):
-                rows.insert(1, ("", what_of(run)))
-        print(sweep.name)
-        print_columns(rows)
+def print_status(sweep: ScheduledSweep, book: Book, now: datetime) -> None:
+    """Print how the last run of a schedule stands, and what comes next."""
+    limit = sweep.settings.budget.gpu_hours_per_30d
+    spent = f"{book.spent_until(now):.4g}" + (f" of {limit:.4g}" if limit else "")
+    coming = [tick.strftime(UNIVERSAL) for tick in upcoming(sweep, now, 1)]
+    rows = [("  next", coming[0] if coming else "not by a schedule")]
+    rows.append(("  GPU-hours of 30 days", spent))
+    if book.queued is not None:
+        rows.insert(0, ("  waits", run_name(sweep.name, book.queued)))
+    for run in list(book.runs.values())[-1:]:
+        rows.insert(0, ("  last run", f"{run.id}, attempt {run.attempt}: {state_of(run)}"))
+        if what_of(run):
+            rows.insert(1, ("", what_of(run)))
+    print(sweep.name)
+    print_columns(rows)
 
 
 def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
@@ -78,7 +77,9 @@ def what_of(run: Run) -> str:
     """What is to be said of a run's state."""
     if run.end is None or run.state in ("starting", "running"):
         return run.stopping
-    return " ".join(filter(None, [str(run.end.about.get("reason", "")), told(dict(run.end.about))]))
+    return ". ".join(
+        filter(None, [str(run.end.about.get("reason", "")), told(dict(run.end.about))])
+    )
 
 
 def line_of(name: str, event: Event) -> str:

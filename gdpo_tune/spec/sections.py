@@ -114,7 +114,8 @@ def translate(
         otherwise = (details["msg"], context.get("fix", "see docs/reference.md"))
         reason, fix = KINDS_OF_VALUE.get(kind, otherwise)
         if kind in AS_WRITTEN and isinstance(at.value, str):
-            fix = AS_WRITTEN[kind].format(at.value, tag=owner.model_fields[str(inner[-1])].discriminator)
+            tag = owner.model_fields[str(inner[-1])].discriminator
+            fix = AS_WRITTEN[kind].format(at.value, tag=tag)
         problems.at(at, full, reason, fix)
 
 

@@ -293,6 +293,15 @@ def test_an_option_for_another_target(tmp_path):
     scheduled(tmp_path, LOCAL)
     with pytest.raises(UsageError, match="--ray-cron-job is for --to kuberay"):
         call(tmp_path, "--to", "crontab", "--ray-cron-job")
+    with pytest.raises(UsageError, match="--kuberay is for --to kuberay and rayjob"):
+        call(tmp_path, "--to", "systemd", "--kuberay", "1.5")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    sweep = scheduled(tmp_path, LOCAL)
+    for place in (sweep.file, sweep.file / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(UsageError, match="cannot be written"):
+            call(tmp_path, "--to", "systemd", "--out", str(place))
 
 
 SHIPPED = {

@@ -12,7 +12,7 @@ from gdpo_tune.clusters.load import load_sweeps
 NAME = "a name in Kubernetes"
 CASES = {
     "no image": (KUBERAY, "image: search:1, ", "", "backend.image", "missing", "add image:"),
-    "an empty image": (KUBERAY, "search:1", '""', "backend.image", "empty", "write a word"),
+    "an empty image": (KUBERAY, "search:1", '""', "backend.image", "not the name", "write it like"),
     "an unknown key": (
         KUBERAY,
         "claim: sweeps",

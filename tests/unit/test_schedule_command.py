@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from schedule_support import ROOT, Clock, FakeBackend, Plan, scheduled
 
-from gdpo_tune import schedule
+from gdpo_tune import schedule, schedule_rounds
 from gdpo_tune.clusters import outcome, tick
 from gdpo_tune.errors import BackendUnreachableError, SpecError, StoreError
 
@@ -101,7 +101,7 @@ def test_validate_looks_at_the_machine_too(tmp_path, capsys, monkeypatch):
     assert call(tmp_path, "validate") == 6
     told = capsys.readouterr().err
     assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in told
-    assert "HOOK is not set here" in told
+    assert "HOOK is not set, so nobody would be told" in told
     assert "lies in the job's own folder" in told
     monkeypatch.setenv("HOOK", "http://127.0.0.1:9")
     scheduled(tmp_path, NIGHTLY)
@@ -123,6 +123,44 @@ def test_a_storage_that_cannot_be_written(tmp_path, backend, capsys):
         call(tmp_path, "run", "nightly")
 
 
+def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
+    tmp_path, backend, capsys, monkeypatch
+):
+    scheduled(tmp_path, NIGHTLY)
+    scheduled(tmp_path, NIGHTLY, name="other")
+    real = schedule_rounds.tick
+
+    def broken(desk: tick.Desk) -> None:
+        if desk.sweep.name == "nightly":
+            raise PermissionError(13, "Permission denied", "runs/beat")
+        real(desk)
+
+    monkeypatch.setattr(schedule_rounds, "tick", broken)
+    assert call(tmp_path, "tick") == 1
+    backend.clock.pass_by(hours=1)
+    assert call(tmp_path, "tick") == 1
+    told = capsys.readouterr()
+    assert "other-20260101T020000Z is started." in told.out
+    assert f"error: {tmp_path}/sweeps/nightly.yaml: [Errno 13] Permission denied" in told.err
+
+
+def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    scheduled(tmp_path, NIGHTLY, name="other")
+    assert call(tmp_path, "tick") == 0
+    (tmp_path / "runs/.schedule/nightly/00000001.json").write_text("{")
+    assert call(tmp_path, "status") == 2
+    told = capsys.readouterr()
+    assert "other\n  next" in told.out
+    assert "nightly.yaml: storage" in told.err
+    assert "00000001.json is not what was written there" in told.err
+
+
+def test_a_folder_of_too_long_a_name(capsys):
+    with pytest.raises(SpecError, match="there is no such file or folder"):
+        schedule.main(["x" * 5000, "next"])
+
+
 def test_status_and_next_write_nothing(tmp_path, backend):
     scheduled(tmp_path, NIGHTLY)
     assert call(tmp_path, "status") == 0
@@ -135,6 +173,8 @@ def test_status_and_next_write_nothing(tmp_path, backend):
     [
         (("run", "nightly", "--at", "2026-01-01T02:00:00"), "has no zone: write"),
         (("run", "nightly", "--at", "tonight"), "is no time"),
+        (("run", "nightly", "--at", "9999-12-31T23:00:00-12:00"), "is no time"),
+        (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is no time"),
         (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
         (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
         (("next", "--count", "0"), "write 1 to 1000"),
@@ -156,5 +196,5 @@ def test_errors_reach_a_shell(tmp_path):
         words, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
     )
     assert done.returncode == 2
-    assert "error: did you mean 'nightly'?" in done.stderr
+    assert "fix: did you mean 'nightly'?" in done.stderr
     assert "Traceback" not in done.stderr

@@ -69,7 +69,9 @@ def test_lengths_of_time(text, seconds):
     assert durations.seconds_of(durations.shown(seconds)) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "6", "h", "6 h", "1h1d", "-1h", "1.5h", "6H", 6, None, "1h ", "9" * 5000 + "h"])
+@pytest.mark.parametrize(
+    "text", ["", "6", "h", "6 h", "1h1d", "-1h", "1.5h", "6H", 6, None, "1h ", "9" * 5000 + "h"]
+)
 def test_what_is_no_length_of_time(text):
     with pytest.raises(ValueError, match="not a length of time"):
         durations.seconds_of(text)
