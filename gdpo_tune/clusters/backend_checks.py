@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdpo_tune.clusters.jobs_api import why_no_dashboard
 from gdpo_tune.clusters.model import (
     KubeRayBackend,
     LocalBackend,
@@ -14,7 +13,7 @@ from gdpo_tune.clusters.model import (
     SlurmBackend,
     SweepFile,
 )
-from gdpo_tune.clusters.places import placed, why_no_folder, why_no_label
+from gdpo_tune.clusters.places import placed, why_no_dashboard, why_no_folder, why_no_label
 from gdpo_tune.clusters.store import is_url
 
 Fault = tuple[tuple[str, ...], str, str]

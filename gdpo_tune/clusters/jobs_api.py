@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.deadline import within
+from gdpo_tune.clusters.places import why_no_dashboard
 from gdpo_tune.errors import BackendError, BackendUnreachableError
-from gdpo_tune.service_url import split_service_url
 
 T = TypeVar("T")
 ANSWER_SECONDS = 10.0
@@ -137,17 +137,6 @@ class JobsApi:
             f"{self.who}: {self.address} answers {code} to /api/version\n"
             "    fix: write the address of a Ray dashboard, or mend the proxy in front of it"
         )
-
-
-def why_no_dashboard(address: str) -> str:
-    """Why an address is not that of a cluster's dashboard; empty if it is. It shows no password."""
-    try:
-        parts = split_service_url(address)
-    except ValueError as error:
-        return str(error)
-    if parts.username or parts.password:
-        return "a user or a password stands in it, which nobody would be sent"
-    return ""
 
 
 def unknown(error: RuntimeError) -> bool:

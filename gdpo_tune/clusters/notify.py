@@ -119,5 +119,7 @@ def why_no_webhook(address: str) -> str:
 class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Who is led elsewhere would ask there by GET, and lose what was to be told."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
         """Go nowhere: the answer counts as a failure."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from gdpo_tune.clusters.store import is_url
+from gdpo_tune.service_url import split_service_url
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """RFC 1035, which RayJobs need: RFC 1123 without a digit at the start."""
@@ -24,6 +25,17 @@ def why_no_folder(path: str) -> tuple[str, str] | None:
     if os.path.expanduser(path).startswith("~"):
         return "there is no such user, in whose home it would be", "write it from / on"
     return None
+
+
+def why_no_dashboard(address: str) -> str:
+    """Why an address is not that of a cluster's dashboard; empty if it is. It shows no password."""
+    try:
+        parts = split_service_url(address)
+    except ValueError as error:
+        return str(error)
+    if parts.username or parts.password:
+        return "a user or a password stands in it, which nobody would be sent"
+    return ""
 
 
 def why_no_label(name: str, longest: int) -> tuple[str, str] | None:

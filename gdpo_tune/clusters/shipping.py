@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gdpo_tune
 from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import BackendError
 
 NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
 """Patterns of what is only of use here; what `.gitignore` names stays here, too."""
+PACKAGE = Path(__file__).resolve().parents[1]
+"""Folder of this package."""
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """So that a log can be followed."""
 
@@ -37,8 +38,7 @@ def runtime_env(folder: Path, storage: str, who: str) -> dict[str, Any]:
             f"{who}: {folder} is not sent to a cluster: it holds far more than a project\n"
             "    fix: name the folder that holds the search space, or call from there"
         )
-    package = Path(gdpo_tune.__file__).resolve().parent
-    code = {} if package.is_relative_to(folder) else {"py_modules": [str(package)]}
+    code = {} if PACKAGE.is_relative_to(folder) else {"py_modules": [str(PACKAGE)]}
     return {
         "working_dir": str(folder),
         "excludes": excludes(storage, folder),
