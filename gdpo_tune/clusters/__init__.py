@@ -6,8 +6,11 @@
     book        what the events add up to: runs, their attempts, what was skipped, what was spent
     decide      the next event, by pure functions of file, book and clock
     tick        carries decisions out, on a backend
-    backends    by name, what runs the command of a sweep: this machine, or a Ray cluster
+    asking      the same for runs that somebody asks for by name
+    backends    by name, what runs the command of a sweep: this machine, a Ray cluster, KubeRay, Slurm
     notify      a webhook hears how runs end
+    render      the schedule for another scheduler
+    submit      one sweep as a job of a Ray cluster, without a schedule
 
 No state but the history: whoever calls `tick`, from wherever, sees the same runs and takes the same
 decisions, and of two at once one is too late with each event, looks again and decides anew.
