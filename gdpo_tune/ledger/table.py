@@ -41,7 +41,17 @@ SESSION = {
     "tcp_user_timeout": "60000",
 }
 """What the server is asked to do for our connections: notice within a minute who is gone."""
-CONNECT_SECONDS = 10
+CLIENT = {
+    "connect_timeout": 10,
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""The same on this side: a network that loses packets without a word would hold a record up for a
+quarter of an hour."""
+NOTICED = 90.0
+"""Seconds after which the server knows for sure that a connection of ours has ended."""
 PATIENCE = 600.0
 """Seconds for which a writer waits for a database that stopped answering. Trials wait with it."""
 AGAIN_SECONDS = 2.0
@@ -188,12 +198,18 @@ class JournalTable(Journal):
     def _wait_for_it(self, error: DBAPIError, deadline: float) -> None:
         """Come back with a new connection and the lock, once the database answers again."""
         print(f"waiting for the ledger {self.path}: {_told(error)}", file=sys.stderr)
+        held_since: float | None = None
         while True:
             try:
                 self._connection.close()
                 self._connection = self._connect()
                 self._lock()
                 return
+            except LedgerHeldError:
+                # by our own connection, as long as the server has not noticed its end
+                held_since = held_since or time.monotonic()
+                if time.monotonic() - held_since > NOTICED:
+                    raise
             except DBAPIError as again:
                 if not _is_away(again):
                     raise
@@ -251,7 +267,7 @@ class JournalTable(Journal):
 
 def _engine(url: str) -> sa.Engine:
     about = f"gdpo_tune {os.getpid()} on {socket.gethostname()}"[:63]
-    options = {"connect_timeout": CONNECT_SECONDS, "application_name": about}
+    options = {**CLIENT, "application_name": about}
     return sa.create_engine(url, connect_args=options, poolclass=sa.NullPool)
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -161,6 +162,35 @@ def test_a_database_that_restarts_is_waited_for(
             JournalTable(spec.ledger, spec.name, read_only=False)  # the lock is ours again
     with Ledger.open(spec, read_only=True) as ledger:
         assert ledger.record(2).reason == "while the database was away"
+
+
+def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(table, "AGAIN_SECONDS", 0.1)
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+        old, insert = ledger._journal._connection, JournalTable._insert
+
+        def cut(journal: JournalTable, rows: list[dict[str, object]]) -> None:
+            journal._connection = SimpleNamespace(close=lambda: None)
+            monkeypatch.setattr(JournalTable, "_insert", insert)
+            raise sa.exc.OperationalError("INSERT", {}, Exception("connection timed out"))
+
+        monkeypatch.setattr(JournalTable, "_insert", cut)
+        noticed = threading.Timer(1.0, old.close)
+        noticed.start()
+        ledger.fail(2, "while the network was cut")
+        noticed.join()
+        assert ledger.record(2).reason == "while the network was cut"
+        with pytest.raises(LedgerHeldError):
+            JournalTable(spec.ledger, spec.name, read_only=False)  # the lock is ours again
+        monkeypatch.setattr(JournalTable, "_insert", cut)
+        monkeypatch.setattr(table, "NOTICED", 0.5)
+        holder = ledger._journal._connection  # of another, for all that can be told
+        with pytest.raises(LedgerHeldError, match="is being written by gdpo_tune"):
+            ledger.end_session(0)
+        holder.close()
 
 
 def test_a_database_that_stays_away_ends_the_sweep(
