@@ -73,9 +73,10 @@ def check_head(place: str) -> None:
     host, _, port = place.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what no host can be called
+        reason = getattr(error, "strerror", None) or error
         raise ClusterError(
-            f"the head of the Ray cluster at {place} does not answer ({error.strerror or error})\n"
+            f"the head of the Ray cluster at {place} does not answer ({reason})\n"
             "    fix: start the cluster, or mend the address"
         ) from error
     try:

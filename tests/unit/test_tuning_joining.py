@@ -103,3 +103,9 @@ def test_an_address_of_the_environment_that_is_none(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(UsageError, match="RAY_ADDRESS = ray://head:10001"):
         joining.join({}, {})
+
+
+def test_a_name_that_no_host_can_have(monkeypatch, tmp_path):
+    without_tokens(monkeypatch, tmp_path)
+    with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
+        joining.check_head("a..b:6379")
