@@ -78,7 +78,10 @@ def validate(options: argparse.Namespace) -> int:
     for sweep in loaded.sweeps:
         for doubt in reach.doubts(sweep):
             print(f"warning: {doubt}", file=sys.stderr)
-    status = status_of(loaded, found)
+    waiting = [(sweep, error) for sweep, error in found if not sweep.settings.enabled]
+    for sweep, error in waiting:
+        print(f"warning: {sweep.file}: disabled, and could not run here: {error}", file=sys.stderr)
+    status = status_of(loaded, [each for each in found if each not in waiting])
     if not status:
         names = ", ".join(sweep.name for sweep in loaded.sweeps)
         print(f"{len(loaded.sweeps)} sound: {names}")

@@ -7,7 +7,7 @@
     decide      the next event, by pure functions of file, book and clock
     tick        carries decisions out, on a backend
     asking      the same for runs that somebody asks for by name
-    backends    by name, what runs the command of a sweep: this machine, a Ray cluster, KubeRay, Slurm
+    backends    by name, what runs the command of a sweep: this machine, Ray, KubeRay, Slurm
     notify      a webhook hears how runs end
     render      the schedule for another scheduler
     submit      one sweep as a job of a Ray cluster, without a schedule

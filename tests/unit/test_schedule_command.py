@@ -103,6 +103,13 @@ def test_validate_looks_at_the_machine_too(tmp_path, capsys, monkeypatch):
     assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in told
     assert "HOOK is not set, so nobody would be told" in told
     assert "lies in the job's own folder" in told
+    scheduled(tmp_path, text + "enabled: false\n")
+    assert call(tmp_path, "validate") == 0
+    told = capsys.readouterr()
+    assert "warning:" in told.err
+    assert "nightly.yaml: disabled, and could not run here: backend ray-job" in told.err
+    assert "error:" not in told.err
+    assert told.out == "1 sound: nightly\n"
     monkeypatch.setenv("HOOK", "http://127.0.0.1:9")
     scheduled(tmp_path, NIGHTLY)
     assert call(tmp_path, "validate") == 0
