@@ -39,6 +39,16 @@ def fate(sweep: ScheduledSweep, book: Book, now: datetime) -> Event | None:
     return _fate_of_due(sweep, book, now)
 
 
+def begins_after(book: Book) -> datetime | None:
+    """After which instant times of the schedule have no fate yet; None if it was never seen.
+
+    Where a clock that was ahead has been at work it lies in the future, and nothing is due.
+    """
+    if book.since is None or book.handled is None:
+        return book.since
+    return max(book.since, book.handled)
+
+
 def begin(sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **more: bool) -> Event:
     """Start the run of a time, or take it up again; skip it if the 30 days' budget is spent.
 
@@ -164,10 +174,9 @@ def _fate_of_queued(
 
 
 def _fate_of_due(sweep: ScheduledSweep, book: Book, now: datetime) -> Event | None:
-    when = sweep.settings.schedule
-    if when is None or not sweep.settings.enabled or book.since is None:
+    when, start = sweep.settings.schedule, begins_after(book)
+    if when is None or not sweep.settings.enabled or start is None:
         return None
-    start = book.since if book.handled is None else max(book.since, book.handled)
     due = [tick for tick in cron.between(when, start, now) if tick not in book.asked]
     covered = [tick for tick in due if book.asked and tick < max(book.asked)]
     if covered:

@@ -92,7 +92,8 @@ def told(about: dict[str, Any]) -> str:
         return f"What it came to is not known here: {about['unknown'].splitlines()[0]}."
     if "trials" not in about:
         return ""
-    text = f"{about['trials']} trials, {about['front']} on the front"
+    trials = "1 trial" if about["trials"] == 1 else f"{about['trials']} trials"
+    text = f"{trials}, {about['front']} on the front"
     if "hypervolume" in about:
         low, high = about["hypervolume_interval"]
         text += f", hypervolume {about['hypervolume']:.3f} (95 %: {low:.3f} to {high:.3f})"

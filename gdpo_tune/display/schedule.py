@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from gdpo_tune.clusters import cron
 from gdpo_tune.clusters.book import Book, Run
-from gdpo_tune.clusters.decide import run_name
+from gdpo_tune.clusters.decide import ON_TIME, begins_after, run_name
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.notify import words
@@ -38,8 +38,12 @@ def print_status(sweep: ScheduledSweep, book: Book, now: datetime) -> None:
     """Print how the last run of a schedule stands, and what comes next."""
     limit = sweep.settings.budget.gpu_hours_per_30d
     spent = f"{book.spent_until(now):.4g}" + (f" of {limit:.4g}" if limit else "")
-    coming = [tick.strftime(UNIVERSAL) for tick in upcoming(sweep, now, 1)]
+    start = begins_after(book) or now
+    coming = [tick.strftime(UNIVERSAL) for tick in upcoming(sweep, max(start, now), 1)]
     rows = [("  next", coming[0] if coming else "not by a schedule")]
+    if start - now > ON_TIME:
+        why = f"a clock that was ahead has been here: no run by the schedule until {start:%F %T}"
+        rows.append(("  held back", why))
     rows.append(("  GPU-hours of 30 days", spent))
     if book.queued is not None:
         rows.insert(0, ("  waits", run_name(sweep.name, book.queued)))

@@ -163,6 +163,20 @@ def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys)
     assert "00000001.json is not what was written there" in told.err
 
 
+def test_status_tells_of_a_clock_that_was_ahead(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    backend.clock.pass_by(days=30)
+    assert call(tmp_path, "tick") == 0
+    assert call(tmp_path, "status") == 0
+    assert "held back" not in capsys.readouterr().out
+    backend.clock.pass_by(days=-28)
+    assert call(tmp_path, "tick") == 0
+    assert call(tmp_path, "status") == 0
+    told = capsys.readouterr().out
+    assert "no run by the schedule until 2026-01-31 01:00:00" in told
+    assert "next                  2026-01-31T02:00:00Z" in told
+
+
 def test_a_folder_of_too_long_a_name(capsys):
     with pytest.raises(SpecError, match="there is no such file or folder"):
         schedule.main(["x" * 5000, "next"])
