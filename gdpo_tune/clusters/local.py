@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import psutil
 
 from gdpo_tune.clusters.backends import Job, Look
+from gdpo_tune.clusters.job_folders import check_folder, folder_of
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import LocalBackend
-from gdpo_tune.clusters.places import placed
 from gdpo_tune.clusters.store import is_url
 from gdpo_tune.clusters.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.errors import BackendError, BackendUnreachableError
@@ -39,9 +39,7 @@ def backend(sweep: ScheduledSweep) -> Local:
     """The backend of a sweep."""
     settings = sweep.settings.backend
     assert isinstance(settings, LocalBackend), settings.kind
-    if settings.folder:
-        return Local(Path(placed(settings.folder, sweep.root)) / sweep.name)
-    return Local(Path(sweep.storage, ".schedule", sweep.name, "jobs"))
+    return Local(folder_of(sweep, settings.folder))
 
 
 def here(sweep: ScheduledSweep) -> Local:
@@ -50,10 +48,8 @@ def here(sweep: ScheduledSweep) -> Local:
     That scheduler calls again if it loses the machine, so a job of which nothing can be seen from
     here is gone.
     """
-    if is_url(sweep.storage):
-        folder = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
-    else:
-        folder = Path(sweep.storage, ".schedule", sweep.name, "jobs")
+    passing = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
+    folder = passing if is_url(sweep.storage) else folder_of(sweep)
     return Local(folder, others_are_gone=True)
 
 
@@ -72,16 +68,7 @@ class Local:
         Raises:
             BackendError: there cannot be.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".probe-{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise BackendError(
-                f"backend local: {self.folder}: {error.strerror}\n"
-                "    fix: make it writable, or write folder: another one"
-            ) from error
+        check_folder(self.folder, "backend local")
 
     def submit(self, job: Job) -> dict[str, Any]:
         """Start a process for a job, unless there was one.

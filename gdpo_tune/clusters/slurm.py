@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 from gdpo_tune.clusters import batch, tools
 from gdpo_tune.clusters.backends import Job, Look
 from gdpo_tune.clusters.batch import Batch
+from gdpo_tune.clusters.job_folders import check_folder, folder_of
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.local import PATIENCE, reason
 from gdpo_tune.clusters.model import SlurmBackend
-from gdpo_tune.clusters.places import placed
 from gdpo_tune.clusters.tools import Answer
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.files import write_whole
@@ -53,11 +53,7 @@ def backend(sweep: ScheduledSweep) -> Slurm:
     """The backend of a sweep."""
     settings = sweep.settings.backend
     assert isinstance(settings, SlurmBackend), settings.kind
-    if settings.folder:
-        folder = Path(placed(settings.folder, sweep.root)) / sweep.name
-    else:
-        folder = Path(sweep.storage, ".schedule", sweep.name, "jobs")
-    return Slurm(sweep, settings, folder)
+    return Slurm(sweep, settings, folder_of(sweep, settings.folder))
 
 
 @dataclass(frozen=True)
@@ -80,13 +76,7 @@ class Slurm:
         answer = self._slurm("scontrol", "ping")
         if answer.status != 0:
             raise unreachable(answer)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BackendError(
-                f"backend slurm: {self.folder}: {error.strerror}\n"
-                "    fix: make it writable, or write folder: another one"
-            ) from error
+        check_folder(self.folder, "backend slurm")
 
     def submit(self, job: Job) -> dict[str, Any]:
         """Submit a job, unless it was submitted before."""
