@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import uuid
 from datetime import UTC, datetime
@@ -148,9 +149,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path):
         open_store(str(tmp_path / "file" / "runs")).check()
 
 
-def test_a_store_without_its_package_or_of_an_unknown_kind():
-    with pytest.raises(StoreError, match="pip install s3fs"):
-        open_store("s3://bucket/sweeps")
+def test_a_store_without_its_package_or_of_an_unknown_kind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(StoreError, match="pip install adlfs"):
+        open_store("az://bucket/sweeps")
     with pytest.raises(StoreError, match="nothing://bucket"):
         open_store("nothing://bucket")
 
