@@ -1,0 +1,93 @@
+"""CPU time by part of the driver: which of its functions are ours, and what each costs by itself."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "Ray Tune's loop": ("ray.tune.execution.tune_controller:TuneController.step",),
+    "searcher": (
+        "gdpo_tune.tuning.searcher:LedgerSearcher.suggest",
+        "gdpo_tune.tuning.searcher:LedgerSearcher.on_trial_result",
+        "gdpo_tune.tuning.searcher:LedgerSearcher.on_trial_complete",
+    ),
+    "plan": ("gdpo_tune.tuning.searcher:next_step",),
+    "proposals (loop)": (
+        "gdpo_tune.tuning.proposals:Proposals.next",
+        "gdpo_tune.tuning.proposals:Proposals.observe",
+    ),
+    "proposals (thread)": ("gdpo_tune.tuning.projection:Projection.ask",),
+    "scheduler": (
+        "gdpo_tune.tuning.schedulers.base:Scheduler.choose_trial_to_run",
+        "gdpo_tune.tuning.schedulers.asha:Asha.judge",
+        "gdpo_tune.tuning.schedulers.asha:Asha.reason",
+        "gdpo_tune.tuning.schedulers.asha:Asha.promotable",
+    ),
+    "ledger": tuple(
+        f"gdpo_tune.ledger.ledger:Ledger.{name}"
+        for name in ("start", "progress", "complete", "prune", "pause", "resume", "records")
+    ),
+    "attempts": (
+        "gdpo_tune.tuning.failures:Attempts.on_trial_start",
+        "gdpo_tune.tuning.failures:Attempts.on_trial_result",
+        "gdpo_tune.tuning.failures:Attempts.on_trial_complete",
+    ),
+    "spool": ("gdpo_tune.tracking.mlflow_sink:MlflowSink.__call__",),
+    "display": ("gdpo_tune.display.live:LiveDisplay.__call__",),
+    "simulation": ("scale_executor:SimulatedActors.next",),
+    "simulated processes": (
+        "scale_executor:SimulatedActors.add_actor",
+        "scale_executor:SimulatedActors.schedule_actor_task",
+        "scale_executor:SimulatedActors.remove_actor",
+        "scale_executor:SimulatedActors.clear_actor_task_futures",
+    ),
+}
+"""Name -> functions, `module:Class.method` or `module:function`."""
+
+
+class Parts:
+    """CPU seconds and calls of each part, what it calls of other parts taken off."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._local = threading.local()
+
+    def watch(self) -> None:
+        """Wrap every function of `PARTS`, for good."""
+        import importlib
+
+        for part, targets in PARTS.items():
+            for target in targets:
+                module, _, path = target.partition(":")
+                owner: Any = importlib.import_module(module)
+                *outer, name = path.split(".")
+                for step in outer:
+                    owner = getattr(owner, step)
+                setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            local = self._local
+            outer = getattr(local, "inner", 0.0)
+            local.inner = 0.0
+            start = time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                spent = time.thread_time() - start
+                self.seconds[part] += spent - local.inner
+                self.calls[part] += 1
+                local.inner = outer + spent
+
+        return timed
+
+    def taken(self) -> dict[str, float]:
+        """CPU seconds by part so far."""
+        return dict(self.seconds)
