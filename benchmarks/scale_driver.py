@@ -21,8 +21,9 @@ from scale_parts import Parts
 
 from gdpo_tune.events import Event, TrialFinished, TrialStarted
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.steps import append_step, is_kept
+from gdpo_tune.steps import append_step
 from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
+from gdpo_tune.tuning.trainable import Reporter, Setup
 
 METRICS = (
     "loss",
@@ -43,6 +44,18 @@ LONG = 60
 """Results of a whole trial."""
 
 
+class Simulated(Reporter):
+    """The product's own, with the clock of the simulation."""
+
+    def __init__(self, trial: TrialConfig, setup: Setup, ends_at: Any) -> None:
+        super().__init__(trial, setup.stop, ends_at, setup.pace)
+        self.seconds = 0.0
+        """Of training since the last result."""
+
+    def now(self) -> float:
+        return CLOCK.now + self.seconds
+
+
 def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What the process of a trial would answer, one `train` of Ray's after the other."""
     trial: TrialConfig = config["trial"]
@@ -51,6 +64,7 @@ def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     known = {"trial": trial, "setup": config["setup"], "ends_at": config["ends_at"]}
     found: dict[str, Estimate] = {}
     cost = Cost()
+    reporter = Simulated(trial, config["setup"], config["ends_at"])
     for step in range(1, steps + 1) if trial.train else ():
         validated = step == steps or step in trial.evaluate_at
         share = step / steps
@@ -66,9 +80,15 @@ def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
             metrics |= {f"validation/{name}": estimate.mean for name, estimate in found.items()}
         measurement = Measurement(step, metrics, cost, found if validated else {})
         append_step(trial.directory, measurement)
-        if validated or is_kept(step, steps):
-            yield filled({"measurement": measurement}, step, known)
-        if validated and (trial.directory / "halt").exists():
+        reporter.seconds += 1.0
+        stop, due = reporter.decide(measurement)
+        if due:
+            result = filled(reporter.result(measurement), step, known)
+            yield result | {"time_this_iter_s": reporter.seconds}
+            reporter.seconds = 0.0
+        else:
+            reporter.hold(measurement)
+        if stop or (validated and reporter.halted()):
             yield filled({"interrupted": True}, 0, known)
             yield {"__duplicate__": True}
             return

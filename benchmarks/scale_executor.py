@@ -115,7 +115,6 @@ class SimulatedActors:
     """Up to `slots` processes. Named methods and attributes are those that Ray Tune uses."""
 
     slots = 1000
-    step_seconds = 1.0
     make: Make
     """Results of a trial; set it first."""
 
@@ -215,8 +214,10 @@ class SimulatedActors:
             if len(self._busy) == self.slots and math.isnan(self.tally.filled):
                 self.tally.filled = self.clock.now
         result = next(self._results[actor])
-        packed, is_step = pickle.dumps(result), "training_iteration" in result
-        seconds = self.step_seconds * (1 + SPREAD * (2 * self._random.random() - 1)) * is_step
+        packed = pickle.dumps(result)
+        # a step takes a second; what follows the last one takes no time
+        seconds = result["time_this_iter_s"] if "training_iteration" in result else 0.0
+        seconds *= 1 + SPREAD * (2 * self._random.random() - 1)
         self.tally.trained += seconds
 
         def told() -> None:

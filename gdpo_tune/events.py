@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class TrialProgress:
 
     number: int
     measurement: Measurement
+    earlier: Sequence[Measurement] = ()
+    """Those before it that it held back, by step; nothing was measured on validation prompts."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gdpo_tune.events import TrialProgress
 from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.steps import is_kept
-from gdpo_tune.tracking.projection import finite
+from gdpo_tune.tracking.projection import finite, milliseconds
 from gdpo_tune.trials import Measurement
 
 
@@ -20,3 +24,23 @@ def curve_values(measurement: Measurement, training: TrainingSettings) -> dict[s
     if is_kept(evaluation, -(-last // training.evaluate_every)):
         kept = (*kept, "validation/")
     return finite({k: v for k, v in measurement.metrics.items() if kept and k.startswith(kept)})
+
+
+def curve_points(
+    taken: Iterable[tuple[Measurement, int]], after: int, training: TrainingSettings
+) -> list[list[Any]]:
+    """Points `[name, value, ms, step]` of measurements and their times, for steps beyond `after`."""
+    return [
+        [name, value, when, measurement.step]
+        for measurement, when in taken
+        if measurement.step > after
+        for name, value in curve_values(measurement, training).items()
+    ]
+
+
+def dated(progress: TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
+    """What a trial has just reported, by step, each with the ms since 1970 when it was measured."""
+    spent = progress.measurement.cost.seconds
+    for earlier in progress.earlier:
+        yield earlier, now - milliseconds(spent - earlier.cost.seconds)
+    yield progress.measurement, now

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from gdpo_tune.events import (
 from gdpo_tune.spec import shown_yaml, without_password
 from gdpo_tune.steps import read_steps
 from gdpo_tune.tracking import projection
-from gdpo_tune.tracking.curves import curve_values
+from gdpo_tune.tracking.curves import curve_points, dated
 from gdpo_tune.tracking.datasets import dataset_inputs
 from gdpo_tune.tracking.front_watch import FrontWatch
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
@@ -97,10 +97,12 @@ class MlflowSink:
                 self._say(SWEEP, Content(status="RUNNING"))
                 self._update_trial(event.record)
             case TrialProgress():
-                self._add_points(event.number, event.measurement, self._now())
+                self._add_points(event.number, dated(event, self._now()))
             case TrialPaused():
                 self._update_trial(event.record)
             case TrialFinished():
+                if event.record.state == "failed":
+                    self._catch_up(event.record)  # what it held back, it never sent
                 self._update_trial(event.record)
                 self._front_stale = True
             case SweepFinished():
@@ -180,8 +182,11 @@ class MlflowSink:
         )
         self._say_sweep(identity)
         for record in records:
+            # The file of one that was told to have ended holds nothing new: most need no reading.
+            new = self._known.get(str(record.number), Known()).tags.get("state") != record.state
             self._update_trial(record)
-            self._catch_up(record)
+            if new or record.state in ("running", "paused"):
+                self._catch_up(record)
         self._front = FrontWatch(self._spec)
         self._front_stale = bool(records)
         self._writer = MlflowWriter(self._uri, identity, spool.delivered)
@@ -206,23 +211,21 @@ class MlflowSink:
         """Say the step metrics that a trial wrote down and an earlier process did not pass on."""
         if record.directory is None or record.started is None:
             return
-        for measurement in read_steps(record.directory):
-            when = milliseconds(record.started + measurement.cost.seconds)
-            self._add_points(record.number, measurement, when)
+        began = record.started
+        taken = ((m, milliseconds(began + m.cost.seconds)) for m in read_steps(record.directory))
+        self._add_points(record.number, taken)
 
-    def _add_points(self, number: int, measurement: Measurement, when: int) -> None:
-        """Say the step metrics of a measurement, unless that step was told before a restart."""
-        key, step = str(number), measurement.step
-        if step <= self._known[key].curve_step():
-            return
-        values = curve_values(measurement, self._spec.training)
-        if values:
-            self._put({"run": key, "metrics": [[k, v, when, step] for k, v in values.items()]})
+    def _add_points(self, number: int, taken: Iterable[tuple[Measurement, int]]) -> None:
+        """Say step metrics in one message, but for steps that were told before a restart."""
+        told = self._known[str(number)].curve_step()
+        if points := curve_points(taken, told, self._spec.training):
+            self._put({"run": str(number), "metrics": points})
 
     def _finish(self, records: Sequence[TrialRecord], status: str) -> None:
         """Give every run its last state; whatever still runs is stopped here."""
         for record in records:
             if record.state == "running":
+                self._catch_up(record)
                 self._say(str(record.number), Content(status="KILLED", end=self._now()))
             else:
                 self._update_trial(record)

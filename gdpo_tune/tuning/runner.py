@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -150,7 +151,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     """
     from gdpo_tune.tuning.interruption import ClusterLost, Interruption
     from gdpo_tune.tuning.searcher import LedgerSearcher
-    from gdpo_tune.tuning.trainable import Group, Setup
+    from gdpo_tune.tuning.trainable import Group, Setup, pace_of
 
     stop_file = ledger.directory / "stop"
     stop_file.unlink(missing_ok=True)
@@ -160,7 +161,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
         group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
     chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(chosen.target)(ledger)
-    setup = Setup(train, stop_file, asked.cpus, group)
+    setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots))
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
     searcher.slots_of = partial(slots_of, ledger.spec)
     interruption = Interruption(stop_file, ray_up.is_alive)
@@ -171,7 +172,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
 
     try:
         with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
-            tune(ledger, searcher, scheduler, interruption, ray_up)
+            tune(ledger, searcher, scheduler, interruption, ray_up, slots)
     except KeyboardInterrupt:
         interruption.requested = True
     except ClusterLost:
@@ -194,6 +195,7 @@ def tune(
     scheduler: Any,
     interruption: Any,
     ray_up: cluster.Cluster,
+    slots: int,
 ) -> None:
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
@@ -202,6 +204,8 @@ def tune(
     from gdpo_tune.tuning.trainable import run_trial
 
     spec = ledger.spec
+    # Ray would start one process at a time, each once the one before is up: seconds a slot.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
     Tuner(
         with_resources(run_trial, resources_of(spec)),
         tune_config=TuneConfig(

@@ -41,7 +41,7 @@ from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.proposals import Proposals
 from gdpo_tune.tuning.referee import Referee
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.trainable import Setup
+from gdpo_tune.tuning.trainable import Setup, pace_of
 from gdpo_tune.tuning.warm_start import earlier_trials
 
 
@@ -100,6 +100,7 @@ class LedgerSearcher(Searcher):
         except ResourcesError as error:
             self._slots = 0
             self.note(f"the sweep waits for nodes: {error}", [])
+        self._setup = replace(self._setup, pace=pace_of(self._slots))
 
     def note(self, what: str, trials: Sequence[str]) -> None:
         """Record what has befallen the sweep, or trials by Ray's ids."""
@@ -150,7 +151,7 @@ class LedgerSearcher(Searcher):
                 if self._ledger.progress(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
-        self._emit(TrialProgress(number, measurement))
+        self._emit(TrialProgress(number, measurement, result.get("earlier", ())))
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

@@ -28,6 +28,9 @@ from gdpo_tune.trials import Measurement, Outcome, TrialConfig
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
+RESULTS_A_SECOND = 200
+"""Of all trials together, on which nothing is decided: Ray Tune's loop alone takes about a
+millisecond of CPU for one where a thousand trials run, see docs/scale.md."""
 MEMORY_SHARE = 0.6
 """Share of a node's memory that all reused trial processes on it together may grow to."""
 
@@ -86,6 +89,8 @@ class Setup:
     """CPU cores of a process."""
     group: Group | None = None
     """None: a trial is one process, this one."""
+    pace: float = 0.0
+    """Least seconds between two results of a trial on which nothing is decided."""
 
     def __deepcopy__(self, memo: object) -> Setup:
         """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
@@ -94,6 +99,11 @@ class Setup:
     def __str__(self) -> str:
         """Short: Ray makes a label of it."""
         return self.train
+
+
+def pace_of(slots: int) -> float:
+    """Seconds between results of each of so many trials at which the driver keeps up with all."""
+    return slots / RESULTS_A_SECOND if slots > RESULTS_A_SECOND else 0.0
 
 
 _trials_served = 0
@@ -169,7 +179,7 @@ def train(
         from gdpo_tune.tuning.workers import train_in_group
 
         return train_in_group(trial, setup, setup.group, resume, ends_at)
-    reporter = Reporter(trial, setup.stop, ends_at)
+    reporter = Reporter(trial, setup.stop, ends_at, setup.pace)
     try:
         return registry.load(setup.train)(trial, resume=resume, report=reporter)
     except SystemExit:
@@ -185,19 +195,27 @@ HALT = "halt"
 class Reporter:
     """The `report` of one trial: thins what goes to the driver, and stops on request.
 
+    Where many trials run, what nobody waits for goes with the next result, so that curves keep all
+    of their points and the driver has fewer results to deal with.
+
     Ray lets a trial go on from a result only once the driver has dealt with it, so what the driver
     decides about a rung is known here before the next step begins. Several processes of one trial
     hear of it a step later.
     """
 
-    def __init__(self, trial: TrialConfig, stop: Path, ends_at: Collection[int] = ()) -> None:
+    def __init__(
+        self, trial: TrialConfig, stop: Path, ends_at: Collection[int] = (), pace: float = 0.0
+    ) -> None:
         self.stopped = False
         """Whether it has ended the trial."""
         self._stop = stop
         self._ends_at = ends_at
         self._halt = trial.directory / HALT
         self._last = trial.training.steps
+        self._pace = pace
         self._sent = float("-inf")
+        self._held: list[Measurement] = []
+        """To go with the next result."""
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         """Pass a measurement on if it is due.
@@ -207,8 +225,10 @@ class Reporter:
                 at this step; what holds resources lets go in `finally`.
         """
         stop, due = self.decide(measurement)
-        if due and not stop:
-            self.send(measurement)
+        if not due:
+            self.hold(measurement)
+        elif not stop:
+            self.send(self.result(measurement))
             ends = measurement.step in self._ends_at
             stop = ends or (measurement.validated and self.halted())
         if stop:
@@ -217,17 +237,31 @@ class Reporter:
 
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Whether to stop, and whether the measurement is due."""
-        now = time.monotonic()
-        kept = measurement.validated or is_kept(measurement.step, self._last)
-        due = kept or now - self._sent >= SECONDS
+        now, kept = self.now(), is_kept(measurement.step, self._last)
+        pause = self._pace if kept else max(self._pace, SECONDS)
+        due = measurement.validated or now - self._sent >= pause
         if due:
             self._sent = now
         return self._stop.exists() or self._halt.exists(), due
+
+    def now(self) -> float:
+        """Seconds of a clock that only goes forward."""
+        return time.monotonic()
+
+    def hold(self, measurement: Measurement) -> None:
+        """Keep a measurement for the next result, if its step is one that is passed on."""
+        if is_kept(measurement.step, self._last):
+            self._held.append(measurement)
+
+    def result(self, measurement: Measurement) -> dict[str, Any]:
+        """What the driver is told: a measurement, and those before it that were held back."""
+        earlier, self._held = tuple(self._held), []
+        return {"measurement": measurement, "earlier": earlier}
 
     def halted(self) -> bool:
         """Whether the driver has decided against the trial since it took the last result."""
         return self._halt.exists()
 
-    def send(self, measurement: Measurement) -> None:
-        """Pass a measurement on to the driver."""
-        tune.report({"measurement": measurement})
+    def send(self, result: dict[str, Any]) -> None:
+        """Pass a result on to the driver."""
+        tune.report(result)

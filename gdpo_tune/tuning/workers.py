@@ -81,7 +81,7 @@ def work(config: dict[str, Any]) -> Outcome | None:
     """What each process does; the first one's outcome counts."""
     trial: TrialConfig = config["trial"]
     setup: Setup = config["setup"]
-    reporter = GroupReporter(trial, setup.stop, config["ends_at"])
+    reporter = GroupReporter(trial, setup.stop, config["ends_at"], setup.pace)
     try:
         return registry.load(setup.train)(trial, resume=config["resume"], report=reporter)
     except SystemExit:
@@ -103,9 +103,9 @@ class GroupReporter(Reporter):
         """What the driver decides is seen at the next step: it is not waited for here."""
         return False
 
-    def send(self, measurement: Measurement) -> None:
-        """Pass a measurement on; Ray Train waits until every process has, and takes the first's."""
-        ray.train.report({"measurement": measurement})
+    def send(self, result: dict[str, Any]) -> None:
+        """Pass a result on; Ray Train waits until every process has, and takes the first's."""
+        ray.train.report(result)
 
 
 def cause(error: TrainingFailedError, workers: int) -> Exception:

@@ -94,6 +94,35 @@ def steps(number, first, last):
     return [TrialProgress(number, measurement(step)) for step in range(first, last + 1)]
 
 
+def test_what_a_trial_held_back_is_told_in_one_message(spec, store):
+    earlier = [measurement(step) for step in (1, 2, 3)]
+    play(
+        spec,
+        SweepStarted((), 1),
+        TrialStarted(running(0)),
+        TrialProgress(0, measurement(4), earlier),
+        SweepFinished((running(0),), interrupted=True),
+    )
+    curves = [m["metrics"] for m in store.messages if m["run"] == "0" and "metrics" in m]
+    losses = [[step for name, _, _, step in c if name == "train/loss"] for c in curves]
+    assert losses == [[1, 2, 3, 4]]
+    times = [when for name, _, when, _ in curves[0] if name == "train/loss"]
+    assert times == sorted(times)
+    spent = measurement(4).cost.seconds - measurement(1).cost.seconds
+    assert times[3] - times[0] == int(1000 * spent)
+
+
+def test_a_trial_that_was_told_to_have_ended_is_not_read_again(spec, store, monkeypatch):
+    first = replace(complete(0, 0.9, 0.1), directory=spec.directory / "0")
+    second = replace(complete(1, 0.4, 0.05), directory=spec.directory / "1")
+    read = []
+    monkeypatch.setattr(mlflow_sink, "read_steps", lambda folder: read.append(folder) or [])
+    play(spec, SweepStarted((), 2), TrialStarted(running(0)), TrialFinished(first))
+    assert read == []
+    play(spec, SweepStarted((first, second), 2))
+    assert read == [second.directory]
+
+
 def test_a_sweep_from_start_to_end(spec, store):
     first, second = complete(0, 0.9, 0.1), complete(1, 0.4, 0.05)
     failed = running(2, state="failed", reason="loss is nan", finished=3000.0)

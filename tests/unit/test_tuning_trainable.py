@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +116,31 @@ def test_a_process_that_begins_with_a_request_to_halt_ends_at_its_first_step(
     with pytest.raises(SystemExit):
         Reporter(config, config.directory / "stop")(Measurement(1, {}, Cost()), None)
     assert not sent
+
+
+def test_what_is_held_back_goes_with_the_next_result(
+    config: TrialConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """A step a second, of 120 steps every second one is kept; a result every five seconds."""
+    results: list[dict[str, Any]] = []
+    clock = iter(range(1, 1000))
+    monkeypatch.setattr(trainable.tune, "report", results.append)
+    monkeypatch.setattr(trainable.time, "monotonic", lambda: float(next(clock)))
+    training = TrainingSettings(steps=120)
+    reporter = Reporter(replace(config, training=training), config.directory / "stop", pace=5.0)
+    for step in range(1, 121):
+        plain = Measurement(step, {"train/loss": 1.0}, Cost())
+        reporter(measured(step, format=0.5) if step in (33, 120) else plain, None)
+    told = [[m.step for m in (*r["earlier"], r["measurement"])] for r in results]
+    assert told[:3] == [[1], [2, 4, 6], [8, 10, 11]]
+    assert [32, 33] in told  # what is validated waits for nothing
+    assert len(results) <= 27
+    assert {step for steps in told for step in steps} >= set(range(2, 121, 2))
+
+
+def test_few_slots_hold_nothing_back_and_many_share_what_the_driver_takes():
+    assert trainable.pace_of(200) == 0
+    assert trainable.pace_of(1000) == 5
 
 
 def test_a_slow_trial_sends_every_point(
@@ -250,8 +276,10 @@ def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
 
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
     with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
-        runner.tune(ledger, None, None, None, Cluster(Nodes(list), lambda: None, lambda: True))
+        ray_up = Cluster(Nodes(list), lambda: None, lambda: True)
+        runner.tune(ledger, None, None, None, ray_up, slots=64)
     assert asked["fitted"]
+    assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert asked["tune_config"].reuse_actors is reused
 
 
