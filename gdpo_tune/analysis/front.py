@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gdpo_tune.analysis.pareto import hypervolume
+import numpy as np
+
+from gdpo_tune.analysis.pareto import (
+    Floats,
+    hypervolume,
+    loss_front,
+    loss_hypervolume,
+    losses,
+)
 from gdpo_tune.analysis.probability import Interval, hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,
@@ -142,18 +150,32 @@ def _hypervolume_trace(
     ended.sort(key=lambda record: (record.finished or math.inf, record.number))
     seeds: dict[object, list[TrialRecord]] = {}
     points: dict[object, tuple[float, ...]] = {}
+    front: Floats = losses([], objectives)
+    value = 0.0
     trace: list[HypervolumePoint] = []
     for record in ended:
         key = key_of[record.number]
         if is_measured(record, objectives):
             seeds.setdefault(key, []).append(record)
-            points.pop(key, None)
+            before, now = points.pop(key, None), None
             if is_feasible(seeds[key]):
-                points[key] = tuple(
+                now = points[key] = tuple(
                     pooled([seed.test[goal.name] for seed in seeds[key]]).mean
                     for goal in objectives
                 )
-        trace.append(
-            HypervolumePoint(record.number, hypervolume(list(points.values()), objectives))
-        )
+            if before is not None:  # it was on the front, perhaps, and has moved
+                front = _front_of(losses(list(points.values()), objectives))
+                value = loss_hypervolume(front, objectives)
+            elif now is not None:
+                point = losses([now], objectives)
+                # Most come behind the front as it is: of thousands, few are looked at twice.
+                if not (front <= point).all(axis=1).any():
+                    front = _front_of(np.concatenate([front, point]))
+                    value = loss_hypervolume(front, objectives)
+        trace.append(HypervolumePoint(record.number, value))
     return tuple(trace)
+
+
+def _front_of(points: Floats) -> Floats:
+    """Those losses that no other one dominates."""
+    return points[loss_front(points)]

@@ -82,8 +82,8 @@ class Projection:
         self._under_way = most_trials(spec) <= MOST_WATCHED
         self._quasi_random_asked = 0
         self._drift = Drift(spec)
-        self._known = 0
-        """Records under a point."""
+        self.known = 0
+        """Records that a sampler may learn from."""
         self._entries = Entries(spec, self._domains)
         self._outdated = False
         """Whether the study has to be built anew before the next proposal."""
@@ -188,7 +188,7 @@ class Projection:
         members = self._members.setdefault(point, {})
         if record.number not in members and record.proposer == "startup":
             self._quasi_random_asked += 1
-        self._known += record.number not in members
+        self.known += record.number not in members
         members[record.number] = record
         self._states.setdefault(point, sampler_state)
         if self._rung(record) is not None:
@@ -206,7 +206,7 @@ class Projection:
     def _new_sampler(self) -> BaseSampler:
         """A sampler with the seed of the next proposal: one that has a memory would be another one
         after a restart."""
-        seed = hashlib.sha256(f"{self.spec.search.seed}:{self._known}".encode()).digest()
+        seed = hashlib.sha256(f"{self.spec.search.seed}:{self.known}".encode()).digest()
         return self._sampling.build(int.from_bytes(seed[:4], "big") >> 1)
 
     def _enter(self, point: Point) -> None:
@@ -253,7 +253,7 @@ class Projection:
         """A new point near a repeated one: with one parameter of a quasi-random point. If none is
         new, a quasi-random point; if none of them is, the repeated one."""
         names = tuple(self._domains)
-        for index in range(self._known, self._known + UNSEEN_TRIES):
+        for index in range(self.known, self.known + UNSEEN_TRIES):
             name = names[index % len(names)]
             fresh = quasi_random.point(self.spec, index)
             near = self._suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)

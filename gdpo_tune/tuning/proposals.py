@@ -2,7 +2,8 @@
 
 A proposal is asked for when a slot is free, never ahead of that, and knows every result that
 existed when its asking began. If results came in while the sampler was thinking, it is asked again
-with them, once: so a slow sampler is late, but neither blind nor starved by quick trials.
+with them, once: so a slow sampler is late, but neither blind nor starved by quick trials. Where
+they are few beside all that it knew, it is not: a thousand trials always bring some.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from gdpo_tune.tuning.projection import Projection, Suggestion
 
 GLANCE = 0.02
 """Seconds that the loop waits for a proposal, which is enough for a quick sampler."""
+FEW = 0.01
+"""Share of what a sampler knew up to which it need not know what came in meanwhile."""
 IDLE_WAIT = 0.5
 """The same when nothing runs, so that the loop has nothing better to do."""
 
@@ -62,7 +65,7 @@ class Proposals(Closing):
         if not self._asked.done():
             return None
         suggestion, self._asked = self._asked.result(), None
-        enough = self._again or not self._missed
+        enough = self._again or len(self._missed) <= FEW * self._projection.known
         if not enough:
             self._projection.withdraw(suggestion)
         for record, sampler_state in self._missed:

@@ -147,7 +147,6 @@ class LedgerSearcher(Searcher):
         # what comes after a verdict counts for nothing: where it was given, the trial goes on
         if measurement.validated and not self._referee.is_halting(number):
             with self._recording():
-                self._step_is_known = False
                 if self._ledger.progress(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
@@ -264,12 +263,15 @@ class LedgerSearcher(Searcher):
         return record
 
     def _next_step(self) -> Step | None:
-        """What the plan says; computed again only when something has changed."""
+        """What the plan says; computed again only when a trial has begun or ended.
+
+        What is measured on the way changes the plan through the budget alone.
+        """
         if not self._step_is_known:
             records = self._ledger.records()
             self._step = next_step(self._spec, records, self._hours(records))
             self._step_is_known = True
-        elif self._step is not None and self._spec.search.budget.hours:  # they pass by themselves
+        elif self._step is not None:
             records = self._ledger.records()
             if spent_budget(self._spec, records, self._hours(records)):
                 self._step = None

@@ -23,18 +23,22 @@ class SlowProjection:
     """Proposes how many records it knew when its asking began; takes as long as the test wants."""
 
     def __init__(self) -> None:
-        self.known: list[int] = []
+        self.numbers: list[int] = []
         self.withdrawn: list[int] = []
         self.askings = 0
         self.go = threading.Semaphore(0)
         self.busy = False
 
+    @property
+    def known(self) -> int:
+        return len(self.numbers)
+
     def observe(self, record: TrialRecord, sampler_state: Any = None) -> None:
         assert not self.busy, "the study changes under the sampler"
-        self.known.append(record.number)
+        self.numbers.append(record.number)
 
     def ask(self) -> Suggestion:
-        self.busy, knew = True, len(self.known)
+        self.busy, knew = True, self.known
         self.askings += 1
         assert self.go.acquire(timeout=60)
         self.busy = False
@@ -80,7 +84,7 @@ def test_the_loop_goes_on_until_the_sampler_is_done(slow: SlowProjection, asking
 def test_results_that_come_in_meanwhile_reach_the_proposal(slow: SlowProjection, asking: Proposals):
     assert asking.next(idle=False) is None
     asking.observe(record(0))
-    assert slow.known == []  # the sampler is thinking
+    assert slow.numbers == []  # the sampler is thinking
     slow.go.release()
     slow.go.release()
     assert until(lambda: asking.next(idle=False)).params == {"knew": 1}
@@ -96,11 +100,24 @@ def test_quick_results_do_not_starve_a_slow_sampler(slow: SlowProjection, asking
     asking.observe(record(1))
     slow.go.release()
     assert until(lambda: asking.next(idle=False)).params == {"knew": 1}
-    assert slow.known == [0, 1]
+    assert slow.numbers == [0, 1]
     assert slow.withdrawn == [0]
     # and the next proposal knows all
     slow.go.release()
     assert until(lambda: asking.next(idle=False)).params == {"knew": 2}
+
+
+def test_few_results_beside_many_that_are_known_reach_the_next_proposal(
+    slow: SlowProjection, asking: Proposals
+):
+    slow.numbers = list(range(1000))
+    assert asking.next(idle=False) is None
+    asking.observe(record(1000))
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 1000}
+    assert slow.withdrawn == []
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 1001}
 
 
 def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowProjection):
