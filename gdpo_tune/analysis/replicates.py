@@ -146,9 +146,11 @@ def pooled(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
         spread: sigma; 0 where it is unknown.
     """
     count = len(estimates)
+    if count == 1:  # nearly all of a large sweep
+        return Estimate(estimates[0].mean, max(estimates[0].se, spread))
     means = [estimate.mean for estimate in estimates]
     within = math.sqrt(sum(estimate.se**2 for estimate in estimates)) / count
-    between = float(np.std(means, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    between = float(np.std(means, ddof=1)) / math.sqrt(count)
     # From the first one on, so that equal seeds give exactly their value and ties stay ties.
     mean = means[0] + math.fsum(mean - means[0] for mean in means) / count
     return Estimate(mean=mean, se=max(between, within, spread / math.sqrt(count)))
@@ -193,7 +195,9 @@ def _pooled_metrics(
     seeds: Sequence[Mapping[str, Estimate]], spread: Mapping[str, float]
 ) -> dict[str, Estimate]:
     shared = [
-        name for name in seeds[0] if all(name in seed and _finite(seed[name]) for seed in seeds)
+        name
+        for name, estimate in seeds[0].items()
+        if _finite(estimate) and all(name in s and _finite(s[name]) for s in seeds[1:])
     ]
     return {name: pooled([seed[name] for seed in seeds], spread.get(name, 0.0)) for name in shared}
 

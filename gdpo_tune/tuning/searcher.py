@@ -218,7 +218,10 @@ class LedgerSearcher(Searcher):
 
     def _finished(self, record: TrialRecord) -> None:
         self._spent.pop(record.number, None)
-        self._step_is_known = False
+        # Where nothing was left to do, one that was stopped leaves nothing to do: to ask whom to
+        # train again takes half a second among thousands, and at the end most are stopped.
+        stopped = record.role == "search" and record.state in ("pruned", "paused")
+        self._step_is_known &= stopped and self._step is None
         self._proposals.observe(record)
         self._tell(record)
 
@@ -267,7 +270,7 @@ class LedgerSearcher(Searcher):
 
         What is measured on the way changes the plan through the budget alone.
         """
-        if not self._step_is_known:
+        if not self._step_is_known or (self._step is None and not self._numbers):
             records = self._ledger.records()
             self._step = next_step(self._spec, records, self._hours(records))
             self._step_is_known = True
