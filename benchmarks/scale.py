@@ -4,8 +4,8 @@
 
 What runs is `run_sweep` as users get it: Ray Tune's own loop, our searcher, scheduler, ledger,
 tracking (its server is away) and display (lines). Only the processes are simulated, see
-`scale_executor`: every slot has a result a second, 60 in a whole trial, rungs after 7 and 20. The
-driver is killed once half of the trials have ended, and started again. Then the same loop with
+`scale_executor`: every slot has a result a second, a whole trial 300, with rungs at a ninth and a
+third of that. The driver is killed once half of the trials have ended, and started again. Then the same loop with
 nothing of ours but a searcher that says yes: Ray Tune alone (`--peer-trials`); and Ray's real actor
 manager with as many real tasks in flight (`scale_ray`), which the simulation leaves out.
 
@@ -39,6 +39,7 @@ def changes(folder: str, options: argparse.Namespace) -> list[str]:
         f"storage={folder}",
         f"search.trials={options.trials}",
         f"search.sampler={options.sampler}",
+        f"training.steps={options.steps}",
         "search.scheduler.grace=0.1",
         f"tracking.uri={NOBODY}",
     ]
@@ -65,11 +66,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=1_000)
     parser.add_argument("--peer-trials", type=int, default=2_000)
+    parser.add_argument("--steps", type=int, default=300, help="seconds of a whole trial")
     parser.add_argument("--sampler", default="auto")
-    parser.add_argument("--small", action="store_true", help="60 trials on 20 slots")
+    parser.add_argument("--small", action="store_true", help="60 trials of 30 s on 20 slots")
     options = parser.parse_args()
     if options.small:
-        options.trials, options.slots, options.peer_trials = 60, 20, 20
+        options.trials, options.slots, options.peer_trials, options.steps = 60, 20, 20, 30
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from optuna import Study
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
@@ -20,7 +22,9 @@ from optuna.samplers import (
     RandomSampler,
     TPESampler,
 )
+from optuna.trial import FrozenTrial
 
+from gdpo_tune.ledger import distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.gaussian_process import GaussianProcess
 
@@ -61,13 +65,37 @@ def gp(spec: SweepSpec) -> Sampling:
     )
 
 
+class ParzenEstimator(TPESampler):
+    """Optuna's own, told its dimensions.
+
+    Every entry of the projection has all of them. Optuna would compare those of all entries for
+    each proposal, which at thousands is half of its time.
+    """
+
+    def __init__(self, dimensions: Mapping[str, BaseDistribution], seed: int, startup: int) -> None:
+        """
+        Args:
+            dimensions: name -> distribution.
+            seed: of this proposal.
+            startup: complete trials before which it proposes at random.
+        """
+        super().__init__(seed=seed, n_startup_trials=startup, multivariate=True)
+        self._dimensions = dimensions
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Every dimension with more than one value, by name, as Optuna orders them."""
+        found = sorted(self._dimensions.items())
+        return {name: dimension for name, dimension in found if not dimension.single()}
+
+
 def tpe(spec: SweepSpec) -> Sampling:
     """Multi-objective tree-structured Parzen estimator over all dimensions jointly."""
     startup = startup_trials(spec)
+    dimensions = {name: distribution(domain) for name, domain in spec.space.searched.items()}
     return Sampling(
-        lambda seed: TPESampler(seed=seed, n_startup_trials=startup, multivariate=True),
-        startup,
-        quasi_random=True,
+        lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )
 
 

@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 from optuna import Study
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 from tuning_support import outcome, spec_in, trade_off
 
 from gdpo_tune import registry
+from gdpo_tune.ledger import copied, distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Outcome, Params, Proposer, Role, State, TrialRecord
 from gdpo_tune.tuning import quasi_random
 from gdpo_tune.tuning.entries import Entries
 from gdpo_tune.tuning.projection import Projection, Suggestion
-from gdpo_tune.tuning.samplers import Sampling
+from gdpo_tune.tuning.samplers import ParzenEstimator, Sampling
 
 CONDITIONAL = """
 task: code
@@ -406,3 +407,22 @@ def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
         done = record(number, suggestion.params, measured, proposer=suggestion.proposer)
         projection.observe(done)
         known.append((done, suggestion.sampler_state))
+
+
+def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
+    conditional: SweepSpec,
+):
+    projection = Projection(conditional)
+    for number in range(12):
+        params = conditional.space.complete(quasi_random.point(conditional, number))
+        projection.observe(record(number, params, trade_off(params)))
+    dimensions = {n: distribution(d) for n, d in conditional.space.searched.items()}
+    asked: list[dict[str, Any]] = []
+    for sampler in (
+        ParzenEstimator(dimensions, seed=7, startup=4),
+        TPESampler(seed=7, n_startup_trials=4, multivariate=True),
+    ):
+        study = copied(projection.study)
+        study.sampler = sampler
+        asked.append(study.ask(dimensions).params)
+    assert asked[0] == asked[1]
