@@ -8,20 +8,19 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import scale_executor
 from driver import worth
 from scale_executor import CLOCK, TALLY, SimulatedActors
 from scale_parts import Parts
 
 from gdpo_tune.events import Event, TrialFinished, TrialStarted
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.steps import append_step
+from gdpo_tune.steps import FILE
 from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
 from gdpo_tune.tuning.trainable import Reporter, Setup
 
@@ -44,6 +43,24 @@ LONG = 60
 """Results of a whole trial."""
 
 
+@cache
+def step_of(step: int) -> tuple[dict[str, float], bytes]:
+    """What a step measures, in every trial alike, and its line in the trial's file."""
+    numbers = np.random.default_rng(step).random(len(METRICS)).tolist()
+    metrics = {f"train/{name}": number for name, number in zip(METRICS, numbers, strict=True)}
+    cost = {"completions": 64 * step, "seconds": float(step), "cpu_seconds": float(step)}
+    line = json.dumps({"step": step, "metrics": metrics, "cost": cost})
+    return metrics, line.encode() + b"\n"
+
+
+def keep(trial: TrialConfig, lines: list[bytes]) -> None:
+    """Append what trials write by themselves, as `append_step` does line by line."""
+    trial.directory.mkdir(parents=True, exist_ok=True)
+    with (trial.directory / FILE).open("ab") as file:
+        file.write(b"".join(lines))
+    lines.clear()
+
+
 class Simulated(Reporter):
     """The product's own, with the clock of the simulation."""
 
@@ -53,6 +70,7 @@ class Simulated(Reporter):
         """Of training since the last result."""
 
     def now(self) -> float:
+        """Simulated seconds."""
         return CLOCK.now + self.seconds
 
 
@@ -64,30 +82,32 @@ def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     known = {"trial": trial, "setup": config["setup"], "ends_at": config["ends_at"]}
     found: dict[str, Estimate] = {}
     cost = Cost()
-    reporter = Simulated(trial, config["setup"], config["ends_at"])
+    reporter, written = Simulated(trial, config["setup"], config["ends_at"]), []
     for step in range(1, steps + 1) if trial.train else ():
         validated = step == steps or step in trial.evaluate_at
-        share = step / steps
+        metrics, line = step_of(step)
+        written.append(line)
         cost = Cost(step * trial.training.completions_per_step, float(step), float(step))
-        numbers = rng.random(len(METRICS)).tolist()
-        metrics = {f"train/{name}": number for name, number in zip(METRICS, numbers, strict=True)}
         if validated:
+            share = (step / steps) ** 0.5
             noise = (0.02 * rng.standard_normal(len(values))).tolist()
             found = {
-                name: Estimate(value * share**0.5 + error, 0.02)
+                name: Estimate(value * share + error, 0.02)
                 for (name, value), error in zip(values.items(), noise, strict=True)
             }
-            metrics |= {f"validation/{name}": estimate.mean for name, estimate in found.items()}
+            metrics = metrics | {
+                f"validation/{name}": estimate.mean for name, estimate in found.items()
+            }
         measurement = Measurement(step, metrics, cost, found if validated else {})
-        append_step(trial.directory, measurement)
         reporter.seconds += 1.0
         stop, due = reporter.decide(measurement)
-        if due:
-            result = filled(reporter.result(measurement), step, known)
-            yield result | {"time_this_iter_s": reporter.seconds}
-            reporter.seconds = 0.0
-        else:
+        if not due:
             reporter.hold(measurement)
+            continue
+        keep(trial, written)
+        result = filled(reporter.result(measurement), step, known)
+        yield result | {"time_this_iter_s": reporter.seconds}
+        reporter.seconds = 0.0
         if stop or (validated and reporter.halted()):
             yield filled({"interrupted": True}, 0, known)
             yield {"__duplicate__": True}
@@ -135,6 +155,7 @@ class Watch:
         self.samples: list[dict[str, float]] = []
 
     def __call__(self, event: Event) -> None:
+        """Take in an event."""
         if isinstance(event, TrialStarted) and not self._back:
             self._back = {"cpu_seconds": time.process_time() - self._began, "mib": mib()}
         if isinstance(event, TrialFinished):

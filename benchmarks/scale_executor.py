@@ -136,26 +136,30 @@ class SimulatedActors:
 
     @property
     def num_live_actors(self) -> int:
+        """Processes that have been asked for, and are not gone."""
         return len(self._live_actors_to_ray_actors_resources)
 
     @property
     def num_pending_actors(self) -> int:
+        """Processes that wait for a slot."""
         return len(self._pending)
 
     @property
     def num_total_actors(self) -> int:
+        """Both."""
         return self.num_live_actors + self.num_pending_actors
 
     @property
     def num_actor_tasks(self) -> int:
+        """What is to happen."""
         return len(self._events)
 
     def get_live_actors_resources(self) -> dict[str, float]:
+        """What they take."""
         return {"CPU": float(self.num_live_actors)}
 
-    def add_actor(
-        self, cls: Any, kwargs: dict[str, Any], resource_request: Any, **on: Any
-    ) -> Any:
+    def add_actor(self, cls: Any, kwargs: dict[str, Any], resource_request: Any, **on: Any) -> Any:
+        """Ask for a process."""
         from ray.air.execution._internal import TrackedActor
 
         with self.clock.stopped():
@@ -190,6 +194,7 @@ class SimulatedActors:
         on_error: Any = None,
         _return_future: bool = False,
     ) -> None:
+        """Ask something of a process, once it is up."""
         with self.clock.stopped():
             if tracked_actor in self._pending:
                 self._pending[tracked_actor].append((method_name, args, on_result))
@@ -254,9 +259,11 @@ class SimulatedActors:
         return True
 
     def clear_actor_task_futures(self, tracked_actor: Any) -> None:
+        """Nothing that was asked of a process will happen."""
         self._cancelled |= self._tasks.pop(tracked_actor, set())
 
     def remove_actor(self, tracked_actor: Any, kill: bool = False, stop_future: Any = None) -> bool:
+        """End a process; return whether it had been started."""
         if self._pending.pop(tracked_actor, None) is not None:
             return False
         self.clear_actor_task_futures(tracked_actor)
@@ -277,12 +284,15 @@ class SimulatedActors:
         return True
 
     def is_actor_started(self, tracked_actor: Any) -> bool:
+        """Whether a process has been started."""
         return tracked_actor in self._live_actors_to_ray_actors_resources
 
     def is_actor_failed(self, tracked_actor: Any) -> bool:
+        """Never: nothing fails in here."""
         return False
 
     def cleanup(self) -> None:
+        """End everything."""
         self._live_actors_to_ray_actors_resources.clear()
         self._events.clear()
 

@@ -1,4 +1,4 @@
-"""CPU time by part of the driver: which of its functions are ours, and what each costs by itself."""
+"""CPU time by part of the driver: what each of them costs by itself."""
 
 from __future__ import annotations
 

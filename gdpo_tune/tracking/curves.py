@@ -29,7 +29,7 @@ def curve_values(measurement: Measurement, training: TrainingSettings) -> dict[s
 def curve_points(
     taken: Iterable[tuple[Measurement, int]], after: int, training: TrainingSettings
 ) -> list[list[Any]]:
-    """Points `[name, value, ms, step]` of measurements and their times, for steps beyond `after`."""
+    """Points `[name, value, ms, step]` of measurements and their times, beyond step `after`."""
     return [
         [name, value, when, measurement.step]
         for measurement, when in taken
