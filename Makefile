@@ -26,6 +26,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/sweeps.py
 	python benchmarks/verdicts.py
 	python benchmarks/thousand_trials.py
+	python benchmarks/scale.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
@@ -43,6 +44,7 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/search/curves.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/thousand_trials.py --small
+	python benchmarks/scale.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small

@@ -20,7 +20,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 START = 5.0
@@ -43,7 +43,7 @@ class Clock:
     """CPU seconds of the driver."""
     thinking: int = 0
     """Proposals that are being thought about: meanwhile nobody may jump ahead in time."""
-    _mark: float = field(default_factory=time.process_time)
+    _mark: float = 0.0
 
     def pass_on(self) -> None:
         """What was spent since `resume` has passed in the simulation, too."""

@@ -130,11 +130,18 @@ def _cut_torn_line(path: Path) -> int:
     """Truncate the file after its last newline and return its size in bytes."""
     if not path.exists():
         return 0
-    content = path.read_bytes()
-    size = content.rfind(b"\n") + 1
-    if size < len(content):
-        os.truncate(path, size)
-    return size
+    with path.open("rb+") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end:  # from its end: a long sweep's file is as long
+            start = max(0, end - BATCH_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            end = start + newline + 1 if newline >= 0 else start
+            if newline >= 0:
+                break
+        if end < size:
+            file.truncate(end)
+    return end
 
 
 def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:
