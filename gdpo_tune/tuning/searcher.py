@@ -92,6 +92,7 @@ class LedgerSearcher(Searcher):
         """Whether a free slot waits for a proposal."""
         self._step: Step | None = None
         self._step_is_known = False
+        self._budget_is_known = False
 
     def fit(self, nodes: Sequence[Node]) -> None:
         """The cluster has other nodes now: as many trials are handed out as they have room for."""
@@ -147,6 +148,7 @@ class LedgerSearcher(Searcher):
         # what comes after a verdict counts for nothing: where it was given, the trial goes on
         if measurement.validated and not self._referee.is_halting(number):
             with self._recording():
+                self._budget_is_known = False
                 if self._ledger.progress(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
@@ -274,10 +276,13 @@ class LedgerSearcher(Searcher):
             records = self._ledger.records()
             self._step = next_step(self._spec, records, self._hours(records))
             self._step_is_known = True
-        elif self._step is not None:
+        elif self._step is not None and (
+            self._spec.search.budget.hours or not self._budget_is_known  # hours pass by themselves
+        ):
             records = self._ledger.records()
             if spent_budget(self._spec, records, self._hours(records)):
                 self._step = None
+        self._budget_is_known = True
         return self._step
 
     def _config(self, record: TrialRecord) -> TrialConfig:

@@ -154,7 +154,8 @@ def test_a_spool_that_is_moved_aside_leaves_its_name_free(path, filled, opened):
 
 
 def test_a_torn_line_is_cut_off_without_reading_what_is_before_it(path, monkeypatch):
-    monkeypatch.setattr(spool, "BATCH_BYTES", 16)
+    monkeypatch.setattr(module, "BATCH_BYTES", 16)
+    path.parent.mkdir()
     whole = b'{"run":"0","tags":{"a":"some text that is longer than a block"}}\n'
     path.write_bytes(2 * whole + b'{"run":"1","tags":{"b":"text that is longer than a block')
     opened = Spool(path, "there")
