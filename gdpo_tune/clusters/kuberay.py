@@ -61,7 +61,7 @@ class KubeRay:
                 "backend kuberay: Kubernetes does not know RayJobs\n"
                 "    fix: install the KubeRay operator, 1.2 or later"
             )
-        if answer.out.strip() == "no":
+        if answer.out.split()[:1] == ["no"]:  # and sometimes ` - ` with the reason
             raise BackendError(
                 f"backend kuberay: no right to create RayJobs in {self.settings.namespace}\n"
                 "    fix: bind a role for rayjobs (ray.io), as `render --to kuberay` writes it"

@@ -20,8 +20,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import psutil
 
@@ -36,6 +38,8 @@ JOB, LOCK, STATE, BEAT, END, LOG = (
     "log.txt",
 )
 BEAT_SECONDS = 15.0
+BEGINNING_SECONDS = 0.05
+"""Between two looks at another supervisor that is just beginning."""
 READY = b"1"
 
 
@@ -60,12 +64,7 @@ def supervise(folder: Path, ready: int) -> None:
     with (folder / LOCK).open("w") as lock, (folder / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.write(ready, READY)
-            return
-        if (folder / STATE).exists():
+        if not taken(lock, folder / STATE):
             os.write(ready, READY)
             return
         job = json.loads((folder / JOB).read_bytes())
@@ -76,6 +75,22 @@ def supervise(folder: Path, ready: int) -> None:
             os.close(ready)
             status = wait(sweep, folder / BEAT)
         write_whole(folder / END, json.dumps({"status": status}))
+
+
+def taken(lock: TextIO, state: Path) -> bool:
+    """Take the lock of a job; false once another supervisor has begun it.
+
+    One that holds the lock and has written no state yet is just beginning, or about to fail:
+    whoever called here is told nothing before that is decided.
+    """
+    while not state.exists():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(BEGINNING_SECONDS)
+        else:
+            return not state.exists()
+    return False
 
 
 def state_of(sweep: subprocess.Popen[bytes]) -> dict[str, object]:

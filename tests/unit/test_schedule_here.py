@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from render_support import KUBERAY, LOCAL
-from schedule_support import Clock, FakeBackend, Plan, desk_of, scheduled
+from schedule_support import ROOT, Clock, FakeBackend, Plan, desk_of, scheduled
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import asking, local
+from gdpo_tune.clusters import asking, local, supervise
 from gdpo_tune.clusters.local import Local
 from gdpo_tune.clusters.tick import open_desk, tick
 from gdpo_tune.errors import BackendError, BackendUnreachableError
@@ -123,3 +128,27 @@ def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
     asking.hand_back(
         desk_of(scheduled(tmp_path, LOCAL), clock, FakeBackend(clock, lambda _: Plan(1)))
     )
+
+
+def test_a_second_supervisor_tells_nothing_before_the_first_has_begun(tmp_path):
+    """Else its caller would take the job for one that did not start, and begin the next attempt."""
+    command = [sys.executable, "-m", "gdpo_tune.clusters.supervise", str(tmp_path)]
+    with (tmp_path / supervise.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as second:
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(1.0)
+            (tmp_path / supervise.STATE).write_text("{}")
+            assert second.wait(30) == 0
+    assert not (tmp_path / supervise.END).exists()
+
+
+def test_a_supervisor_that_failed_leaves_the_job_to_the_next(tmp_path):
+    state = tmp_path / supervise.STATE
+    with (tmp_path / supervise.LOCK).open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with (tmp_path / supervise.LOCK).open("w") as second:
+            threading.Timer(0.2, first.close).start()
+            assert supervise.taken(second, state)
+            state.touch()
+            assert not supervise.taken(second, state)

@@ -141,6 +141,7 @@ def test_a_job_that_is_stopped_is_gone(backend, cluster):
     ("answer", "error", "told"),
     [
         (Answer(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
+        (Answer(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
         (Answer(1, "", REFUSED), BackendUnreachableError, "does not answer: Unable to connect"),
         (
             Answer(
