@@ -193,6 +193,8 @@ def stop(options: argparse.Namespace) -> int:
     desk = desk_of(options)
     if not asking.stop(desk):
         print(f"no run of {desk.sweep.name} is under way")
+    elif not desk.added and desk.book.active is not None:
+        print(f"{desk.book.active.id} was asked to stop already, and has not ended yet")
     print_events(desk.sweep.name, desk.added)
     if desk.trouble:
         raise desk.trouble[0]

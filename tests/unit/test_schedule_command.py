@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,9 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
     assert f"last run              {name}, attempt 1: running" in capsys.readouterr().out
     assert call(tmp_path, "stop", "nightly") == 0
     assert "is asked to stop: stopped by name." in capsys.readouterr().out
+    backend.takes_to_stop = timedelta(seconds=30)
+    assert call(tmp_path, "stop", "nightly") == 0
+    assert capsys.readouterr().out == f"{name} was asked to stop already, and has not ended yet\n"
     backend.clock.pass_by(minutes=1)
     assert call(tmp_path, "tick") == 0
     assert capsys.readouterr().out.endswith(f"{name} stopped: stopped by name.\n")
