@@ -11,7 +11,7 @@ from gdpo_tune.clusters.book import ACTIVE, time_of
 from gdpo_tune.clusters.local import PATIENCE
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.tick import Desk, look_after
-from gdpo_tune.errors import UsageError
+from gdpo_tune.errors import BackendError, UsageError
 
 STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
 """How a run ended, or why there is none -> exit status."""
@@ -118,8 +118,11 @@ def run(
         desk.refresh()
         if waits:
             why = ask(desk, tick, once=once, since=known)
-        else:
+            continue
+        try:
             look_after(desk)
+        except BackendError as error:
+            desk.trouble.append(error)  # what is under way is waited for, whatever is said of it
     notify.tell(desk)
     tell(desk)
     return STATUS.get(why, STATUS["skipped"])

@@ -17,7 +17,7 @@ from gdpo_tune.clusters.book import Book, Run
 from gdpo_tune.clusters.load import ScheduledSweep, overrides
 from gdpo_tune.clusters.log import Event, EventLog, TooLate, file_name
 from gdpo_tune.clusters.store import open_store
-from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.errors import BackendError, BackendUnreachableError, GdpoTuneError
 
 Clock = Callable[[], datetime]
 """The time, in UTC."""
@@ -35,8 +35,8 @@ class Desk:
     figures: Callable[[ScheduledSweep, str, str | None], dict[str, Any]] = outcome.figures
     added: list[Event] = field(default_factory=list[Event])
     """Events that were appended here."""
-    trouble: list[BackendUnreachableError] = field(default_factory=list[BackendUnreachableError])
-    """What could not be done because no backend answered."""
+    trouble: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
+    """What could not be done now, and may be done later: no backend answered."""
 
     def refresh(self) -> None:
         """Take in what others have appended.

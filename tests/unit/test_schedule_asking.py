@@ -8,7 +8,8 @@ import pytest
 from schedule_support import FIRST, NIGHTLY, START, Plan, Scene
 
 from gdpo_tune.clusters import asking
-from gdpo_tune.errors import BackendUnreachableError, UsageError
+from gdpo_tune.clusters.tick import Desk
+from gdpo_tune.errors import BackendError, BackendUnreachableError, UsageError
 
 
 def test_a_run_is_stopped_after_its_longest_time_and_goes_on_by_name(tmp_path):
@@ -159,3 +160,24 @@ def test_a_time_that_has_not_come(tmp_path):
     assert asking.time_asked_for(scene.desk, soon, now=False) == soon  # another clock's now
     with pytest.raises(UsageError, match="that time has not come"):
         asking.time_asked_for(scene.desk, later, now=False)
+
+
+def test_a_run_under_way_is_waited_for_whatever_its_backend_says(tmp_path):
+    scene = Scene(tmp_path, a1=Plan(2))
+    look, said = scene.backend.look, list[str]()
+
+    def refuse(job: dict[str, object]) -> object:
+        if scene.clock.now < START + timedelta(hours=1):
+            raise BackendError("Internal error occurred: etcdserver: no leader")
+        return look(job)
+
+    def sleep(seconds: float) -> None:
+        scene.backend.look = refuse
+        scene.clock.pass_by(seconds=seconds)
+
+    def tell(desk: Desk) -> None:
+        said.extend(map(str, desk.trouble))
+        desk.trouble.clear()
+
+    assert asking.run(scene.desk, FIRST, wait=True, every=600, tell=tell, sleep=sleep) == 0
+    assert set(said) == {"Internal error occurred: etcdserver: no leader"}
