@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scale_driver import finish_ours, resume_ours, run_peer, start_ours
+from scale_driver import resume_ours, run_peer, start_ours
+from scale_end import finish_ours
 from scale_ray import loop_costs
 
 from gdpo_tune.spec import load_spec

@@ -32,7 +32,7 @@ class Slots:
 def loop_costs(told: Path, slots: list[int]) -> None:
     """CPU of the driver an event, by slots."""
     import ray
-    from scale_driver import METRICS, filled
+    from scale_trials import METRICS, filled
 
     from gdpo_tune.tuning.cluster import ray_cluster
 

@@ -13,8 +13,8 @@ from tuning_support import spec_in
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import scale_driver
 import scale_executor
+import scale_trials
 from scale_executor import START, Clock, SimulatedActors, Tally
 
 from gdpo_tune.tuning.trainable import HALT, Setup
@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(scale_executor.time, "process_time", lambda: 0.0)
     made = Clock()
     monkeypatch.setattr(scale_executor, "CLOCK", made)
-    monkeypatch.setattr(scale_driver, "CLOCK", made)
+    monkeypatch.setattr(scale_trials, "CLOCK", made)
     monkeypatch.setattr(scale_executor, "TALLY", Tally())
     return made
 
@@ -81,7 +81,7 @@ def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
     trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
     config = {"trial": trial, "setup": Setup("none:none", tmp_path / "stop", 1.0), "ends_at": ()}
-    results = scale_driver.results_of(config)
+    results = scale_trials.results_of(config)
     assert [next(results)["measurement"].step for _ in range(2)] == [1, 2]
     (tmp_path / "0" / HALT).touch()
     assert next(results)["interrupted"]

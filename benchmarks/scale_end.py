@@ -1,0 +1,71 @@
+"""What a finished sweep of `scale.py` costs to read, to draw and to send."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scale_driver import mib
+
+from gdpo_tune.spec import SweepSpec
+
+
+def finish_ours(told: Path, spec: SweepSpec) -> None:
+    """What a finished sweep costs to read, to draw and to send."""
+    from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.ledger import Ledger
+
+    found: dict[str, Any] = {}
+
+    @contextmanager
+    def measured(what: str) -> Generator[None]:
+        before = time.process_time()
+        yield
+        found[what] = {"cpu_seconds": round(time.process_time() - before, 2), "mib": round(mib())}
+
+    with measured("reading the ledger"):
+        ledger = Ledger.open(spec, read_only=True)
+    with ledger:
+        records, sessions = tuple(ledger.records()), ledger.sessions()
+    with measured("report"):
+        path = write_report(spec, records, sessions=sessions)
+    with measured("front.png"):
+        write_front_png(spec, records)
+    found["report_megabytes"] = round(path.stat().st_size / 1e6, 1)
+    found["states"] = {
+        state: sum(record.state == state for record in records)
+        for state in ("complete", "pruned", "failed", "running")
+    }
+    with measured("one picture of the live display"):
+        draw(spec, records)
+    found["spool"] = messages(spec)
+    told.write_text(json.dumps(found))
+
+
+def draw(spec: SweepSpec, records: Any) -> None:
+    """The display of a terminal, once, with all trials known."""
+    from rich.console import Console
+
+    from gdpo_tune.display import LiveDisplay
+    from gdpo_tune.events import SweepStarted
+
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(file=nowhere, force_terminal=True, width=120)
+        display = LiveDisplay(spec, console)
+        display._progress.update(SweepStarted(records, len(records)))
+        console.print(display.picture())
+
+
+def messages(spec: SweepSpec) -> dict[str, int]:
+    """What MLflow would be told."""
+    count = metrics = 0
+    with (spec.directory / "spool.jsonl").open() as lines:
+        for line in lines:
+            count += 1
+            metrics += len(json.loads(line).get("metrics", ()))
+    return {"messages": count, "metrics": metrics}

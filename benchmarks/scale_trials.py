@@ -1,0 +1,131 @@
+"""What the simulated trials of `scale.py` answer: thinned as the product does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from driver import worth
+from scale_executor import CLOCK
+
+from gdpo_tune.steps import FILE
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
+from gdpo_tune.tuning.trainable import Reporter, Setup
+
+METRICS = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "entropy",
+    "clip_ratio",
+    "mean_length",
+    *(
+        f"reward/{reward}/{kind}"
+        for reward in ("correctness", "format", "length")
+        for kind in ("share", "mean", "dead_groups", "std")
+    ),
+)
+"""What a step of the shipped sweep reports, without `train/`."""
+
+
+@cache
+def step_of(step: int) -> tuple[dict[str, float], bytes]:
+    """What a step measures, in every trial alike, and its line in the trial's file."""
+    numbers = np.random.default_rng(step).random(len(METRICS)).tolist()
+    metrics = {f"train/{name}": number for name, number in zip(METRICS, numbers, strict=True)}
+    cost = {"completions": 64 * step, "seconds": float(step), "cpu_seconds": float(step)}
+    line = json.dumps({"step": step, "metrics": metrics, "cost": cost})
+    return metrics, line.encode() + b"\n"
+
+
+def keep(trial: TrialConfig, lines: list[bytes]) -> None:
+    """Append what trials write by themselves, as `append_step` does line by line."""
+    trial.directory.mkdir(parents=True, exist_ok=True)
+    with (trial.directory / FILE).open("ab") as file:
+        file.write(b"".join(lines))
+    lines.clear()
+
+
+class Simulated(Reporter):
+    """The product's own, with the clock of the simulation."""
+
+    def __init__(self, trial: TrialConfig, setup: Setup, ends_at: Any) -> None:
+        super().__init__(trial, setup.stop, ends_at, setup.pace)
+        self.seconds = 0.0
+        """Of training since the last result."""
+
+    def now(self) -> float:
+        """Simulated seconds."""
+        return CLOCK.now + self.seconds
+
+
+def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the process of a trial would answer, one `train` of Ray's after the other."""
+    trial: TrialConfig = config["trial"]
+    rng = np.random.default_rng(trial.seed)
+    values, steps = worth(trial), trial.training.steps
+    known = {"trial": trial, "setup": config["setup"], "ends_at": config["ends_at"]}
+    found: dict[str, Estimate] = {}
+    cost = Cost()
+    reporter, written = Simulated(trial, config["setup"], config["ends_at"]), []
+    for step in range(1, steps + 1) if trial.train else ():
+        validated = step == steps or step in trial.evaluate_at
+        metrics, line = step_of(step)
+        written.append(line)
+        cost = Cost(step * trial.training.completions_per_step, float(step), float(step))
+        if validated:
+            share = (step / steps) ** 0.5
+            noise = (0.02 * rng.standard_normal(len(values))).tolist()
+            found = {
+                name: Estimate(value * share + error, 0.02)
+                for (name, value), error in zip(values.items(), noise, strict=True)
+            }
+            metrics = metrics | {
+                f"validation/{name}": estimate.mean for name, estimate in found.items()
+            }
+        measurement = Measurement(step, metrics, cost, found if validated else {})
+        reporter.seconds += 1.0
+        stop, due = reporter.decide(measurement)
+        if not due:
+            reporter.hold(measurement)
+            continue
+        keep(trial, written)
+        result = filled(reporter.result(measurement), step, known)
+        yield result | {"time_this_iter_s": reporter.seconds}
+        reporter.seconds = 0.0
+        if stop or (validated and reporter.halted()):
+            yield filled({"interrupted": True}, 0, known)
+            yield {"__duplicate__": True}
+            return
+    found = found or {name: Estimate(0.1, 0.02) for name in values}
+    yield filled({"outcome": Outcome(found, found, cost, None)}, 0, known)
+    yield {"__duplicate__": True}
+
+
+def flat_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same for a trial of nobody's: as many results, their metrics as Ray wants them."""
+    numbers = {f"train/{name}": 0.5 for name in METRICS}
+    for step in range(1, config["results"] + 1):
+        yield filled(dict(numbers), step, {"results": config["results"]})
+    yield {"__duplicate__": True}
+
+
+def filled(result: dict[str, Any], step: int, config: dict[str, Any]) -> dict[str, Any]:
+    """A result with what Ray's `Trainable.train` adds; without a step it takes no time."""
+    added = {
+        "done": False,
+        "date": "2026-01-01_00-00-00",
+        "timestamp": 1767225600,
+        "time_this_iter_s": 1.0,
+        "time_total_s": float(step),
+        "pid": 1,
+        "hostname": "node",
+        "node_ip": "10.0.0.1",
+        "config": config,
+        "time_since_restore": float(step),
+        "iterations_since_restore": step,
+    }
+    return result | added | ({"training_iteration": step} if step else {})
