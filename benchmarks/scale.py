@@ -75,6 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.trials, options.slots, options.peer_trials, options.steps = 60, 20, 20, 30
+        options.sampler = "random"
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
