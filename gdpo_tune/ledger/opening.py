@@ -101,7 +101,10 @@ def refuse_another_place(spec: SweepSpec, directory: Path) -> None:
     Raises:
         UsageError: this one's is elsewhere.
     """
-    if spec.ledger and (directory / JOURNAL).exists():
+    in_file = (directory / JOURNAL).exists()
+    if in_file and not spec.ledger:
+        return
+    if in_file:
         there = str(directory / JOURNAL)
         fix = "leave ledger: out"
     else:
