@@ -166,4 +166,4 @@ def _names(left: Sweep, right: Sweep) -> tuple[str, str]:
     """Names that tell the sides apart; folders where the sweeps have one name."""
     if left.spec.name != right.spec.name:
         return left.spec.name, right.spec.name
-    return str(left.spec.directory), str(right.spec.directory)
+    return left.spec.place, right.spec.place

@@ -12,13 +12,14 @@ GdpoTuneError                 anything that this package raises on purpose
 |  |- PickError               words for a choice that cannot be read or carried out
 |  |- ExportError             settings that another library would change or ignore
 |  |- IdentityError           another sweep lives under the same name
-|  |- StoreError              a history that cannot be read, written, or kept free of doubles
+|  |- StoreError              a storage that cannot be read, written, or kept free of doubles
 |  |- BackendError            a job that a backend does not take
 |  |- ClusterError            a Ray cluster that cannot be joined from here
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
 |- LedgerUnreachableError     the database of the ledger does not answer: the same command goes on
+|- StoreUnreachableError      an object store does not answer: the same command goes on
 |- DiskFullError              no space left: the sweep ends, and goes on once there is room
 |- BackendUnreachableError    a backend does not answer: the same call may succeed later
 |- ClusterLostError           Ray's servers died or did not start: the same command goes on
@@ -142,7 +143,7 @@ class TrackingError(UsageError):
 
 
 class StoreError(UsageError):
-    """The history of a schedule cannot be kept where its file says."""
+    """Sweeps, or the history of a schedule, cannot be kept where the file says."""
 
 
 class BackendError(UsageError):
@@ -173,6 +174,28 @@ class DiskFullError(GdpoTuneError):
 
 class LedgerUnreachableError(GdpoTuneError):
     """The database of the ledger does not answer; what is recorded stays."""
+
+
+class StoreUnreachableError(GdpoTuneError):
+    """An object store does not answer any more; what is there stays."""
+
+    def __init__(self, address: str, told: str, seconds: int) -> None:
+        """
+        Args:
+            address: what was asked for.
+            told: the last answer, or what came instead of one.
+            seconds: for which it was asked again.
+        """
+        super().__init__(address, told, seconds)
+        self.address, self.told, self.seconds = address, told, seconds
+
+    @property
+    def what(self) -> str:
+        """What is wrong, without what follows from it."""
+        return f"{self.address} has not answered for {self.seconds} s ({self.told})"
+
+    def __str__(self) -> str:
+        return f"{self.what}; what trials have recorded is kept, and the same command goes on"
 
 
 class ClusterLostError(GdpoTuneError):

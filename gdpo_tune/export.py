@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         schedule=asked.schedule,
     )
     exported: Exported = load(EXPORTERS[options.to])(recipe)
-    folder: Path = options.out or asked.spec.storage / f"{name}-{options.to}"
+    folder: Path = options.out or asked.spec.beside / f"{name}-{options.to}"
     goals = asked.spec.objective_list()
     _write(folder, {exported.file: exported.text, PAGE: page(recipe, exported, goals)})
     for line in asked.told:

@@ -60,12 +60,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.against is not None or options.modes:
         return _compare(options)
 
+    from gdpo_tune.choosing import bring_here
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.files import writing
     from gdpo_tune.ledger import Ledger
 
     spec, pick = _asked(options)
+    bring_here(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.records()
         sessions = ledger.sessions()
@@ -112,15 +114,14 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """The sweep, by its file or by its folder, and the choice, by `--pick` or behind a colon."""
-    from gdpo_tune.choosing import folder_named, split_source, sweep_file
+    from gdpo_tune.choosing import place_named, split_source, sweep_file
     from gdpo_tune.spec import load_spec
 
     if Path(options.space).is_file():
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
         return spec, options.pick
     folder, pick = split_source(options.space, options.pick)
-    folder = str(folder_named(folder))
-    file, place = sweep_file(folder, options.space)
+    file, place = sweep_file(place_named(folder), options.space)
     name = options.name or file.parent.name
     return load_spec(file, [place, *options.overrides], name, to_run=False), pick
 

@@ -83,7 +83,7 @@ def from_sweep(
     number = chosen.record.number
     training = training_of(sweep.records, number)
     schedule = stretched(training.schedule, spec.training.steps / sweep.spec.training.steps)
-    note = f"trial {number} of {split_source(source, pick)[0]}"
+    note = f"trial {number} of {sweep.spec.address or split_source(source, pick)[0]}"
     if schedule:
         note += f", with other values from step {one_of(segment.step for segment in schedule)} on"
     told = tuple(told_of(chosen, sweep.spec))
@@ -114,7 +114,7 @@ def trial_config(
     chosen_seed = request.seed if seed is None else seed
     name = f"{spec.name}-{request.label}-{spec.training.steps}"
     name += "" if seed is None else f"-seed{seed}"
-    directory = (out or spec.storage / name).expanduser().absolute()
+    directory = (out or spec.beside / name).expanduser().absolute()
     config = spec.trial_config(request.params, chosen_seed, directory)
     config = dataclasses.replace(config, schedule=request.schedule)
     return config if threads is None else dataclasses.replace(config, threads=threads)

@@ -275,7 +275,16 @@ class TrialRecord:
     """What a member of a population took over from others, by step."""
     directory: Path | None = None
     checkpoint: Path | None = None
+    address: str = ""
+    """Of its folder on an object store, of which `directory` is a copy; empty: there is none."""
     started: float | None = None
     """Unix time in seconds."""
     finished: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def policy(self) -> str:
+        """Where the policy that it trained is, for a person; empty if it was not kept."""
+        if self.checkpoint is None:
+            return ""
+        return f"{self.address}/{self.checkpoint.name}" if self.address else str(self.checkpoint)

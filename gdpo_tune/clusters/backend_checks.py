@@ -14,7 +14,7 @@ from gdpo_tune.clusters.model import (
     SweepFile,
 )
 from gdpo_tune.clusters.places import placed, why_no_dashboard, why_no_folder, why_no_label
-from gdpo_tune.clusters.store import is_url
+from gdpo_tune.object_store import is_url
 
 Fault = tuple[tuple[str, ...], str, str]
 """Key, reason, fix."""

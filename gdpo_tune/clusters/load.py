@@ -11,9 +11,9 @@ from pathlib import Path
 from gdpo_tune.clusters import backend_checks, cron
 from gdpo_tune.clusters.model import BACKEND_SETTINGS, SweepFile
 from gdpo_tune.clusters.places import placed, why_no_folder
-from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import Problem, SpecError, UsageError
 from gdpo_tune.files import is_file, is_folder
+from gdpo_tune.object_store import is_url
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.checks import check_name
 from gdpo_tune.spec.load import NAME

@@ -21,10 +21,10 @@ from gdpo_tune.clusters.backends import Job, Look
 from gdpo_tune.clusters.job_folders import check_folder, folder_of
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import LocalBackend
-from gdpo_tune.clusters.store import is_url
 from gdpo_tune.clusters.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.files import write_whole
+from gdpo_tune.object_store import is_url
 from gdpo_tune.processes import process_of, runs
 
 SILENT = 8 * BEAT_SECONDS

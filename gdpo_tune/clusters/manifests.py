@@ -18,7 +18,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import KubeRayBackend, Pod
-from gdpo_tune.clusters.store import is_url
+from gdpo_tune.object_store import is_url
 
 Tree = dict[str, Any]
 RAY = "ray.io/v1"

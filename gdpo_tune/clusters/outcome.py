@@ -8,8 +8,8 @@ from typing import Any
 
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import LocalBackend, SlurmBackend
-from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import GdpoTuneError
+from gdpo_tune.object_store import is_url
 
 WORDS = {"left": "better", "right": "worse"}
 """Verdict on this run against the last one -> how it is told; others stand for themselves."""

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from gdpo_tune.clusters.store import is_url
+from gdpo_tune.object_store import is_url
 from gdpo_tune.service_url import split_service_url
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

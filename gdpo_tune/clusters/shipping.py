@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.clusters.store import is_url
 from gdpo_tune.errors import BackendError
+from gdpo_tune.object_store import is_url
 
 NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
 """Patterns of what is only of use here; what `.gitignore` names stays here, too."""

@@ -9,31 +9,14 @@ s3fs, gcsfs and adlfs pass on. A store that ignores the question is found out by
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from gdpo_tune.errors import StoreError
-
-URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-}
-"""Scheme of an address -> the package that reads it."""
-
-
-def is_url(storage: str) -> bool:
-    """Whether storage is an object store, not a folder."""
-    return URL.match(storage) is not None
+from gdpo_tune.object_store import is_url, open_filesystem, unusable
 
 
 class Store(ABC):
@@ -151,17 +134,7 @@ class ObjectStore(Store):
 
     def __init__(self, place: str) -> None:
         super().__init__(place)
-        import fsspec
-
-        scheme = place.partition("://")[0].lower()
-        try:
-            # a cached listing would hide what others have written
-            filesystem, root = fsspec.url_to_fs(place, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            fix = f"pip install {PACKAGES[scheme]}" if scheme in PACKAGES else "write s3://, gs://"
-            raise StoreError(f"storage {place}: {error}\n    fix: {fix}") from error
-        self._files: Any = filesystem
-        self._root = root.rstrip("/")
+        self._files, self._root = open_filesystem(place)
 
     def create(self, name: str, content: bytes) -> None:
         """See `Store`."""
@@ -204,12 +177,3 @@ class ObjectStore(Store):
             raise
         except Exception as error:  # each store has errors of its own for credentials and networks
             raise unusable(self.place, error) from error
-
-
-def unusable(place: str, error: Exception) -> StoreError:
-    """What to tell when nothing can be read or written at a place."""
-    words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    return StoreError(
-        f"storage {place}: {words}\n"
-        "    fix: make it readable and writable, or write another storage"
-    )

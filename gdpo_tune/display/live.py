@@ -149,7 +149,7 @@ class LiveDisplay(Closing):
         if isinstance(event, TrialProgress):
             return ""
         if isinstance(event, SweepStarted):
-            return f"{self._spec.name}: {self._counts()}; {self._spec.directory}"
+            return f"{self._spec.name}: {self._counts()}; {self._spec.place}"
         if isinstance(event, SearchStarted):
             return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, TrialStarted):

@@ -135,12 +135,12 @@ def _print_places(
     folder = spec.directory
     places = [("report", folder / REPORT), ("front", folder / FRONT)]
     rows = [(name, str(path)) for name, path in places if path.exists()]
-    rows += [("trials", str(folder / "trials"))]
+    rows += [("trials", f"{spec.place}/trials")]
     rows += [(f"policy, {what}", path) for what, path in _policies(front)]
     commands = _in_mlflow(spec.tracking.uri, view)
-    commands.append(("draw again", _command("report", str(folder))))
+    commands.append(("draw again", _command("report", spec.place)))
     if chosen:
-        source = f"{folder}:{chosen.number}"
+        source = f"{spec.place}:{chosen.number}"
         commands.append(("train it", _command("train", "--from", source)))
         commands.append(("export it", _command("export", source, "--to", "trl")))
     for title, lines in (("\nWhere it is", rows), ("\nLook further", commands)):
@@ -160,9 +160,9 @@ def _policies(front: Front) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for member in front.members:
         names = front.picked_as(member)
-        checkpoint = records[member.numbers[0]].checkpoint
-        if names and checkpoint is not None:
-            found.append((", ".join(names), str(checkpoint)))
+        policy = records[member.numbers[0]].policy
+        if names and policy:
+            found.append((", ".join(names), policy))
     return found
 
 

@@ -34,7 +34,7 @@ def header(spec: SweepSpec, front: Front, ending: str = "", chosen: Choice | Non
         ("task", spec.task),
         ("policy", spec.policy),
         ("identity", spec.identity()),
-        ("folder", str(spec.directory.absolute())),
+        ("folder", spec.address or str(spec.directory.absolute())),
     ]
     if spec.constraints:
         bounds = ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items())

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gdpo_tune.ledger.costs import with_costs
 from gdpo_tune.ledger.rungs import estimates, pairs, rungs_of
+from gdpo_tune.object_store import joined
 from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
 from gdpo_tune.trials import Cost, Estimate, Exploit, Outcome, Params, State, TrialRecord
 
@@ -67,6 +68,7 @@ def to_record(
         lineage=lineage,
         directory=trial_directory(sweep, trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
+        address=spec.address and joined(spec.address, "trials", str(trial.number)),
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),

@@ -10,6 +10,7 @@ from gdpo_tune.errors import SpecError, UsageError
 from gdpo_tune.ledger.journal import Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.study import SPEC
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
+from gdpo_tune.sweep_store import SweepStore, fetch_spec
 
 if TYPE_CHECKING:
     from gdpo_tune.ledger.table import JournalTable
@@ -66,15 +67,25 @@ def for_writing(spec: SweepSpec, *, fresh: bool) -> Opened:
         OSError: the folder or the file cannot be made.
     """
     directory = spec.directory.absolute()
-    lease, table, aside = Lease(directory / LOCK), None, None
+    lease, table, aside, stored = Lease(directory / LOCK), None, None, False
     try:
+        if spec.address:
+            stored = fetch_spec(spec.address, directory)  # this folder may be new, and that old
         if spec.ledger:
             table = in_database(spec, read_only=False)
-        if fresh and (table.exists() if table else (directory / JOURNAL).exists()):
+        if fresh and (stored or (table.exists() if table else (directory / JOURNAL).exists())):
             lease, aside = move_aside(lease)
+            if spec.address:
+                # Before the ledger: trials that one does not know of are deleted there.
+                SweepStore(spec).move_aside(aside.name)
             if table:
                 table.move_aside(aside.name)
         refuse_another_place(spec, directory)
+        if table and stored and not fresh and not table.exists():
+            raise UsageError(
+                f"{spec.address} holds a sweep of which {without_password(spec.ledger)} knows "
+                "nothing\n    fix: bring that database back, or --fresh to move that sweep aside"
+            )
         if table:
             return Opened(table, lease, aside)
         if (directory / JOURNAL).exists():

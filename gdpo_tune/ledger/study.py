@@ -35,13 +35,13 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
     elif STUDY in known:
         study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
     else:
-        raise UsageError(f"there is no sweep in {spec.directory} yet")
+        raise UsageError(f"there is no sweep in {spec.place} yet")
     identity = study.user_attrs.get("identity")
     if identity is None and writable:
         study.set_user_attr("identity", spec.identity())
     elif identity != spec.identity():
         raise IdentityError(
-            f"{spec.directory} holds another sweep: {what_differs(spec)}\n"
+            f"{spec.place} holds another sweep: {what_differs(spec)}\n"
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study

@@ -10,6 +10,7 @@ from pathlib import Path
 from gdpo_tune import registry, task_files
 from gdpo_tune.files import is_file
 from gdpo_tune.metrics import MetricInfo
+from gdpo_tune.object_store import is_url
 from gdpo_tune.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
 from gdpo_tune.spec.model import LEAST_RESOURCE, ObjectiveSpec, Resources, Search
@@ -280,17 +281,28 @@ def check_gpu_cost(
             problems.at(root.find((key, name)), (key, name), "no trial has a GPU: always 0", fix)
 
 
-def check_storage(storage: str, root: Node, problems: Problems) -> None:
-    """The folder of sweeps is one, and not a file or an address."""
+def check_storage(
+    storage: str, ledger: str, resources: Resources | None, root: Node, problems: Problems
+) -> None:
+    """Where sweeps are kept is a folder, and not a file; or an object store, beside a database."""
     path = ("storage",)
-    if "://" in storage:
-        fix = "name a folder; one that several machines share is mounted on each"
-        problems.at(root.find(path), path, "an address, not a folder", fix)
+    node = root.find(path)
+    if is_url(storage):
+        if resources is not None and resources.workers > 1:
+            reason = "an object store, and the processes of a trial need one folder"
+            fix = "write a folder that every node sees, or resources.workers: 1"
+            problems.at(node, path, reason, fix)
+        if not ledger and not problems.about("ledger"):
+            fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a folder as storage"
+            problems.at(node, path, "an object store, where no ledger can live", fix)
+        if not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):
+            fix = "write it like s3://bucket/sweeps"
+            problems.at(node, path, "not the address of a folder on an object store", fix)
     elif is_file(Path(storage)):
-        problems.at(root.find(path), path, "is a file, not a folder", "name another folder")
+        problems.at(node, path, "is a file, not a folder", "name another folder")
     elif any(len(part.encode(errors="replace")) > LONGEST_NAME for part in Path(storage).parts):
         reason = f"a name in it has more than {LONGEST_NAME} bytes"
-        problems.at(root.find(path), path, reason, "name another folder")
+        problems.at(node, path, reason, "name another folder")
 
 
 def check_ledger(node: Node | None, problems: Problems) -> str:

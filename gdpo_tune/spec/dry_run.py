@@ -20,7 +20,7 @@ def dry_run(spec: SweepSpec) -> str:
         "# Resolved",
         shown_yaml(spec).rstrip(),
         "",
-        f"# Identity: {spec.identity()} (kept in {spec.directory})",
+        f"# Identity: {spec.identity()} (kept in {spec.place})",
         "",
         f"# Space: {len(spec.space.dimensions)} dimensions",
         *table([dimension(name, spec) for name in spec.space.dimensions]),

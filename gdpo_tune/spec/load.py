@@ -130,8 +130,8 @@ class Document:
         )
         checks.check_budget(search, resources, self.root, self.problems)
         checks.check_micro_batch(training, resources, self.root, self.problems)
-        checks.check_storage(storage, self.root, self.problems)
         ledger = checks.check_ledger(self.nodes.get("ledger"), self.problems)
+        checks.check_storage(storage, ledger, resources, self.root, self.problems)
         check_rollout(rollout, self.root, self.problems)
         if self.to_run:
             check_warm_start(search, task, objectives, constraints, self.root, self.problems)

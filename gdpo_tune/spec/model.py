@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
 
+from gdpo_tune.object_store import is_url, joined, local_folder
 from gdpo_tune.settings import (
     DataSettings,
     ModelSettings,
@@ -21,6 +22,8 @@ from gdpo_tune.spec.schedulers import AshaSettings, SchedulerSettings
 from gdpo_tune.spec.space import Space
 from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConfig
 
+RUNS = "runs"
+"""Where sweeps are kept if their files do not say otherwise."""
 FARTHEST = 1e30
 """Beyond this, products over objectives would leave what a float can hold."""
 Keep = Literal["front", "all", "none"]
@@ -176,16 +179,34 @@ class SweepSpec(BaseModel):
     """What one trial occupies."""
     tracking: Tracking = Tracking()
     """Where MLflow shows the sweep."""
-    storage: Path = Path("runs")
-    """Folder of all sweeps; this one lives in `<storage>/<name>`."""
+    storage: str = RUNS
+    """Folder of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which needs
+    `ledger`; this one lives in `<storage>/<name>`."""
     ledger: str = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's folder. The password belongs into `PGPASSWORD` or `~/.pgpass`."""
 
     @property
     def directory(self) -> Path:
-        """Where this sweep lives."""
-        return self.storage / self.name
+        """Where this sweep lives on this machine; of one on an object store that is a copy of what
+        is small, and may be lost."""
+        storage = local_folder(self.storage) if is_url(self.storage) else Path(self.storage)
+        return storage / self.name
+
+    @property
+    def address(self) -> str:
+        """Where this sweep lives on an object store; empty: it lives in its folder alone."""
+        return joined(self.storage, self.name) if is_url(self.storage) else ""
+
+    @property
+    def place(self) -> str:
+        """Where this sweep lives, for a person."""
+        return self.address or str(self.directory)
+
+    @property
+    def beside(self) -> Path:
+        """Folder for what a person makes of trials of this sweep."""
+        return Path(RUNS) if self.address else Path(self.storage)
 
     def objective_list(self) -> tuple[Objective, ...]:
         """The objectives in the file's order."""

@@ -152,7 +152,7 @@ class MlflowSink:
                 f"{left} updates did not reach {uri} "
                 f"({self._sender.problem or 'there was no time'}); they are kept in "
                 f"{self._spool.path} and sent the next time the same command runs, or by\n"
-                f"  python -m gdpo_tune.report {shlex.quote(str(self._spec.directory))} --sync"
+                f"  python -m gdpo_tune.report {shlex.quote(self._spec.place)} --sync"
             )
         if self._sender.refused:
             warnings.append(

@@ -201,8 +201,8 @@ def trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
         "replicate_of": "" if record.replicate_of is None else str(record.replicate_of),
         "feasible": "" if record.feasible is None else str(record.feasible).lower(),
         "reason": record.reason,
-        "directory": str(record.directory or ""),
-        "checkpoint": str(record.checkpoint or ""),
+        "directory": record.address or str(record.directory or ""),
+        "checkpoint": record.policy,
         **{f"environment.{key}": value for key, value in record.environment.items()},
     }
     return {clean_name(key): text[:LONGEST_TEXT] for key, text in tags.items()}

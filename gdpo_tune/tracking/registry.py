@@ -53,7 +53,7 @@ def _version(front: Front, member: Configuration) -> dict[str, Any]:
         "seeds": str(member.seeds),
         "provisional": str(member.provisional).lower(),
         "probability": f"{member.probability:.3f}",
-        "checkpoint": str(records[member.first].checkpoint or ""),
+        "checkpoint": records[member.first].policy,
     }
     for goal in front.objectives:
         estimate = member.mean[goal.name]
@@ -68,10 +68,10 @@ def policies(spec: SweepSpec, front: Front) -> dict[int, str]:
     return {
         member.first: (
             f"The policy of trial {member.first} of sweep {spec.name}: "
-            f"`{records[member.first].checkpoint or 'its checkpoint was not kept'}`\n\n"
+            f"`{records[member.first].policy or 'its checkpoint was not kept'}`\n\n"
             "Train it again, or take its setting to another library:\n\n"
-            f"    python -m gdpo_tune.train --from {spec.directory}:{member.first}\n"
-            f"    python -m gdpo_tune.export {spec.directory}:{member.first} --to trl\n"
+            f"    python -m gdpo_tune.train --from {spec.place}:{member.first}\n"
+            f"    python -m gdpo_tune.export {spec.place}:{member.first} --to trl\n"
         )
         for member in front.members
     }

@@ -11,20 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.checkpoint_names import BEGIN, MARKER, step_of
 from gdpo_tune.errors import TrialFailure
 from gdpo_tune.files import room_in
 from gdpo_tune.trials import Cost, Estimate
 
-MARKER = "complete.json"
-_BEGIN = "checkpoint-"
-_NAME = re.compile(rf"{_BEGIN}(\d+)")
 _UNFINISHED = ".unfinished-"
 _KEPT = 2
 """Whole checkpoints of a running trial: the newest, and the one before should that be damaged."""
@@ -113,7 +110,7 @@ def write_checkpoint(
     Raises:
         DiskFullError: there is no room for it; what was written of it is deleted.
     """
-    checkpoint = Checkpoint(directory / f"{_BEGIN}{step}", step, cost, validation or {})
+    checkpoint = Checkpoint(directory / f"{BEGIN}{step}", step, cost, validation or {})
 
     def fill_and_mark(folder: Path) -> None:
         fill(folder)
@@ -160,7 +157,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _write(target: Path, fill: Callable[[Path], None]) -> None:
     """Make a checkpoint's folder in one step from what `fill` writes into the one aside."""
-    directory, step = target.parent, target.name.removeprefix(_BEGIN)
+    directory, step = target.parent, target.name.removeprefix(BEGIN)
     aside = directory / f"{_UNFINISHED}{step}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -209,8 +206,8 @@ def _folders(directory: Path) -> list[Path]:
     """Folders that are named like checkpoints, the one of most steps first."""
     if not directory.is_dir():
         return []
-    named = [(match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    folders = [(int(match[1]), path) for match, path in named if path.is_dir()]
+    named = [(step_of(path.name), path) for path in directory.iterdir()]
+    folders = [(step, path) for step, path in named if step is not None and path.is_dir()]
     return [path for _, path in sorted(folders, reverse=True)]
 
 

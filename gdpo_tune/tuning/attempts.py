@@ -49,7 +49,8 @@ class Accounts:
         return self.failed(trial)
 
     def lost(self, trial: str) -> bool:
-        """A trial lost its node; return whether there may be another attempt."""
+        """A trial lost its node, or that one the store; return whether there may be another
+        attempt."""
         account = self._of(trial)
         account.lost += 1
         return account.lost <= self.losses

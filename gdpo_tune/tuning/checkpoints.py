@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from gdpo_tune.analysis import configurations
+from gdpo_tune.checkpoint_names import MARKER, by_steps
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, remove_all_but
 from gdpo_tune.trials import TrialRecord
 
@@ -19,13 +22,27 @@ def tidy(ledger: Ledger) -> None:
     """
     records = [record for record in ledger.records() if record.state not in ("running", "paused")]
     kept = kept_trials(ledger, records)
+    stay: dict[int, Path | None] = {}
     for record in records:
         folder = ledger.trial_directory(record.number)
         stays = record.checkpoint
         if record.state == "pruned":
-            stays = newest_valid_checkpoint(folder)
-        remove_all_but(folder, stays if record.number in kept else None)
+            stays = newest(ledger, folder)
+        stay[record.number] = stays if record.number in kept else None
+    if ledger.spec.address:
+        names = {number: path and path.name for number, path in stay.items()}
+        SweepStore(ledger.spec).keep_only(names)
+    for number, path in stay.items():
+        remove_all_but(ledger.trial_directory(number), path)
     ledger.forget_checkpoints([record.number for record in records])
+
+
+def newest(ledger: Ledger, folder: Path) -> Path | None:
+    """The newest whole checkpoint of a trial; of one on an object store its marker is here."""
+    if not ledger.spec.address:
+        return newest_valid_checkpoint(folder)
+    names = by_steps([f"{path.parent.name}/{MARKER}" for path in folder.glob(f"*/{MARKER}")])
+    return folder / names[0] if names else None
 
 
 def kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[int]:

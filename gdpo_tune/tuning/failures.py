@@ -15,11 +15,17 @@ from gdpo_tune.trials import TrialConfig
 from gdpo_tune.tuning.attempts import Accounts
 from gdpo_tune.tuning.nodes import Node, Nodes, node_of
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import GIVEN_UP, NODE_DIED, NodeLostError, WorkerDiedError
+from gdpo_tune.tuning.trainable import (
+    GIVEN_UP,
+    NODE_DIED,
+    NodeLostError,
+    StoreAwayError,
+    WorkerDiedError,
+)
 
-Cause = Literal["changed", "lost", "died", "own"]
-"""Of the end of an attempt: it asked for another process, it lost its node, its process died for
-reasons that nobody told, or it raised something."""
+Cause = Literal["changed", "lost", "away", "died", "own"]
+"""Of the end of an attempt: it asked for another process, it lost its node, its node did not reach
+the store, its process died for reasons that nobody told, or it raised something."""
 
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Why a trial is given up that may be what kills its nodes."""
@@ -71,8 +77,9 @@ class Attempts(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
     ) -> None:
-        """A trial gets on."""
-        self._accounts.progressed(trial.trial_id)
+        """A trial gets on, unless it only says what it waits for."""
+        if "measurement" in result:
+            self._accounts.progressed(trial.trial_id)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """An attempt has failed, and Ray is about to try again."""
@@ -90,6 +97,9 @@ class Attempts(Callback):
                 self._cut[name] = node
                 known = self._nodes.named(node)
                 self._searcher.note(f"was cut off from node {known}", [name])
+        elif why == "away":
+            again = self._accounts.lost(name)
+            self._searcher.note(f"leaves node {self._nodes.named(node)}: {told}", [name])
         else:
             died = why == "died"
             again = (
@@ -101,7 +111,7 @@ class Attempts(Callback):
             if again:
                 self._searcher.note(f"is tried again: {told}", [name])
         if not again:
-            trial.config[GIVEN_UP] = LOST_AGAIN if why == "lost" else told
+            trial.config[GIVEN_UP] = given_up(why, error)
             trial.max_failures = 0  # should not even that attempt come to its end
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -168,6 +178,17 @@ def write_error(config: TrialConfig, error: BaseException | None) -> None:
     (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
 
 
+def given_up(why: Cause, error: BaseException | None) -> str | Exception:
+    """What the last attempt ended of: a reason of the trial's, or an error that ends the sweep."""
+    if (
+        why == "away"
+        and isinstance(error, RayTaskError)
+        and isinstance(error.cause, StoreAwayError)
+    ):
+        return error.cause.error
+    return LOST_AGAIN if why == "lost" else reason(error)
+
+
 def cause(error: BaseException | None, *, gone: bool) -> Cause:
     """What an attempt ended of.
 
@@ -178,6 +199,8 @@ def cause(error: BaseException | None, *, gone: bool) -> Cause:
     told = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(told, NodeLostError):
         return "lost"
+    if isinstance(told, StoreAwayError):
+        return "away"
     if isinstance(error, RayTaskError):
         asked = isinstance(told, RayActorError) and told.preempted
         return "changed" if asked else "own"
@@ -194,6 +217,8 @@ def reason(error: BaseException | None) -> str:
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, WorkerDiedError):
             return str(error.cause)
+        if isinstance(error.cause, StoreAwayError):
+            return error.cause.error.what
         return f"{type(error.cause).__name__}: {error.cause}"
     if isinstance(error, RayActorError):
         return "the trial's process died (killed, out of memory, or crashed)"

@@ -13,6 +13,7 @@ from pathlib import Path
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.files import write_whole
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import (
     adopt_checkpoint,
     newest_valid_checkpoint,
@@ -33,6 +34,11 @@ def hand_over(ledger: Ledger, exploit: Exploit) -> None:
     Raises:
         DiskFullError: there is no room for the checkpoint.
     """
+    if ledger.spec.address:
+        store = SweepStore(ledger.spec)
+        store.hand_over(exploit.donor, exploit.member)
+        store.put(write_schedule(ledger, exploit.member))
+        return
     source = newest_valid_checkpoint(ledger.trial_directory(exploit.donor))
     directory = ledger.trial_directory(exploit.member)
     if source is None:

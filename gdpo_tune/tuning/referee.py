@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gdpo_tune.errors import StoreUnreachableError
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import remove_all_but
 from gdpo_tune.trials import Rung, TrialRecord
 from gdpo_tune.tuning import handover
@@ -121,8 +123,17 @@ class Referee:
         reason = before + self._scheduler.reason(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
         if self._ledger.spec.keep != "all":
-            remove_all_but(self._ledger.trial_directory(record.number), None)
+            self._drop_checkpoints(record.number)
         return pruned
+
+    def _drop_checkpoints(self, number: int) -> None:
+        spec = self._ledger.spec
+        if spec.address:
+            try:
+                SweepStore(spec, patience=0.0).keep_only({number: None})
+            except StoreUnreachableError:
+                return  # the sweep does not wait for this: they go at its end
+        remove_all_but(self._ledger.trial_directory(number), None)
 
     def _halt(self, number: int) -> Path:
         return self._ledger.trial_directory(number) / HALT

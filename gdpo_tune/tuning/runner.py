@@ -18,6 +18,7 @@ from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
+from gdpo_tune.sweep_store import SweepStore, check_writable
 from gdpo_tune.trials import TrialRecord
 from gdpo_tune.tuning import cluster, resources
 from gdpo_tune.tuning.budget import hours_of
@@ -68,14 +69,21 @@ def run_sweep(
         DiskFullError: there is no room for checkpoints or the ledger; the same call goes on.
         ClusterError: the cluster cannot be joined, or its nodes do not share the sweep's folder.
         ClusterLostError: Ray's servers did not start, or died; the same call goes on.
+        StoreError: `storage` is an object store where nothing can be kept.
+        StoreUnreachableError: it does not answer any more; the same call goes on.
     """
     check_resources(spec)
+    if spec.address:
+        check_writable(spec.storage)
     with Ledger.open(spec, fresh=fresh) as ledger:
 
         def emit(event: Event) -> None:
             for listener in listeners:
                 listener(event)
 
+        if spec.address:
+            SweepStore(spec).write_spec()
+            fetch(ledger)
         records = tuple(ledger.records())
         emit(SweepStarted(records, planned(spec, records), ledger.moved_aside))
         interrupted = False
@@ -83,12 +91,20 @@ def run_sweep(
             interrupted = run_trials(ledger, train, emit)
         # Until the end, what is dominated now may be on the front later. At the end always: the
         # last session may have been killed before this, and `keep:` may have changed since.
+        if spec.address:
+            fetch(ledger)
         if not interrupted:
             tidy(ledger)
         records = tuple(ledger.records())
         reason = "" if interrupted else ending(spec, records, hours_of(ledger.sessions(), records))
         emit(SweepFinished(records, interrupted, reason))
         return SweepResult(records, interrupted, reason, tuple(ledger.sessions()))
+
+
+def fetch(ledger: Ledger) -> None:
+    """Bring here what trials have put into the store."""
+    SweepStore(ledger.spec).fetch()
+    ledger.forget_checkpoints([record.number for record in ledger.records()])
 
 
 def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
@@ -151,7 +167,8 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     """
     from gdpo_tune.tuning.interruption import ClusterLost, Interruption
     from gdpo_tune.tuning.searcher import LedgerSearcher
-    from gdpo_tune.tuning.trainable import Group, Setup, pace_of
+    from gdpo_tune.tuning.trainable import Group, Setup, Store, pace_of
+    from gdpo_tune.tuning.window import open_window
 
     stop_file = ledger.directory / "stop"
     stop_file.unlink(missing_ok=True)
@@ -161,7 +178,10 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
         group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
     chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(chosen.target)(ledger)
-    setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots))
+    # The window closes once nobody holds it.
+    window, _held = open_window() if ledger.spec.address else ("", None)
+    store = Store(ledger.spec.address, window) if window else None
+    setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots), store)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
     searcher.slots_of = partial(slots_of, ledger.spec)
     interruption = Interruption(stop_file, ray_up.is_alive)

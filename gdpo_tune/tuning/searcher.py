@@ -21,6 +21,7 @@ from gdpo_tune.errors import (
     LedgerHeldError,
     LedgerUnreachableError,
     ResourcesError,
+    StoreUnreachableError,
 )
 from gdpo_tune.events import (
     Disturbed,
@@ -43,6 +44,9 @@ from gdpo_tune.tuning.referee import Referee
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.trainable import Setup, pace_of
 from gdpo_tune.tuning.warm_start import earlier_trials
+
+LEAVE_NO_CHOICE = (DiskFullError, LedgerUnreachableError, LedgerHeldError, StoreUnreachableError)
+"""Errors after which nothing can be recorded, so that the sweep ends."""
 
 
 class LedgerSearcher(Searcher):
@@ -136,10 +140,17 @@ class LedgerSearcher(Searcher):
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
         ends_at = self._scheduler.ends_at(record)
-        return {"trial": self._config(record), "setup": self._setup, "ends_at": ends_at}
+        return {
+            "trial": self._config(record),
+            "setup": self._setup,
+            "ends_at": ends_at,
+            "begun": str(record.started),
+        }
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Take a measurement of a running trial."""
+        """Take a measurement of a running trial, or what it has to wait for."""
+        if "note" in result:
+            self.note(result["note"], [trial_id])
         measurement: Measurement | None = result.get("measurement")
         if measurement is None:
             return
@@ -166,6 +177,8 @@ class LedgerSearcher(Searcher):
         if outcome is not None:
             with self._recording():
                 self._referee.clear(number)
+                if self._spec.address and outcome.checkpoint:
+                    outcome.checkpoint.mkdir(parents=True)  # stands for the one in the store
                 self._finished(self._ledger.complete(number, outcome))
         elif self._referee.is_halting(number):
             self._let_go(number)
@@ -204,7 +217,7 @@ class LedgerSearcher(Searcher):
         try:
             with room_in(self._ledger.directory, "the ledger"):
                 yield
-        except (DiskFullError, LedgerUnreachableError, LedgerHeldError) as error:
+        except LEAVE_NO_CHOICE as error:
             self.fatal = error
             self.stop()
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune import task_files
-from gdpo_tune.errors import ClusterError
+from gdpo_tune.errors import ClusterError, StoreError
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.sweep_store import check_writable
 from gdpo_tune.tuning.nodes import Node
 
 PATIENCE = 180.0
@@ -34,15 +35,22 @@ class Answer:
     """Why it could not write beside that file."""
 
 
-def look(mark: Path, own: str, needed: Sequence[str]) -> Answer:
+def look(mark: Path | str, own: str, needed: Sequence[str]) -> Answer:
     """Answer for this node; runs there.
 
     Args:
-        mark: a file that the driver has written.
+        mark: a file that the driver has written; or the address of an object store, which needs
+            none.
         own: name of the file to write beside it.
         needed: paths that trials need.
     """
     missing = tuple(path for path in needed if not Path(path).expanduser().exists())
+    if isinstance(mark, str):
+        try:
+            check_writable(mark)
+        except StoreError as error:
+            return Answer(sees=True, missing=missing, error=str(error).splitlines()[0])
+        return Answer(sees=True, missing=missing)
     if not mark.exists():
         return Answer(sees=False, missing=missing)
     try:
@@ -64,10 +72,14 @@ def survey(spec: SweepSpec, directory: Path, nodes: Sequence[Node], ask: Any = N
     Raises:
         ClusterError: with every node that does not see the folder, or lacks something.
     """
+    ask = ask or ask_by_tasks
+    if spec.address:
+        refuse_lacking(ask(spec.storage, nodes, needed_paths(spec)), nodes)
+        return
     mark = directory / f".seen-{uuid.uuid4().hex}"
     mark.touch()
     try:
-        answers = (ask or ask_by_tasks)(mark, nodes, needed_paths(spec))
+        answers = ask(mark, nodes, needed_paths(spec))
         unseen = [
             node
             for node, answer in zip(nodes, answers, strict=True)
@@ -82,6 +94,15 @@ def survey(spec: SweepSpec, directory: Path, nodes: Sequence[Node], ask: Any = N
             "trials that move between nodes would lose their checkpoints\n"
             "    fix: --set storage=FOLDER, one that is mounted on every node"
         )
+    refuse_lacking(answers, nodes)
+
+
+def refuse_lacking(answers: Sequence[Answer], nodes: Sequence[Node]) -> None:
+    """Refuse nodes that see the folder, or need not, and lack something else.
+
+    Raises:
+        ClusterError: with every one of them.
+    """
     wrong = [
         f"{node} {_told(answer)}"
         for node, answer in zip(nodes, answers, strict=True)
@@ -102,7 +123,7 @@ def needed_paths(spec: SweepSpec) -> list[str]:
     return [path for path in paths if path and Path(path).expanduser().exists()]
 
 
-def ask_by_tasks(mark: Path, nodes: Sequence[Node], needed: Sequence[str]) -> list[Answer]:
+def ask_by_tasks(mark: Path | str, nodes: Sequence[Node], needed: Sequence[str]) -> list[Answer]:
     """Let every node answer, side by side.
 
     Raises:
@@ -116,7 +137,7 @@ def ask_by_tasks(mark: Path, nodes: Sequence[Node], needed: Sequence[str]) -> li
     asked = [
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
-        ).remote(mark, _own(mark, node).name, list(needed))
+        ).remote(mark, "" if isinstance(mark, str) else _own(mark, node).name, list(needed))
         for node in nodes
     ]
     answers: list[Answer] = []

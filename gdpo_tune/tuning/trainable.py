@@ -19,7 +19,13 @@ from ray import tune
 from ray.exceptions import RayActorError
 
 from gdpo_tune import registry
-from gdpo_tune.errors import DiskFullError, SandboxUnavailable, TrialFailure, UsageError
+from gdpo_tune.errors import (
+    DiskFullError,
+    SandboxUnavailable,
+    StoreUnreachableError,
+    TrialFailure,
+    UsageError,
+)
 from gdpo_tune.files import disk_full, is_disk_full
 from gdpo_tune.memory import machine_memory
 from gdpo_tune.steps import is_kept
@@ -46,6 +52,18 @@ class ActorWornOut(RayActorError):
         super().__init__(error_msg="the process has grown too large", preempted=True)
 
 
+class StoreAwayError(RayActorError):
+    """A node does not reach the store. Not a failure of the trial, and in words that Ray does not
+    take for one."""
+
+    def __init__(self, error: StoreUnreachableError) -> None:
+        super().__init__(error_msg=str(error), preempted=True)
+        self.error = error
+
+    def __reduce__(self) -> tuple[type[StoreAwayError], tuple[StoreUnreachableError]]:
+        return type(self), (self.error,)
+
+
 class NodeLostError(RayActorError):
     """A process of a trial was lost with its node. Not a failure of the trial, and in words that
     Ray does not take for one."""
@@ -57,7 +75,7 @@ class NodeLostError(RayActorError):
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
 GIVEN_UP = "given_up"
-"""In a trial's config: why it is not tried again."""
+"""In a trial's config: why it is not tried again; an error if every other trial would meet it."""
 
 
 class WorkerDiedError(Exception):
@@ -78,6 +96,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Store:
+    """Where trials are kept that share no disk with the driver."""
+
+    address: str
+    """Of the sweep."""
+    window: str
+    """Name of the actor that looks for what asks trials to end: see `tuning.window`."""
+
+
+@dataclass(frozen=True)
 class Setup:
     """What every trial of a run has in common."""
 
@@ -91,6 +119,8 @@ class Setup:
     """None: a trial is one process, this one."""
     pace: float = 0.0
     """Least seconds between two results of a trial on which nothing is decided."""
+    store: Store | None = None
+    """None: trials have their folders on a disk that every node sees."""
 
     def __deepcopy__(self, memo: object) -> Setup:
         """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
@@ -114,7 +144,8 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         config: `trial`, a `TrialConfig`; `setup`, a `Setup`; `ends_at`, steps after which the trial
-            ends whatever the driver says; `GIVEN_UP`, why it is not to be tried again, if so.
+            ends whatever the driver says; `begun`, what tells it from another trial that had its
+            number; `GIVEN_UP`, why it is not to be tried again, if so.
 
     Returns:
         `outcome`: an `Outcome`; or `failure`: why the trial cannot go on, not worth a retry; or
@@ -130,13 +161,24 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     trial: TrialConfig = config["trial"]
     setup: Setup = config["setup"]
     if GIVEN_UP in config:
-        return {"failure": config[GIVEN_UP]}
+        why: str | Exception = config[GIVEN_UP]
+        return {"failure": why} if isinstance(why, str) else {"fatal": why}
     if _trials_served and psutil.Process().memory_info().rss > memory_limit(setup.cpus):
         raise ActorWornOut
     _trials_served += 1
+    if setup.store is None:
+        return attempt(trial, setup, Reporter(trial, setup.stop, config["ends_at"], setup.pace))
+    # Only who keeps trials on an object store pays for importing what reaches it.
+    from gdpo_tune.tuning.stored import attempt_on_store
+
+    return attempt_on_store(trial, setup, setup.store, config)
+
+
+def attempt(trial: TrialConfig, setup: Setup, reporter: Reporter) -> dict[str, Any]:
+    """Train a trial from the newest checkpoint in its folder on; see `run_trial`."""
     found = find_checkpoint(trial.directory)
     try:
-        outcome = train(trial, setup, found.newest, config["ends_at"])
+        outcome = train(trial, setup, found.newest, reporter)
     except TrialFailure as failure:
         return {"failure": str(failure)}
     except (UsageError, SandboxUnavailable, DiskFullError) as error:
@@ -171,15 +213,14 @@ def node_cpus() -> float:
 
 
 def train(
-    trial: TrialConfig, setup: Setup, resume: Path | None, ends_at: Collection[int] = ()
+    trial: TrialConfig, setup: Setup, resume: Path | None, reporter: Reporter
 ) -> Outcome | None:
     """Train in this process, or in several others; None if the trial ended before its end."""
     if setup.group is not None:
         # Only who has several processes a trial pays for importing Ray Train.
         from gdpo_tune.tuning.workers import train_in_group
 
-        return train_in_group(trial, setup, setup.group, resume, ends_at)
-    reporter = Reporter(trial, setup.stop, ends_at, setup.pace)
+        return train_in_group(trial, setup, setup.group, resume, reporter.ends_at)
     try:
         return registry.load(setup.train)(trial, resume=resume, report=reporter)
     except SystemExit:
@@ -209,7 +250,8 @@ class Reporter:
         self.stopped = False
         """Whether it has ended the trial."""
         self._stop = stop
-        self._ends_at = ends_at
+        self.ends_at = ends_at
+        """Steps after which it ends the trial whatever the driver says."""
         self._halt = trial.directory / HALT
         self._last = trial.training.steps
         self._pace = pace
@@ -229,7 +271,7 @@ class Reporter:
             self.hold(measurement)
         elif not stop:
             self.send(self.result(measurement))
-            ends = measurement.step in self._ends_at
+            ends = measurement.step in self.ends_at
             stop = ends or (measurement.validated and self.halted())
         if stop:
             self.stopped = True
@@ -242,7 +284,11 @@ class Reporter:
         due = measurement.validated or now - self._sent >= pause
         if due:
             self._sent = now
-        return self._stop.exists() or self._halt.exists(), due
+        return self.asked(), due
+
+    def asked(self) -> bool:
+        """Whether the driver wants the trial to end."""
+        return self._stop.exists() or self._halt.exists()
 
     def now(self) -> float:
         """Seconds of a clock that only goes forward."""
@@ -260,7 +306,7 @@ class Reporter:
 
     def halted(self) -> bool:
         """Whether the driver has decided against the trial since it took the last result."""
-        return self._halt.exists()
+        return self.asked()
 
     def send(self, result: dict[str, Any]) -> None:
         """Pass a result on to the driver."""

@@ -24,7 +24,7 @@ def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     for folder in map(folder_of, spec.search.warm_start):
         earlier = load_spec(folder / "spec.yaml", to_run=False)
         # where it lies now, wherever it lay when it ran
-        here = {"storage": folder.absolute().parent, "name": folder.absolute().name}
+        here = {"storage": str(folder.absolute().parent), "name": folder.absolute().name}
         with Ledger.open(earlier.model_copy(update=here), read_only=True) as ledger:
             found += teaching(ledger.records(), spec.judged)
     return found

@@ -2,7 +2,8 @@
 
 `faults.json` in the sweep's folder maps a trial's number to what it does; `log.jsonl` there tells
 which process began at which step, and where checkpoints were written. Trials import this module by
-name, so its folder is on PYTHONPATH.
+name, so its folder is on PYTHONPATH. Of a sweep on an object store nodes have no folder in common:
+both files are then where the variable `FAKE_SWEEP` says.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from gdpo_tune.tuning import trainable
 
 GATE = "go"
 """File of the sweep's folder that opens the gate."""
+STORED = os.environ.get("FAKE_SWEEP", "")
 SECONDS = 0.05
 """What a trial says it took."""
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
     """Train nothing, in as many steps as asked, with a checkpoint at each."""
-    sweep = config.directory.parent.parent
+    sweep = sweep_of(config)
     fault = fault_of(config)
     attempts = len(executions(sweep, config.directory.name))
     known = read_checkpoint(resume) if resume else None
@@ -66,11 +68,19 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             lambda folder: (folder / "weights").touch(),
             found.validation,
         ).path
-        note(config, {"checkpoint": step})
-        report(found, None)
+        if not STORED:
+            note(config, {"checkpoint": step})
+        report(found, checkpoint)
+        if STORED:  # only then others can know of it
+            note(config, {"checkpoint": step})
     estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def sweep_of(config: TrialConfig) -> Path:
+    """The folder of the log and of the faults."""
+    return Path(STORED) if STORED else config.directory.parent.parent
 
 
 def wait_at_gate(sweep: Path, step: int) -> None:
@@ -88,7 +98,7 @@ def place() -> dict[str, str]:
 
 def note(config: TrialConfig, entry: dict[str, object]) -> None:
     """Add a line to the log of the sweep."""
-    with (config.directory.parent.parent / "log.jsonl").open("a") as log:
+    with (sweep_of(config) / "log.jsonl").open("a") as log:
         log.write(json.dumps({"trial": config.directory.name, **entry}) + "\n")
 
 
@@ -123,7 +133,7 @@ def values(config: TrialConfig) -> dict[str, float]:
 
 def fault_of(config: TrialConfig) -> str:
     """What this trial is to do wrong."""
-    path = config.directory.parent.parent / "faults.json"
+    path = sweep_of(config) / "faults.json"
     faults = json.loads(path.read_text()) if path.exists() else {}
     return faults.get(config.directory.name, faults.get("all", ""))
 

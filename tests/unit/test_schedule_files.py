@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from schedule_support import ROOT, scheduled
 
-from gdpo_tune.clusters.load import load_sweeps
+from gdpo_tune.clusters.load import load_sweeps, overrides
 from gdpo_tune.clusters.model import LocalBackend, RayJobBackend
 from gdpo_tune.errors import SpecError, UsageError
 
@@ -402,6 +402,19 @@ def test_an_object_store_with_a_local_backend_needs_a_folder(tmp_path):
     text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
     keys = [problem.key for problem in problems_of(tmp_path, text)]
     assert keys == ["backend", "storage"]
+
+
+def test_an_object_store_beside_a_database_is_what_a_job_is_told(tmp_path):
+    text = GOOD.replace(
+        "storage: runs", "storage: s3://bucket/sweeps\nledger: postgresql://me@db/s"
+    )
+    scheduled(tmp_path, text.replace("kind: local", "kind: ray-job, address: http://head:8265"))
+    loaded = load_sweeps(tmp_path / "sweeps")
+    assert loaded.error is None
+    (sweep,) = loaded.sweeps
+    assert sweep.storage == "s3://bucket/sweeps"
+    assert sweep.spec.address == "s3://bucket/sweeps/nightly"
+    assert 'storage="s3://bucket/sweeps"' in overrides(sweep.settings, sweep.root)
 
 
 def test_a_ledger_shows_no_password(tmp_path):

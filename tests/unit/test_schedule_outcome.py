@@ -15,7 +15,7 @@ TEXT = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 def search(folder, name, shift=0.0, trials=14, overrides=()):
     """A run of some trials along a trade-off."""
     spec = spec_in(folder, ["search.trials=14", *overrides])
-    spec = spec.model_copy(update={"name": name, "storage": folder / "runs"})
+    spec = spec.model_copy(update={"name": name, "storage": str(folder / "runs")})
     with Ledger.open(spec) as ledger:
         for number in range(trials):
             weight = 0.05 + 0.1 * number

@@ -15,6 +15,7 @@ from ray.train import TrainingFailedError
 from search_driver import Driver
 from tuning_support import spec_in
 
+from gdpo_tune.errors import StoreUnreachableError
 from gdpo_tune.events import Disturbed
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Incident
@@ -28,6 +29,7 @@ from gdpo_tune.tuning.trainable import (
     ActorWornOut,
     NodeLostError,
     Setup,
+    StoreAwayError,
     run_trial,
 )
 
@@ -49,6 +51,7 @@ def in_task(error: Exception) -> RayTaskError:
         (in_task(BROKEN), True, "own"),
         (in_task(ActorWornOut()), False, "changed"),
         (in_task(NodeLostError()), False, "lost"),
+        (in_task(StoreAwayError(StoreUnreachableError("s3://b", "no route", 1))), False, "away"),
         (DIED, False, "died"),
         (DIED, True, "lost"),
         (NODE_LOST, False, "lost"),
@@ -252,10 +255,38 @@ def test_a_trial_that_kills_node_after_node_is_given_up(sweep: Sweep):
         sweep.fail(trial, RayActorError(preempted=True))
         sweep.start(trial, "a")
     assert GIVEN_UP not in trial.config
-    sweep.attempts.on_trial_result(0, [], trial, {})
-    for _ in range(LOSSES + 1):
+    sweep.attempts.on_trial_result(0, [], trial, {"measurement": None})
+    for _ in range(LOSSES):
+        sweep.fail(trial, RayActorError(preempted=True))
+        sweep.attempts.on_trial_result(0, [], trial, {"note": "waits for the store"})
+    assert GIVEN_UP not in trial.config
+    for _ in range(1):
         sweep.fail(trial, RayActorError(preempted=True))
     assert trial.config[GIVEN_UP] == failures.LOST_AGAIN
+
+
+def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials(sweep: Sweep):
+    trial = sweep.trials[0]
+    away = StoreUnreachableError("s3://bucket/night", "no route", 600)
+    for _ in range(LOSSES):
+        sweep.fail(trial, in_task(StoreAwayError(away)))
+        sweep.start(trial, "a")
+    assert GIVEN_UP not in trial.config
+    assert not (trial.config["trial"].directory / "error.txt").exists()
+    assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.what}"
+    sweep.fail(trial, in_task(StoreAwayError(away)))
+    ended = run_trial({"setup": Setup("none:none", Path("stop"), 1.0), **trial.config})
+    assert str(ended["fatal"]) == str(away)
+    sweep.attempts._searcher.on_trial_complete(trial.trial_id, ended)
+    assert sweep.attempts._searcher.fatal is ended["fatal"]
+    assert sweep.ledger.record(0).state == "running"  # the same command goes on with it
+
+
+def test_a_store_that_is_away_survives_the_way_between_processes():
+    error = StoreAwayError(StoreUnreachableError("s3://bucket/night", "no route", 600))
+    again = pickle.loads(pickle.dumps(error))
+    assert again.preempted
+    assert str(again.error) == str(error.error)
 
 
 def test_a_change_of_process_uses_up_no_attempt(sweep: Sweep):

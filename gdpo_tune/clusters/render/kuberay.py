@@ -11,7 +11,7 @@ from gdpo_tune.clusters.model import KubeRayBackend
 from gdpo_tune.clusters.render.base import Rendered, Request, refuse
 from gdpo_tune.clusters.render.cron_line import five_fields, spring_note
 from gdpo_tune.clusters.render.ray_job import backend_of, own_spec
-from gdpo_tune.clusters.store import is_url
+from gdpo_tune.object_store import is_url
 
 ACCOUNT = "gdpo-tune"
 FINAL = [1, 2, 3, 4, 5]

@@ -10,6 +10,7 @@ was killed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.ledger import Ledger, excess
@@ -41,6 +42,11 @@ class Pbt(Scheduler):
         self._spec = ledger.spec
         self._settings = settings
         self._meetings = settings.meetings(ledger.spec.training.steps)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An empty state, for the copy that Ray writes and nothing ever reads: the connection to a
+        database cannot be written to a file."""
+        return {}
 
     def evaluate_at(self, record: TrialRecord) -> tuple[int, ...]:
         """Where a member still has to meet others."""

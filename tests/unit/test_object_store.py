@@ -1,0 +1,165 @@
+"""Files on an object store: what is asked again, what is told, and where copies are kept."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gdpo_tune import object_store
+from gdpo_tune.errors import StoreError, StoreUnreachableError
+from gdpo_tune.object_store import (
+    CACHE,
+    ObjectFolder,
+    address_of,
+    is_url,
+    joined,
+    local_folder,
+    open_filesystem,
+)
+from gdpo_tune.sweep_store import check_writable
+
+PLACE = "memory://bucket/night"
+
+
+@pytest.fixture(autouse=True)
+def empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    return
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made, in a time in which nothing else takes any."""
+    pauses: list[float] = []
+    monkeypatch.setattr(object_store.time, "sleep", pauses.append)
+    monkeypatch.setattr(object_store.time, "monotonic", lambda: sum(pauses))
+    return pauses
+
+
+def failing(times: int, error: Exception, works: Callable[..., Any]) -> Callable[..., Any]:
+    left = [error] * times
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if left:
+            raise left.pop()
+        return works(*args, **kwargs)
+
+    return call
+
+
+def test_files_go_there_and_come_back(tmp_path: Path):
+    files = ObjectFolder(PLACE)
+    assert files.sizes() == {}
+    assert files.read("a") is None
+    (tmp_path / "one").write_bytes(b"1")
+    files.upload({"a/one": tmp_path / "one", "b/two": tmp_path / "one"})
+    files.write("a/three", b"333")
+    files.copy({"a/three": "c/three"})
+    assert files.sizes() == {"a/one": 1, "a/three": 3, "b/two": 1, "c/three": 3}
+    assert files.sizes("a") == {"a/one": 1, "a/three": 3}
+    files.download({"c/three": tmp_path / "new" / "three"})
+    assert (tmp_path / "new" / "three").read_bytes() == b"333"
+    files.delete(["a/one", "a/none", "b/two"])  # as in a repetition, one is gone already
+    assert files.sizes() == {"a/three": 3, "c/three": 3}
+
+
+def test_the_names_of_others_are_not_below_a_folder():
+    ObjectFolder(f"{PLACE}-2").write("a", b"")
+    assert ObjectFolder(PLACE).sizes() == {}
+
+
+def test_a_store_that_is_away_for_a_moment_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    said: list[str] = []
+    works = MemoryFileSystem.pipe_file
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(3, OSError("no route"), works))
+    ObjectFolder(PLACE, say=said.append).write("a", b"1")
+    assert clock == [1, 2, 4]
+    assert said == [
+        f"waits for {PLACE}: no route",
+        f"goes on: {PLACE} answers again after 7 s",
+    ]
+    assert ObjectFolder(PLACE).read("a") == b"1"
+
+
+def test_a_store_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch, clock: list[float]):
+    monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
+    with pytest.raises(StoreUnreachableError) as caught:
+        ObjectFolder(PLACE, patience=60).sizes()
+    assert clock == [1, 2, 4, 8, 16]
+    assert str(caught.value).startswith(f"{PLACE} has not answered for 31 s (no route);")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+
+
+def test_a_full_disk_here_is_not_the_stores_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(MemoryFileSystem, "get", failing(1, full, lambda: None))
+    with pytest.raises(OSError, match="No space left"):
+        ObjectFolder(PLACE).download({"a": tmp_path / "a"})
+    assert clock == []
+
+
+def test_a_store_that_takes_nothing_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    check_writable(PLACE)
+    assert ObjectFolder(PLACE).sizes() == {}
+    refusal = PermissionError("Access Denied")
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(1, refusal, lambda: None))
+    with pytest.raises(StoreError, match=f"storage {PLACE}: Access Denied\n    fix: ") as caught:
+        check_writable(PLACE)
+    assert caught.value.exit_status == 2
+    assert clock == []
+
+
+def test_a_scheme_that_nobody_reads():
+    with pytest.raises(StoreError, match="Protocol not known"):
+        open_filesystem("nowhere://bucket")
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch):
+    import fsspec
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", refuse)
+    with pytest.raises(StoreError, match="fix: pip install s3fs"):
+        open_filesystem("s3://bucket/night")
+
+
+@pytest.mark.parametrize(
+    ("address", "folder"),
+    [
+        ("s3://bucket/sweeps/night", "s3/bucket/sweeps/night"),
+        ("S3://bucket", "s3/bucket"),
+        ("file:///mnt/sweeps", "file/mnt/sweeps"),
+    ],
+)
+def test_copies_are_in_the_cache_and_tell_of_what(
+    address: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    assert local_folder(address) == tmp_path / folder
+    assert address_of(tmp_path / folder).lower() == address.lower()
+    assert address_of(tmp_path.parent / "runs") == ""
+    monkeypatch.delenv(CACHE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert local_folder(address) == tmp_path / "own" / "gdpo_tune" / folder
+
+
+def test_addresses_below_others():
+    assert joined("s3://bucket/", "a", "b") == "s3://bucket/a/b"
+    assert is_url("memory://x")
+    assert not is_url("C:/runs")

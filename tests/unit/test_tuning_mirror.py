@@ -1,0 +1,175 @@
+"""A trial's folder here and on an object store: what is brought, kept, dropped, and never seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gdpo_tune.checkpoint_names import whole_checkpoints
+from gdpo_tune.errors import StoreUnreachableError
+from gdpo_tune.object_store import CACHE, ObjectFolder
+from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
+from gdpo_tune.trials import Cost
+from gdpo_tune.tuning.mirror import Mirror, own_folder
+
+PLACE = "memory://bucket/night/trials/3"
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch) -> ObjectFolder:
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    return ObjectFolder(PLACE, patience=0.0)
+
+
+def fill(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"w" * 10)
+    (folder / "state").mkdir()
+    (folder / "state" / "rng").write_bytes(folder.name.encode())
+
+
+def train(folder: Path, *steps: int) -> None:
+    for step in steps:
+        write_checkpoint(folder, step, Cost(step), fill)
+        with (folder / "steps.jsonl").open("a") as file:
+            file.write(f"{step}\n")
+
+
+def begun(folder: Path, trial: str = "this") -> Mirror:
+    mirror = Mirror(ObjectFolder(PLACE, patience=0.0), folder)
+    mirror.down(trial)
+    return mirror
+
+
+def checkpoints(files: ObjectFolder) -> list[str]:
+    return list(whole_checkpoints(files.sizes(), files.read))
+
+
+def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: ObjectFolder):
+    first = begun(tmp_path / "one")
+    train(tmp_path / "one", 2, 4)
+    first.up()
+    begun(tmp_path / "two")
+    found = find_checkpoint(tmp_path / "two")
+    assert found.newest == tmp_path / "two" / "checkpoint-4"
+    assert not found.damaged
+    assert (tmp_path / "two" / "steps.jsonl").read_text() == "2\n4\n"
+    assert not (tmp_path / "two" / "checkpoint-2").exists()  # the newest is enough
+
+
+def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: ObjectFolder):
+    mirror = begun(tmp_path / "one")
+    for step in (2, 4, 6):
+        train(tmp_path / "one", step)
+        mirror.up()
+    assert checkpoints(store) == ["checkpoint-6", "checkpoint-4"]
+    again = begun(tmp_path / "two")
+    train(tmp_path / "two", 8)
+    again.up()
+    assert checkpoints(store) == ["checkpoint-8", "checkpoint-6"]
+    assert not any(name.startswith(("checkpoint-2/", "checkpoint-4/")) for name in store.sizes())
+
+
+def test_what_is_there_already_is_not_sent_again(
+    tmp_path: Path, store: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+):
+    mirror = begun(tmp_path / "one")
+    train(tmp_path / "one", 2)
+    mirror.up()
+    sent: list[str] = []
+    monkeypatch.setattr(ObjectFolder, "upload", lambda _, files: sent.extend(files))
+    mirror.up()
+    assert sent == []
+    (tmp_path / "one" / "completions.jsonl").write_text("{}\n")
+    (tmp_path / "one" / ".unfinished").write_text("")
+    mirror.up()
+    assert sent == ["completions.jsonl"]
+
+
+def test_a_checkpoint_that_was_cut_short_is_none(
+    tmp_path: Path, store: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+):
+    mirror = begun(tmp_path / "one")
+    train(tmp_path / "one", 2)
+    mirror.up()
+    train(tmp_path / "one", 4)
+    uploaded: list[str] = []
+    upload = ObjectFolder.upload
+
+    def cut(self: ObjectFolder, files: dict[str, Path]) -> None:
+        if any(name.endswith("complete.json") for name in files):
+            raise StoreUnreachableError(PLACE, "no route", 1)
+        uploaded.extend(files)
+        upload(self, files)
+
+    monkeypatch.setattr(ObjectFolder, "upload", cut)
+    with pytest.raises(StoreUnreachableError):
+        mirror.up()
+    assert "checkpoint-4/weights" in uploaded
+    monkeypatch.setattr(ObjectFolder, "upload", upload)
+    assert checkpoints(store) == ["checkpoint-2"]
+    begun(tmp_path / "two")
+    assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
+
+
+@pytest.mark.parametrize("harm", ["a file is missing", "other content"])
+def test_of_a_damaged_checkpoint_the_one_before_serves(
+    harm: str, tmp_path: Path, store: ObjectFolder
+):
+    mirror = begun(tmp_path / "one")
+    train(tmp_path / "one", 2, 4)
+    mirror.up()
+    if harm == "other content":
+        store.write("checkpoint-4/weights", b"x" * 10)
+    else:
+        store.delete(["checkpoint-4/weights"])
+    begun(tmp_path / "two")
+    assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
+
+
+def test_a_torn_marker_is_none(store: ObjectFolder):
+    store.write("checkpoint-4/complete.json", b'{"files": {')
+    store.write("checkpoint-2/complete.json", json.dumps({"files": {}}).encode())
+    assert checkpoints(store) == ["checkpoint-2"]
+
+
+def test_what_another_trial_of_that_number_left_is_not_gone_on_from(
+    tmp_path: Path, store: ObjectFolder
+):
+    mirror = begun(tmp_path / "one", "of a ledger that is gone")
+    train(tmp_path / "one", 2)
+    mirror.up()
+    begun(tmp_path / "two")
+    assert find_checkpoint(tmp_path / "two").newest is None
+    assert list(store.sizes()) == ["begun"]
+
+
+def test_a_process_deletes_what_those_that_are_gone_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    attempts = tmp_path / "attempts"
+    names = {
+        "gone": f"{socket.gethostname()}_{2**22 + 1}_5.00",
+        "elsewhere": f"another-host_{os.getpid()}_5.00",
+        "below": f"{socket.gethostname()}_1_{_created(1):.2f}",
+    }
+    for name in names.values():
+        (attempts / name).mkdir(parents=True)
+    own = own_folder()
+    (own / "left").touch()
+    assert own_folder() == own
+    assert list(own.iterdir()) == []
+    left = {path.name for path in attempts.iterdir()}
+    assert left == {own.name, names["elsewhere"], names["below"]}
+
+
+def _created(pid: int) -> float:
+    import psutil
+
+    return psutil.Process(pid).create_time()
