@@ -36,7 +36,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     attempts = len(executions(sweep, config.directory.name))
     known = read_checkpoint(resume) if resume else None
     start = known.step if known else 0
-    note(config, {"from": start, "pid": os.getpid(), **place()})
+    note(config, {"from": start, **place()})
     if known:
         report(Measurement(start, {}, known.cost, known.validation), resume)
     checkpoint = resume
@@ -97,9 +97,10 @@ def place() -> dict[str, str]:
 
 
 def note(config: TrialConfig, entry: dict[str, object]) -> None:
-    """Add a line to the log of the sweep."""
+    """Add a line to the log of the sweep: who, when, what."""
+    known = {"trial": config.directory.name, "pid": os.getpid(), "time": time.time()}
     with (sweep_of(config) / "log.jsonl").open("a") as log:
-        log.write(json.dumps({"trial": config.directory.name, **entry}) + "\n")
+        log.write(json.dumps({**known, **entry}) + "\n")
 
 
 def measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:

@@ -1,0 +1,321 @@
+"""A scheduled sweep on a cluster that loses a node and then the driver, beside one undisturbed.
+
+    python benchmarks/cluster_night.py [--small]
+
+Two `ray start` nodes of this machine with two logical GPUs each. A file of the kind in `sweeps/`,
+`python -m gdpo_tune.schedule sweeps/ run NAME --wait`, the Jobs API, the shipped training with the
+embedded policy, and trials of half a GPU, so that eight of them take all four. First the sweep is
+left alone. Then the same again: once all slots are taken and most trials have a checkpoint, the
+node that is not the head gets `kill -9` as a whole; once its trials train again, the driver gets
+it. The schedule then submits its second attempt.
+
+A trial was lost at the last step that it had written; it is back at work when it writes the next
+line. Steps that were done again are those behind its newest checkpoint.
+
+The last line is JSON: for both faults what was lost and the seconds until back at work, the wall
+times of both sweeps, and whether the disturbed one came to what the other did in every trial.
+Needs `pip install 'gdpo-tune[cluster]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "integration"), str(TESTS / "faults")]
+
+from killed_sweeps import KilledSweep, step_lines
+from ray_nodes import RayCluster, RayNode, ray_nodes, words_of
+from sweep_properties import every_trial_is_there_once, facts, no_trial_goes_back_behind_a_checkpoint
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+
+TICK = "2026-03-29T01:00:00+00:00"
+RUN = "20260329T010000Z"
+NODE = {"cpus": 4, "gpus": 2}
+SLOTS, ON_A_NODE = 8, 4
+SPACE = f"""extends: {TESTS.parent / "search_spaces" / "code.yaml"}
+name: night
+search: {{sampler: random, scheduler: {{type: fifo}}, trials: TRIALS,
+  replicates: {{per_point: 1, max_runs: 1}}}}
+training: {{steps: STEPS, checkpoint_every: 5, validation_prompts: 32, test_prompts: 32}}
+resources: {{cpus: 1, gpus: 0.5}}
+"""
+SWEEP = """space: night.yaml
+backend: {kind: ray-job, address: URL}
+storage: STORAGE
+tracking: TRACKING
+"""
+TRIAL = "ray::ImplicitFunc"
+"""What the process of a trial calls itself."""
+PATIENCE = 900.0
+LIMIT_SECONDS = 120.0
+"""Until back at work."""
+
+
+class Night(KilledSweep):
+    """One run of a schedule."""
+
+    @property
+    def spec(self) -> SweepSpec:
+        """What is asked."""
+        return load_spec(
+            self.folder / "night.yaml", [f"storage={self.folder / 'shared'}"], name=f"night-{RUN}"
+        )
+
+
+@dataclass
+class Watch:
+    """How far trials have come, looked at again and again."""
+
+    trials: Path
+    seen: dict[str, int] = field(default_factory=dict)
+    """Lines that each trial has written."""
+    grown: list[tuple[float, str]] = field(default_factory=list)
+    """When a trial was seen to have written more."""
+
+    def look(self) -> None:
+        for folder in self.trials.glob("*"):
+            count = len(step_lines(folder))
+            if count > self.seen.get(folder.name, 0):
+                self.seen[folder.name] = count
+                self.grown.append((time.monotonic(), folder.name))
+
+    def after(self, moment: float) -> dict[str, float]:
+        """Trials that wrote something after a moment, and the seconds until they first did."""
+        first: dict[str, float] = {}
+        for when, trial in self.grown:
+            if when > moment:
+                first.setdefault(trial, when - moment)
+        return first
+
+
+def write_files(folder: Path, url: str, steps: int, trials: int) -> Night:
+    """The search space and the file of the schedule, as a person writes them."""
+    (folder / "sweeps").mkdir(parents=True)
+    space = SPACE.replace("STEPS", str(steps)).replace("TRIALS", str(trials))
+    (folder / "night.yaml").write_text(space)
+    given = {"URL": url, "STORAGE": folder / "shared", "TRACKING": f"sqlite:///{folder}/mlflow.db"}
+    sweep = SWEEP
+    for word, value in given.items():
+        sweep = sweep.replace(word, str(value))
+    (folder / "sweeps" / "night.yaml").write_text(sweep)
+    return Night(folder, (), fake=False)
+
+
+@contextmanager
+def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
+    """The command that begins the run and looks after it."""
+    command = ["-m", "gdpo_tune.schedule", "sweeps/", "run", "night", "--at", TICK, "--wait"]
+    environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with (night.folder / "told.txt").open("ab") as told:
+        process = subprocess.Popen(
+            [sys.executable, *command, "--every", "2"],
+            cwd=night.folder,
+            env={**environment, "RAY_AUTH_MODE": "disabled"},
+            stdout=told,
+            stderr=told,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def told(night: Night) -> str:
+    """What the command has said."""
+    return (night.folder / "told.txt").read_text()
+
+
+def wait(
+    night: Night, process: subprocess.Popen[bytes], watch: Watch, moment: Callable[[], bool]
+) -> float:
+    """Wait for a moment in the life of a run; return when it was."""
+    deadline = time.monotonic() + PATIENCE
+    while not moment():
+        watch.look()
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"waited in vain\n{told(night)}")
+        time.sleep(0.2)
+    return time.monotonic()
+
+
+def trials_on(node: RayNode) -> list[psutil.Process]:
+    """Processes of trials that run there."""
+    return [process for process in node.processes() if words_of(process).startswith(TRIAL)]
+
+
+def driver_on(node: RayNode) -> psutil.Process:
+    """The driver of the sweep, which is the job itself and not the shell that started it."""
+    (driver,) = [
+        process
+        for process in node.processes()
+        if "-m gdpo_tune.sweep night.yaml" in words_of(process) and "sh" not in process.name()
+    ]
+    return driver
+
+
+def well_under_way(night: Night, cluster: RayCluster) -> bool:
+    """Whether all slots are taken, and most trials have a checkpoint."""
+    if any(len(trials_on(node)) < ON_A_NODE for node in cluster.nodes):
+        return False
+    numbers = running(night)
+    folders = [night.spec.directory / "trials" / str(number) for number in numbers]
+    have = sum(newest_valid_checkpoint(folder) is not None for folder in folders)
+    return len(numbers) == SLOTS and have >= SLOTS - 2
+
+
+def running(night: Night) -> list[int]:
+    """Trials under way."""
+    with Ledger.open(night.spec, read_only=True) as ledger:
+        return [record.number for record in ledger.records() if record.state == "running"]
+
+
+def incidents(night: Night) -> list[Any]:
+    """What befell the sweep, in order."""
+    with Ledger.open(night.spec, read_only=True) as ledger:
+        return [incident for session in ledger.sessions() for incident in session["incidents"]]
+
+
+def lost_trials(night: Night) -> set[str]:
+    """Trials that ran on the node that was lost."""
+    return {
+        str(trial)
+        for incident in incidents(night)
+        if "was lost" in incident.what or "was cut off" in incident.what
+        for trial in incident.trials
+    }
+
+
+def disturb(
+    night: Night, process: subprocess.Popen[bytes], cluster: RayCluster, watch: Watch
+) -> dict[str, Any]:
+    """Kill the node and then the driver; return what was lost, and for how long."""
+    head, other = cluster.nodes
+    wait(night, process, watch, lambda: well_under_way(night, cluster))
+    watch.look()
+    other.kill()
+    cluster.nodes.remove(other)
+    killed = time.monotonic()
+    watch.look()
+
+    def all_are_back() -> bool:
+        gone = lost_trials(night)
+        return bool(gone) and gone <= watch.after(killed).keys()
+
+    wait(night, process, watch, all_are_back)
+    gone = lost_trials(night)
+    back = [seconds for trial, seconds in watch.after(killed).items() if trial in gone]
+    under_way = [str(number) for number in running(night)]
+    driver_on(head).kill()
+    driver_killed = time.monotonic()
+    wait(night, process, watch, lambda: bool(watch.after(driver_killed + 1.0)))
+    return {
+        "node": {
+            "trials": sorted(map(int, gone)),
+            "first_back_seconds": round(min(back), 1),
+            "all_back_seconds": round(max(back), 1),
+        },
+        "driver": {
+            "trials": sorted(map(int, under_way)),
+            "first_back_seconds": round(min(watch.after(driver_killed + 1.0).values()) + 1.0, 1),
+        },
+    }
+
+
+def came_to(night: Night) -> list[dict[str, Any]]:
+    """Everything that trials have been and measured, clocks aside."""
+    with Ledger.open(night.spec, read_only=True) as ledger:
+        return [facts(record) for record in ledger.records()]
+
+
+def differences(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """In what trials of two runs differ, one line each."""
+    found = [
+        f"trial {one['number']}: {key} = {one[key]}, not {other[key]}"
+        for one, other in zip(some, others, strict=False)
+        for key in one
+        if one[key] != other[key]
+    ]
+    print(*found, sep="\n")
+    return found + [f"{len(some)} trials, not {len(others)}"] * (len(some) != len(others))
+
+
+def run(
+    folder: Path, ray: Path, steps: int, trials: int, *, disturbed: bool
+) -> tuple[Night, dict[str, Any]]:
+    """A run from its start to its end, on a cluster of its own."""
+    found: dict[str, Any] = {}
+    with ray_nodes(ray) as cluster:
+        head = cluster.start_head(dashboard=True, **NODE)
+        cluster.add_node(**NODE)
+        night = write_files(folder, cluster.url, steps, trials)
+        watch = Watch(night.spec.directory / "trials")
+        began = time.monotonic()
+        with scheduled(night) as process:
+            if disturbed:
+                found = disturb(night, process, cluster, watch)
+            status = process.wait(PATIENCE)
+        if status:
+            raise SystemExit(f"the run ended with {status}\n{told(night)}")
+        found["wall_seconds"] = round(time.monotonic() - began, 1)
+        left = [*trials_on(head), *(p for p in head.processes() if p.status() == "zombie")]
+        found["processes_left"] = len(left)
+    every_trial_is_there_once(night)
+    no_trial_goes_back_behind_a_checkpoint(night)
+    lines = {f.name: step_lines(f) for f in (night.spec.directory / "trials").iterdir()}
+    found["trials"] = len(came_to(night))
+    found["steps_done_again"] = sum(len(steps) - len(set(steps)) for steps in lines.values())
+    print(told(night), *(str(incident) for incident in incidents(night)), sep="\n")
+    return night, found
+
+
+def main() -> None:
+    """Run both and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="shorter trials, and fewer: minutes")
+    options = parser.parse_args()
+    size = {"steps": 30, "trials": 8} if options.small else {"steps": 60, "trials": 14}
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/tmp") as ray:
+        folder, short = Path(name), Path(ray)
+        for each in ("a", "b"):
+            (short / each).mkdir()
+        whole, undisturbed = run(folder / "whole", short / "a", **size, disturbed=False)
+        cut, found = run(folder / "cut", short / "b", **size, disturbed=True)
+        same = not (differing := differences(came_to(cut), came_to(whole)))
+    back = max(found["node"]["first_back_seconds"], found["driver"]["first_back_seconds"])
+    clean = not found["processes_left"]
+    figures = {
+        "benchmark": "cluster_night",
+        "slots": SLOTS,
+        **found,
+        "undisturbed_wall_seconds": undisturbed["wall_seconds"],
+        "same_trials": same,
+        "differences": len(differing),
+        "limit_back_seconds": LIMIT_SECONDS,
+        "ok": same and clean and back <= LIMIT_SECONDS,
+    }
+    print(json.dumps(figures))
+    sys.exit(not figures["ok"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Sweeps on clusters that something goes wrong with, and what that cost them.
+
+Training is the fake one at three steps a second, with a checkpoint at each, so that a sweep takes
+seconds and its log says who did what when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+from killed_sweeps import FAKE_TRAINING, KilledSweep, wait_until
+from ray_nodes import RayCluster, RayNode, words_of
+from sweep_properties import (
+    came_to,
+    every_trial_is_there_once,
+    no_trial_goes_back_behind_a_checkpoint,
+    rungs_decide_what_became_of_trials,
+)
+
+from gdpo_tune.ledger import Ledger
+
+NODE = {"cpus": 2}
+SLOTS = 4
+"""Of two such nodes."""
+STEPS = 12
+SWEEP = (
+    "search.sampler=random",
+    "search.trials=9",
+    "search.replicates={per_point: 1, max_runs: 1}",
+    f"training.steps={STEPS}",
+    "resources={cpus: 1}",
+)
+FIFO = (*SWEEP, "search.scheduler={type: fifo}")
+ASHA = (*SWEEP, "search.scheduler={type: asha, grace: 0.1, variant: stop}")
+TRIAL = "ray::ImplicitFunc"
+"""What the process of a trial calls itself."""
+STOOD_STILL = 2.0
+"""Seconds without a step, which takes a third of one, after which a trial was disturbed."""
+MINUTE = 60.0
+ROWS: list[tuple[str, ...]] = []
+"""Of the table that is printed at the end of all tests."""
+HEADER = ("fault", "lasted", "trials hit", "begun again", "steps again", "first back", "all back")
+VARIABLES = {"PYTHONPATH": os.pathsep.join([str(FAKE_TRAINING), os.environ.get("PYTHONPATH", "")])}
+"""For nodes whose trials import the fake training."""
+
+
+@dataclass
+class Fault:
+    """When something was wrong."""
+
+    began: float = 0.0
+    """Unix time in seconds."""
+    ended: float = 0.0
+
+
+@contextmanager
+def fault() -> Iterator[Fault]:
+    """What happens in this block goes wrong."""
+    known = Fault(began=time.time())
+    yield known
+    known.ended = time.time()
+
+
+def lasting(seconds: float, process: subprocess.Popen[bytes], sweep: KilledSweep) -> None:
+    """Let a fault last, while the sweep has to live."""
+    deadline = time.monotonic() + seconds
+    wait_until(process, lambda: time.monotonic() > deadline, sweep.told)
+
+
+def log_of(sweep: KilledSweep) -> list[dict[str, Any]]:
+    """What trials have done, line by line."""
+    file = sweep.spec.directory / "log.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def well_under_way(sweep: KilledSweep) -> bool:
+    """Whether as many trials as there are slots run side by side, each beyond a checkpoint."""
+    newest = {entry["trial"]: entry.get("checkpoint", 0) for entry in log_of(sweep)}
+    return sum(2 <= step < STEPS - 2 for step in newest.values()) >= SLOTS
+
+
+def trials_on(*nodes: RayNode) -> list[psutil.Process]:
+    """Processes of trials that run there."""
+    return [p for node in nodes for p in node.processes() if words_of(p).startswith(TRIAL)]
+
+
+def row(name: str, sweep: KilledSweep, known: Fault) -> None:
+    """A line of the table; refuses a fault that no trial has felt."""
+    log = log_of(sweep)
+    hit, begun, again = dict[str, float](), 0, 0
+    for trial in {entry["trial"] for entry in log}:
+        entries = [entry for entry in log if entry["trial"] == trial]
+        still = [
+            after["time"] - known.began
+            for before, after in pairwise(entries)
+            if before["time"] < known.ended + STOOD_STILL
+            and after["time"] - max(before["time"], known.began) > STOOD_STILL
+        ]
+        if still:
+            hit[trial] = max(still)
+        begun += sum("from" in entry for entry in entries[1:])
+        steps = [entry["checkpoint"] for entry in entries if "checkpoint" in entry]
+        again += len(steps) - len(set(steps))
+    assert hit, "no trial felt it"
+    lasted = known.ended - known.began
+    ROWS.append(
+        (
+            name,
+            f"{lasted:.0f} s" if lasted > STOOD_STILL else "",
+            *(str(len(hit)), str(begun), str(again)),
+            *(f"{each(hit.values()):.1f} s" for each in (min, max)),
+        )
+    )
+
+
+def table() -> str:
+    """All rows so far, in Markdown."""
+    lines = [HEADER, ("---",) * len(HEADER), *ROWS]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def came_back(cluster: RayCluster, cut: KilledSweep, whole: KilledSweep) -> None:
+    """All that holds of a sweep that was disturbed, beside one that was not."""
+    every_trial_is_there_once(cut)
+    no_trial_goes_back_behind_a_checkpoint(cut)
+    same_trials(cut, whole)
+    nothing_is_left(cluster)
+
+
+def same_trials(cut: KilledSweep, whole: KilledSweep) -> None:
+    """First in, first out: all is equal. With rungs: who is stopped hangs on who came first, and
+    everything else is equal."""
+    found, expected = (came_to(sweep)["trials"] for sweep in (cut, whole))
+    if "fifo" in cut.overrides[-1]:
+        assert found == expected
+        return
+    rungs_decide_what_became_of_trials(cut)
+    for one, other in zip(found, expected, strict=False):
+        if one["role"] != "replicate":  # of whom is decided by who was not stopped
+            for key in ("number", "role", "params", "seed"):
+                assert one[key] == other[key]
+            both = min(len(one["rungs"]), len(other["rungs"]))
+            assert one["rungs"][:both] == other["rungs"][:both]
+
+
+def nothing_is_left(cluster: RayCluster) -> None:
+    """No trial runs on after the end of the sweep, and no process waits to be buried."""
+    deadline = time.monotonic() + 30
+    while trials_on(*cluster.nodes) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    below = [process for node in cluster.nodes for process in node.processes()]
+    assert trials_on(*cluster.nodes) == []
+    assert [p for p in below if p.is_running() and p.status() == psutil.STATUS_ZOMBIE] == []
+
+
+def told(sweep: KilledSweep) -> list[str]:
+    """What befell the sweep, as the ledger has it."""
+    with Ledger.open(sweep.spec, read_only=True) as ledger:
+        return [str(what) for session in ledger.sessions() for what in session["incidents"]]

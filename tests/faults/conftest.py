@@ -1,0 +1,65 @@
+"""Clusters that tests disturb, a sweep that nothing disturbs, and the table of what faults cost."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+
+from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, table
+from killed_sweeps import KilledSweep
+from ray_nodes import RayCluster, ray_nodes
+
+
+@pytest.fixture(scope="session")
+def no_authentication() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@pytest.fixture
+def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
+    """A cluster without nodes, for who disturbs it so that nobody else could use it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        with ray_nodes(Path(folder), **VARIABLES) as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(no_authentication: None) -> Iterator[RayCluster]:
+    """Two nodes, for who leaves them as they were."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        with ray_nodes(Path(folder), **VARIABLES) as cluster:
+            cluster.start_head(**NODE)
+            cluster.add_node(**NODE)
+            yield cluster
+
+
+@pytest.fixture(scope="session")
+def whole(
+    cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, KilledSweep]:
+    """Undisturbed sweeps: `fifo` and `asha`."""
+    folder = tmp_path_factory.mktemp("whole")
+    sweeps = {
+        name: KilledSweep(folder / name, given, fake=True, address=cluster.address)
+        for name, given in (("fifo", FIFO), ("asha", ASHA))
+    }
+    for sweep in sweeps.values():
+        sweep.slow_down()
+        sweep.finish()
+    return sweeps
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if ROWS:
+        terminalreporter.section("what faults cost")
+        terminalreporter.write_line(table())

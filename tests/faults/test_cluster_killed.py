@@ -1,0 +1,110 @@
+"""A cluster of which something is killed: the process of a trial, the driver, a node, the head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster_sweeps import (
+    ASHA,
+    FIFO,
+    NODE,
+    SLOTS,
+    came_back,
+    fault,
+    log_of,
+    row,
+    told,
+    trials_on,
+    well_under_way,
+)
+from killed_sweeps import KilledSweep, wait_until
+from ray_nodes import RayCluster
+
+pytestmark = [
+    pytest.mark.fault,
+    # Ray's clients leave sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+Whole = dict[str, KilledSweep]
+
+
+def begun(folder: Path, given: tuple[str, ...], cluster: RayCluster) -> KilledSweep:
+    sweep = KilledSweep(folder, given, fake=True, address=cluster.address)
+    sweep.slow_down()
+    return sweep
+
+
+def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Whole):
+    sweep = begun(tmp_path, ASHA, cluster)
+    with sweep.running() as process:
+        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+        with fault() as known:
+            for victim in trials_on(*cluster.nodes)[:2]:
+                victim.kill()
+        assert process.wait() == 0, sweep.told()
+    came_back(cluster, sweep, whole["asha"])
+    assert sum("is tried again: the trial's process died" in what for what in told(sweep)) == 2
+    row("processes of two trials killed", sweep, known)
+
+
+def test_the_driver(tmp_path: Path, cluster: RayCluster, whole: Whole):
+    sweep = begun(tmp_path, ASHA, cluster)
+    with sweep.running() as process:
+        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+        with fault() as known:
+            process.kill()
+            process.wait()
+    sweep.finish()
+    came_back(cluster, sweep, whole["asha"])
+    row("driver killed, command repeated at once", sweep, known)
+
+
+def test_the_only_other_node_until_it_is_replaced(
+    tmp_path: Path, empty_cluster: RayCluster, whole: Whole
+):
+    """Nothing has room for a trial until a new machine joins."""
+    empty_cluster.start_head(cpus=0)
+    node = empty_cluster.add_node(cpus=SLOTS)
+    sweep = begun(tmp_path, FIFO, empty_cluster)
+    with sweep.running() as process:
+        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+        with fault() as known:
+            node.kill()
+            empty_cluster.nodes.remove(node)
+            wait_until(
+                process, lambda: any("waits for nodes" in w for w in told(sweep)), sweep.told
+            )
+            empty_cluster.add_node(cpus=SLOTS)
+        assert process.wait() == 0, sweep.told()
+    came_back(empty_cluster, sweep, whole["fifo"])
+    row("only node killed, another one joined", sweep, known)
+
+
+@pytest.mark.parametrize("what", ["gcs_server", "all of it"])
+def test_the_head(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, what: str):
+    """It is started again at its address, with the other node; the same command goes on."""
+    cluster = empty_cluster
+    head, other = cluster.start_head(**NODE), cluster.add_node(**NODE)
+    sweep = begun(tmp_path, ASHA, cluster)
+    with sweep.running() as process:
+        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+        with fault() as known:
+            if what == "gcs_server":
+                head.server(what).kill()
+            else:
+                head.kill()
+            status = process.wait(300)
+        assert status == 1, sweep.told()
+        assert "Go on with" in sweep.told() or "is gone" in sweep.told(), sweep.told()
+    for node in (head, other):  # what is left of them; nothing of it goes on writing
+        node.kill()
+        cluster.nodes.remove(node)
+    written = len(log_of(sweep))
+    cluster.start_head(**NODE)
+    cluster.add_node(**NODE)
+    assert len(log_of(sweep)) == written
+    sweep.finish()
+    came_back(cluster, sweep, whole["asha"])
+    row(f"head killed ({what}), cluster and command begun again", sweep, known)

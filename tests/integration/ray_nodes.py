@@ -1,0 +1,202 @@
+"""A Ray cluster of several nodes on this machine, each with processes and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ray._raylet import GcsClient
+from ray_heads import ROOT, free_port, wait_for_dashboard
+
+RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block")
+PORTS = (
+    *("node-manager-port", "object-manager-port", "dashboard-agent-listen-port"),
+    *("dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port"),
+)
+"""Of each node; the defaults would be those of any other cluster on this machine."""
+PATIENCE = 90.0
+
+
+@dataclass
+class RayNode:
+    """`ray start` and everything below it."""
+
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    id: str = ""
+    _stopped: list[psutil.Process] = field(default_factory=list)
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that run now: its servers and, below them, the trials and drivers on it."""
+        with suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self.process.pid)
+            return [main, *main.children(recursive=True)]
+        return []
+
+    def server(self, name: str) -> psutil.Process:
+        """Its `raylet` or its `gcs_server`."""
+        (found,) = [process for process in self.processes() if name_of(process) == name]
+        return found
+
+    def kill(self) -> None:
+        """`kill -9` of all of it at once, as the loss of its machine is."""
+        processes = self.processes()
+        for process in processes:  # so that none hears of the end of another
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+        psutil.wait_procs(processes, PATIENCE)
+
+    def pause(self) -> None:
+        """Stop the clock of all of it, as a hypervisor does."""
+        self._stopped = self.processes()
+        for process in self._stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on, from where it was."""
+        for process in self._stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+        self._stopped.clear()
+
+
+class RayCluster:
+    """Nodes that `ray start` begins, the head first."""
+
+    def __init__(self, folder: Path, ip: str = "127.0.0.1", **variables: str) -> None:
+        """
+        Args:
+            folder: for what Ray writes; short, since sockets have short names.
+            ip: of the head.
+            variables: of every node's environment.
+        """
+        self.ip = ip
+        self.port, self._dashboard = free_port(), free_port()
+        self.address = f"{ip}:{self.port}"
+        self.url = f"http://{ip}:{self._dashboard}"
+        self.nodes: list[RayNode] = []
+        self._folder = folder
+        self._count = 0
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self._environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
+        self._environment |= {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            **variables,
+        }
+
+    def start_head(self, *, dashboard: bool = False, **resources: float) -> RayNode:
+        """Start the head, always at the same address."""
+        options = [
+            *("--head", f"--port={self.port}", f"--node-ip-address={self.ip}"),
+            *(f"--dashboard-host={self.ip}", f"--dashboard-port={self._dashboard}"),
+            f"--include-dashboard={str(dashboard).lower()}",
+        ]
+        node = self._start("head", options, resources)
+        if dashboard:
+            wait_for_dashboard(self.url, node.process, node.folder / "out.txt")
+        return self._wait_for(node)
+
+    def add_node(self, ip: str = "", within: Sequence[str] = (), **resources: float) -> RayNode:
+        """Start another node.
+
+        Args:
+            ip: its address; empty: that of the head.
+            within: what comes before the command, such as `ip netns exec NAME`.
+            resources: `cpus` and `gpus`.
+        """
+        options = [f"--address={self.address}", f"--node-ip-address={ip or self.ip}"]
+        return self._wait_for(self._start("node", options, resources, within))
+
+    def alive(self) -> dict[str, str]:
+        """Name of each node that the head takes for alive, and its id."""
+        found = GcsClient(address=self.address).get_all_node_info(timeout=10)
+        return {
+            about.node_name: about.node_id.hex() for about in found.values() if not about.state
+        }
+
+    def stop(self) -> None:
+        """End everything, those that were stopped as well."""
+        for node in self.nodes:
+            node.kill()
+        self.nodes.clear()
+
+    def _start(
+        self,
+        kind: str,
+        options: Sequence[str],
+        resources: dict[str, float],
+        within: Sequence[str] = (),
+    ) -> RayNode:
+        self._count += 1
+        name = f"{kind}{self._count}"
+        folder = self._folder / name
+        folder.mkdir()
+        command = [
+            *(*within, *RAY, *options, f"--node-name={name}", f"--temp-dir={folder}"),
+            *(f"--{port}={free_port()}" for port in PORTS),
+            *(f"--num-{what}={count}" for what, count in resources.items()),
+            "--object-store-memory=134217728",
+        ]
+        with (folder / "out.txt").open("w") as out:
+            process = subprocess.Popen(
+                command, env=self._environment, stdout=out, stderr=out, start_new_session=True
+            )
+        self.nodes.append(RayNode(name, folder, process))
+        return self.nodes[-1]
+
+    def _wait_for(self, node: RayNode) -> RayNode:
+        deadline = time.monotonic() + PATIENCE
+        while not node.id:
+            out = (node.folder / "out.txt").read_text()
+            assert node.process.poll() is None, out
+            assert time.monotonic() < deadline, out
+            with suppress(Exception):  # Ray has several for a head that is not there yet
+                node.id = self.alive().get(node.name, "")
+            time.sleep(0.1)
+        return node
+
+
+@contextmanager
+def ray_nodes(
+    folder: Path, make: Callable[..., RayCluster] = RayCluster, **given: Any
+) -> Iterator[RayCluster]:
+    """A cluster without nodes yet; all that it gets are ended at the end."""
+    cluster = make(folder, **given)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def name_of(process: psutil.Process) -> str:
+    """The name of a process; empty if it is gone."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+def words_of(process: psutil.Process) -> str:
+    """What a process was called with, or calls itself; empty if it is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
