@@ -13,7 +13,7 @@ A trial was lost at the last step that it had written; it is back at work when i
 line. Steps that were done again are those behind its newest checkpoint.
 
 The last line is JSON: for both faults what was lost and the seconds until back at work, the wall
-times of both sweeps, and whether the disturbed one came to what the other did in every trial.
+times of both sweeps, and whether the disturbed one came to what the other did in every trial of the search.
 Needs `pip install 'gdpo-tune[cluster]'`.
 """
 
@@ -39,7 +39,11 @@ sys.path[:0] = [str(TESTS / "integration"), str(TESTS / "faults")]
 
 from killed_sweeps import KilledSweep, step_lines
 from ray_nodes import RayCluster, RayNode, ray_nodes, words_of
-from sweep_properties import every_trial_is_there_once, facts, no_trial_goes_back_behind_a_checkpoint
+from sweep_properties import (
+    every_trial_is_there_once,
+    no_trial_goes_back_behind_a_checkpoint,
+    searched,
+)
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -240,12 +244,6 @@ def disturb(
     }
 
 
-def came_to(night: Night) -> list[dict[str, Any]]:
-    """Everything that trials have been and measured, clocks aside."""
-    with Ledger.open(night.spec, read_only=True) as ledger:
-        return [facts(record) for record in ledger.records()]
-
-
 def differences(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """In what trials of two runs differ, one line each."""
     found = [
@@ -281,7 +279,7 @@ def run(
     every_trial_is_there_once(night)
     no_trial_goes_back_behind_a_checkpoint(night)
     lines = {f.name: step_lines(f) for f in (night.spec.directory / "trials").iterdir()}
-    found["trials"] = len(came_to(night))
+    found["trials"] = len(lines)
     found["steps_done_again"] = sum(len(steps) - len(set(steps)) for steps in lines.values())
     print(told(night), *(str(incident) for incident in incidents(night)), sep="\n")
     return night, found
@@ -300,7 +298,7 @@ def main() -> None:
             (short / each).mkdir()
         whole, undisturbed = run(folder / "whole", short / "a", **size, disturbed=False)
         cut, found = run(folder / "cut", short / "b", **size, disturbed=True)
-        same = not (differing := differences(came_to(cut), came_to(whole)))
+        same = not (differing := differences(searched(cut), searched(whole)))
     back = max(found["node"]["first_back_seconds"], found["driver"]["first_back_seconds"])
     clean = not found["processes_left"]
     figures = {

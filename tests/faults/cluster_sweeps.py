@@ -21,10 +21,10 @@ import psutil
 from killed_sweeps import FAKE_TRAINING, KilledSweep, wait_until
 from ray_nodes import RayCluster, RayNode, words_of
 from sweep_properties import (
-    came_to,
     every_trial_is_there_once,
     no_trial_goes_back_behind_a_checkpoint,
     rungs_decide_what_became_of_trials,
+    searched,
 )
 
 from gdpo_tune.ledger import Ledger
@@ -141,17 +141,16 @@ def came_back(cluster: RayCluster, cut: KilledSweep, whole: KilledSweep) -> None
 def same_trials(cut: KilledSweep, whole: KilledSweep) -> None:
     """First in, first out: all is equal. With rungs: who is stopped hangs on who came first, and
     everything else is equal."""
-    found, expected = (came_to(sweep)["trials"] for sweep in (cut, whole))
+    found, expected = searched(cut), searched(whole)
     if "fifo" in cut.overrides[-1]:
         assert found == expected
         return
     rungs_decide_what_became_of_trials(cut)
-    for one, other in zip(found, expected, strict=False):
-        if one["role"] != "replicate":  # of whom is decided by who was not stopped
-            for key in ("number", "role", "params", "seed"):
-                assert one[key] == other[key]
-            both = min(len(one["rungs"]), len(other["rungs"]))
-            assert one["rungs"][:both] == other["rungs"][:both]
+    for one, other in zip(found, expected, strict=True):
+        for key in ("number", "role", "params", "seed"):
+            assert one[key] == other[key]
+        both = min(len(one["rungs"]), len(other["rungs"]))
+        assert one["rungs"][:both] == other["rungs"][:both]
 
 
 def nothing_is_left(cluster: RayCluster) -> None:

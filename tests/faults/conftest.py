@@ -44,9 +44,7 @@ def cluster(no_authentication: None) -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="session")
-def whole(
-    cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, KilledSweep]:
+def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, KilledSweep]:
     """Undisturbed sweeps: `fifo` and `asha`."""
     folder = tmp_path_factory.mktemp("whole")
     sweeps = {

@@ -162,6 +162,11 @@ def came_to(sweep: KilledSweep) -> dict[str, Any]:
         }
 
 
+def searched(sweep: KilledSweep) -> list[dict[str, Any]]:
+    """The facts of all trials but replicates: which ones get those is decided by who ends first."""
+    return [trial for trial in came_to(sweep)["trials"] if trial["role"] != "replicate"]
+
+
 def facts(record: TrialRecord) -> dict[str, Any]:
     """What there is to know of a trial that no clock is in."""
     return {

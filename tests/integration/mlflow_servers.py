@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -171,6 +171,15 @@ class PostgresServer:
 
     def stop(self) -> None:
         self._control("-m", "immediate", "stop")
+
+    def kill(self) -> None:
+        """`kill -9` of all of its processes."""
+        main = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):  # they follow the first one into its end
+                process.kill()
+        psutil.wait_procs(processes, PATIENCE)
 
     def _control(self, *words: str) -> None:
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._data / "log"), "-w", *words)

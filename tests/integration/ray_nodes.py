@@ -128,9 +128,7 @@ class RayCluster:
     def alive(self) -> dict[str, str]:
         """Name of each node that the head takes for alive, and its id."""
         found = GcsClient(address=self.address).get_all_node_info(timeout=10)
-        return {
-            about.node_name: about.node_id.hex() for about in found.values() if not about.state
-        }
+        return {about.node_name: about.node_id.hex() for about in found.values() if not about.state}
 
     def stop(self) -> None:
         """End everything, those that were stopped as well."""

@@ -1,0 +1,157 @@
+"""A cluster of which something does not answer for a minute: stopped by SIGSTOP, or cut off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster_sweeps import (
+    ASHA,
+    FIFO,
+    MINUTE,
+    NODE,
+    VARIABLES,
+    came_back,
+    fault,
+    lasting,
+    row,
+    trials_on,
+    well_under_way,
+)
+from killed_sweeps import KilledSweep, wait_until
+from ray_nodes import RayCluster, ray_nodes
+
+pytestmark = [
+    pytest.mark.fault,
+    # Ray's clients leave sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+Whole = dict[str, KilledSweep]
+NETWORK = "10.231.77"
+"""First three numbers of the addresses of a network that exists on this machine alone."""
+
+
+def disturbed(
+    sweep: KilledSweep,
+    stop: Callable[[subprocess.Popen[bytes]], Callable[[], None]],
+    name: str,
+    seconds: float = MINUTE,
+) -> None:
+    """A sweep that something stops for a while in the middle; `stop` returns what ends that."""
+    sweep.slow_down()
+    with sweep.running() as process:
+        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+        with fault() as known:
+            go_on = stop(process)
+            lasting(seconds, process, sweep)
+            go_on()
+        assert process.wait(600) == 0, sweep.told()
+    row(name, sweep, known)
+
+
+def stopped(process: psutil.Process) -> Callable[[], None]:
+    process.send_signal(signal.SIGSTOP)
+    return lambda: process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("who", ["driver", "trial", "raylet"])
+def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who: str):
+    cluster = empty_cluster
+    cluster.start_head(**NODE)
+    node = cluster.add_node(**NODE)
+
+    def stop(driver: subprocess.Popen[bytes]) -> Callable[[], None]:
+        if who == "driver":
+            return stopped(psutil.Process(driver.pid))
+        return stopped(trials_on(node)[0] if who == "trial" else node.server("raylet"))
+
+    sweep = KilledSweep(tmp_path, ASHA, fake=True, address=cluster.address)
+    disturbed(sweep, stop, f"{who} stopped")
+    came_back(cluster, sweep, whole["asha"])
+
+
+def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
+    """As a hypervisor does that moves a machine, or a laptop that is closed."""
+    cluster = empty_cluster
+    cluster.start_head(**NODE)
+    node = cluster.add_node(**NODE)
+
+    def stop(_: subprocess.Popen[bytes]) -> Callable[[], None]:
+        node.pause()
+        return node.resume
+
+    sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
+    disturbed(sweep, stop, "node stopped")
+    came_back(cluster, sweep, whole["fifo"])
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextmanager
+def network() -> Iterator[None]:
+    """A bridge at `NETWORK`.1, and a namespace at `NETWORK`.2 that a cable leads to."""
+    try:
+        ip("link", "add", "gdpo-bridge", "type", "bridge")
+        ip("address", "add", f"{NETWORK}.1/24", "dev", "gdpo-bridge")
+        ip("link", "set", "gdpo-bridge", "up")
+        ip("netns", "add", "gdpo-node")
+        ip(
+            "link",
+            "add",
+            "gdpo-cable",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            "gdpo-node",
+        )
+        ip("link", "set", "gdpo-cable", "master", "gdpo-bridge", "up")
+        for words in (("address", "add", f"{NETWORK}.2/24", "dev", "eth0"), *UP):
+            ip("-n", "gdpo-node", *words)
+        yield
+    finally:
+        for words in (("netns", "del", "gdpo-node"), ("link", "del", "gdpo-bridge")):
+            with suppress(subprocess.CalledProcessError):
+                ip(*words)
+
+
+UP = (("link", "set", "eth0", "up"), ("link", "set", "lo", "up"))
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
+)
+@pytest.mark.parametrize("seconds", [20, MINUTE])
+def test_the_network_of_a_node(
+    tmp_path: Path, no_authentication: None, whole: Whole, seconds: float
+):
+    """The node is in a network namespace, and its cable is pulled. Its disk is not."""
+    given = {"ip": f"{NETWORK}.1", **VARIABLES}
+    with (
+        network(),
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        ray_nodes(Path(folder), **given) as cluster,
+    ):
+        cluster.start_head(**NODE)
+        cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)
+
+        def cut(_: subprocess.Popen[bytes]) -> Callable[[], None]:
+            ip("link", "set", "gdpo-cable", "down")
+            return lambda: ip("link", "set", "gdpo-cable", "up")
+
+        sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
+        disturbed(sweep, cut, "network of a node cut", seconds)
+        came_back(cluster, sweep, whole["fifo"])

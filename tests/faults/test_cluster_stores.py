@@ -1,0 +1,166 @@
+"""A cluster whose stores fail: the database of the ledger, the shared folder, the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cluster_sweeps import (
+    ASHA,
+    FIFO,
+    MINUTE,
+    came_back,
+    fault,
+    lasting,
+    log_of,
+    row,
+    told,
+    well_under_way,
+)
+from killed_sweeps import KilledSweep, wait_until
+from mlflow_servers import PostgresServer
+from ray_nodes import RayCluster
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.table import JournalTable
+
+pytestmark = [
+    pytest.mark.fault,
+    # Ray's clients leave sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+Whole = dict[str, KilledSweep]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
+
+
+class InDatabase(KilledSweep):
+    """Its ledger is in a table."""
+
+    def journal(self) -> list[str]:
+        """The records of the ledger."""
+        table = JournalTable(self.spec.ledger, self.spec.name, read_only=True)
+        try:
+            return [json.dumps(record) for record in table.read_logs(0)]
+        finally:
+            table.close()
+
+
+@pytest.mark.skipif(shutil.which("initdb") is None, reason="no PostgreSQL on this machine")
+def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: Whole):
+    """`kill -9` of all of its processes, and a start a minute later."""
+    (tmp_path / "database").mkdir()
+    server = PostgresServer(tmp_path / "database")
+    server.start()
+    try:
+        given = (f"ledger={server.uri}", *ASHA)
+        sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
+        sweep.slow_down()
+        with sweep.running() as process:
+            wait_until(process, lambda: well_under_way(sweep), sweep.told)
+            with fault() as known:
+                server.kill()
+                lasting(MINUTE, process, sweep)
+                server.start()
+            assert process.wait(600) == 0, sweep.told()
+        assert "waiting for the ledger" in sweep.told()
+        came_back(cluster, sweep, whole["asha"])
+        row("database of the ledger killed", sweep, known)
+    finally:
+        server.stop()
+
+
+def mount(*words: str | Path) -> None:
+    subprocess.run(["mount", *map(str, words)], check=True)
+
+
+def unmount(place: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@contextmanager
+def mounted(place: Path, *words: str | Path) -> Iterator[None]:
+    place.mkdir(parents=True)
+    mount(*words, place)
+    try:
+        yield
+    finally:
+        unmount(place)
+
+
+@needs_root
+@pytest.mark.parametrize("mountpoint", ["read-only", "writable"])
+def test_the_shared_folder(tmp_path: Path, cluster: RayCluster, whole: Whole, mountpoint: str):
+    """It is unmounted for a minute, from under all that run; a mountpoint is left."""
+    (tmp_path / "kept" / "runs").mkdir(parents=True)
+    with mounted(tmp_path / "place", "-t", "tmpfs", "none"):
+        place = tmp_path / "place" / "runs"
+        with mounted(place, "--bind", tmp_path / "kept" / "runs"):
+            if mountpoint == "read-only":
+                mount("-o", "remount,ro", tmp_path / "place")
+            given = (f"storage={place}", *FIFO)
+            sweep = KilledSweep(tmp_path, given, fake=True, address=cluster.address)
+            sweep.slow_down()
+            with sweep.running() as process:
+                wait_until(process, lambda: well_under_way(sweep), sweep.told)
+                with fault() as known:
+                    unmount(place)
+                    lasting(MINUTE, process, sweep)
+                    mount("--bind", tmp_path / "kept" / "runs", place)
+                assert process.wait(600) == 0, sweep.told()
+            came_back(cluster, sweep, whole["fifo"])
+            row(f"shared folder gone, its mountpoint {mountpoint}", sweep, known)
+
+
+@needs_root
+def test_the_disk(tmp_path: Path, cluster: RayCluster, whole: Whole):
+    """It is full until somebody makes room; then the command is repeated."""
+    with mounted(tmp_path / "runs", "-t", "tmpfs", "-o", "size=32m", "none"):
+        sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
+        sweep.slow_down()
+        with sweep.running() as process:
+            wait_until(process, lambda: well_under_way(sweep), sweep.told)
+            with fault() as known:
+                fill(tmp_path / "runs" / "others")
+                assert process.wait(300) == 1
+                (tmp_path / "runs" / "others").unlink()
+        assert "no space left for" in sweep.told()
+        sweep.finish()
+        came_back(cluster, sweep, whole["fifo"])
+        row("disk full, room made, command repeated", sweep, known)
+
+
+def fill(file: Path) -> None:
+    with file.open("wb", buffering=0) as full:
+        try:
+            while True:
+                full.write(bytes(4096))
+        except OSError:
+            return
+
+
+def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
+    tmp_path: Path, cluster: RayCluster, whole: Whole
+):
+    """NaN, a GPU that is too small, and a process that the kernel kills for its memory."""
+    sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
+    sweep.slow_down()
+    faults = {"all": "slow", "3": "nonfinite", "4": "memory", "5": "die"}
+    (sweep.spec.directory / "faults.json").write_text(json.dumps(faults))
+    sweep.finish()
+    with Ledger.open(sweep.spec, read_only=True) as ledger:
+        failed = {r.number: r.reason for r in ledger.records() if r.state == "failed"}
+        assert {r.state for r in ledger.records()} == {"complete", "failed"}
+    assert "loss is nan" in failed.pop(3)
+    assert "out of memory" in failed.pop(4).lower()
+    assert "process died" in failed.pop(5)
+    assert failed == {}
+    starts = [entry["trial"] for entry in log_of(sweep) if "from" in entry]
+    assert [starts.count(trial) for trial in ("3", "4", "5")] == [1, 1, 3]
+    assert sum("is tried again" in what for what in told(sweep)) == 2
