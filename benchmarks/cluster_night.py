@@ -13,7 +13,8 @@ A trial was lost at the last step that it had written; it is back at work when i
 line. Steps that were done again are those behind its newest checkpoint.
 
 The last line is JSON: for both faults what was lost and the seconds until back at work, the wall
-times of both sweeps, and whether the disturbed one came to what the other did in every trial of the search.
+times of both sweeps, and whether each trial of the search came to what it did undisturbed. Which
+configurations get replicates is decided by who ends first, so those may differ.
 Needs `pip install 'gdpo-tune[cluster]'`.
 """
 
@@ -34,11 +35,11 @@ from typing import Any
 
 import psutil
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "integration"), str(TESTS / "faults")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
 
-from killed_sweeps import KilledSweep, step_lines
-from ray_nodes import RayCluster, RayNode, ray_nodes, words_of
+from killed_sweeps import SPACE, KilledSweep, step_lines
+from ray_nodes import RayCluster, RayNode, ray_nodes, short_folder, words_of
 from sweep_properties import (
     every_trial_is_there_once,
     no_trial_goes_back_behind_a_checkpoint,
@@ -53,7 +54,7 @@ TICK = "2026-03-29T01:00:00+00:00"
 RUN = "20260329T010000Z"
 NODE = {"cpus": 4, "gpus": 2}
 SLOTS, ON_A_NODE = 8, 4
-SPACE = f"""extends: {TESTS.parent / "search_spaces" / "code.yaml"}
+NIGHT = f"""extends: {SPACE}
 name: night
 search: {{sampler: random, scheduler: {{type: fifo}}, trials: TRIALS,
   replicates: {{per_point: 1, max_runs: 1}}}}
@@ -94,6 +95,7 @@ class Watch:
     """When a trial was seen to have written more."""
 
     def look(self) -> None:
+        """Look once more."""
         for folder in self.trials.glob("*"):
             count = len(step_lines(folder))
             if count > self.seen.get(folder.name, 0):
@@ -112,7 +114,7 @@ class Watch:
 def write_files(folder: Path, url: str, steps: int, trials: int) -> Night:
     """The search space and the file of the schedule, as a person writes them."""
     (folder / "sweeps").mkdir(parents=True)
-    space = SPACE.replace("STEPS", str(steps)).replace("TRIALS", str(trials))
+    space = NIGHT.replace("STEPS", str(steps)).replace("TRIALS", str(trials))
     (folder / "night.yaml").write_text(space)
     given = {"URL": url, "STORAGE": folder / "shared", "TRACKING": f"sqlite:///{folder}/mlflow.db"}
     sweep = SWEEP
@@ -292,8 +294,8 @@ def main() -> None:
     options = parser.parse_args()
     size = {"steps": 30, "trials": 8} if options.small else {"steps": 60, "trials": 14}
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/tmp") as ray:
-        folder, short = Path(name), Path(ray)
+    with tempfile.TemporaryDirectory() as name, short_folder() as short:
+        folder = Path(name)
         for each in ("a", "b"):
             (short / each).mkdir()
         whole, undisturbed = run(folder / "whole", short / "a", **size, disturbed=False)

@@ -20,6 +20,7 @@ GdpoTuneError                 anything that this package raises on purpose
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
 |- LedgerUnreachableError     the database of the ledger does not answer: the same command goes on
 |- StoreUnreachableError      an object store does not answer: the same command goes on
+|- FolderLostError            the sweep's folder is gone: the same command goes on
 |- DiskFullError              no space left: the sweep ends, and goes on once there is room
 |- BackendUnreachableError    a backend does not answer: the same call may succeed later
 |- ClusterLostError           Ray's servers died or did not start: the same command goes on
@@ -170,6 +171,10 @@ class NonFiniteError(TrialFailure):
 
 class DiskFullError(GdpoTuneError):
     """Nothing can be written any more; what is on disk is whole, and the same command goes on."""
+
+
+class FolderLostError(GdpoTuneError):
+    """The sweep's folder went away, as a mount does, and did not come back."""
 
 
 class LedgerUnreachableError(GdpoTuneError):

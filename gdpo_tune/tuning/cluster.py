@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,10 @@ LOOK_AGAIN = 0.5
 """Seconds between two looks at the servers of a cluster of our own."""
 ASK_AGAIN = 5.0
 """Seconds between two questions to a cluster that was joined whether our node is alive."""
+CONNECT_SECONDS = 2.0
+SILENCES = 5
+"""Times in a row that the head of a cluster that was joined may leave unanswered: about half a
+minute. After a whole one Ray ends the process, without a word of ours and in no order."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 STARTS = 4
@@ -112,7 +117,7 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
             remember(processes, children() - others)
 
     nodes = Nodes(ray.nodes)
-    is_up = partial(our_node_is_alive, nodes) if connected() else servers_watched()
+    is_up = head_watched(nodes) if connected() else servers_watched()
     is_alive = asked_every(ASK_AGAIN if connected() else LOOK_AGAIN, is_up)
     try:
         remember_all()
@@ -170,6 +175,46 @@ def name_of(pid: int) -> str:
         return psutil.Process(pid).name()
     except psutil.Error:
         return ""
+
+
+def head_watched(
+    nodes: Nodes,
+    answers: Callable[[], bool] | None = None,
+    is_known: Callable[[], bool] | None = None,
+) -> Callable[[], bool]:
+    """Whether the cluster that was joined still takes us for a node of it when asked.
+
+    Args:
+        nodes: of that cluster.
+        answers: for tests: whether the head does; None: by a connection. Ray's own question would
+            wait for an answer, and the sweep with it.
+        is_known: for tests: whether our node is alive; None: by Ray's table.
+    """
+    silences = 0
+    ask_head = answers or head_answers
+    ask_table = is_known or partial(our_node_is_alive, nodes)
+
+    def is_up() -> bool:
+        nonlocal silences
+        if ask_head():
+            silences = 0
+            return ask_table()
+        silences += 1
+        return silences < SILENCES
+
+    return is_up
+
+
+def head_answers() -> bool:
+    """Whether anybody listens at the head's address."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def our_node_is_alive(nodes: Nodes) -> bool:

@@ -13,6 +13,7 @@ from ray.tune import Callback
 
 from gdpo_tune.trials import TrialConfig
 from gdpo_tune.tuning.attempts import Accounts
+from gdpo_tune.tuning.folder import FolderAwayError
 from gdpo_tune.tuning.nodes import Node, Nodes, node_of
 from gdpo_tune.tuning.searcher import LedgerSearcher
 from gdpo_tune.tuning.trainable import (
@@ -23,9 +24,10 @@ from gdpo_tune.tuning.trainable import (
     WorkerDiedError,
 )
 
-Cause = Literal["changed", "lost", "away", "died", "own"]
-"""Of the end of an attempt: it asked for another process, it lost its node, its node did not reach
-the store, its process died for reasons that nobody told, or it raised something."""
+Cause = Literal["changed", "lost", "folder", "away", "died", "own"]
+"""Of the end of an attempt: it asked for another process, it lost its node, the sweep's folder was
+away, its node did not reach the store, its process died for reasons that nobody told, or it raised
+something."""
 
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Why a trial is given up that may be what kills its nodes."""
@@ -90,6 +92,9 @@ class Attempts(Callback):
         if why == "changed":
             return
         told = reason(error)
+        if why == "folder":
+            self._searcher.note(told, [name])
+            return
         if why == "lost":
             again = self._accounts.lost(name)
             if name not in self._moving:  # else it was told together with the others there
@@ -201,6 +206,8 @@ def cause(error: BaseException | None, *, gone: bool) -> Cause:
         return "lost"
     if isinstance(told, StoreAwayError):
         return "away"
+    if isinstance(told, FolderAwayError):
+        return "folder"
     if isinstance(error, RayTaskError):
         asked = isinstance(told, RayActorError) and told.preempted
         return "changed" if asked else "own"
@@ -215,7 +222,7 @@ def cause(error: BaseException | None, *, gone: bool) -> Cause:
 def reason(error: BaseException | None) -> str:
     """One line for the ledger."""
     if isinstance(error, RayTaskError):
-        if isinstance(error.cause, WorkerDiedError):
+        if isinstance(error.cause, WorkerDiedError | FolderAwayError):
             return str(error.cause)
         if isinstance(error.cause, StoreAwayError):
             return error.cause.error.what

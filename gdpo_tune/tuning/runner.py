@@ -15,7 +15,7 @@ from gdpo_tune import registry
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
 from gdpo_tune.files import room_in
-from gdpo_tune.ledger import Ledger, quiet_optuna
+from gdpo_tune.ledger import SPEC, Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.sweep_store import SweepStore, check_writable
@@ -165,6 +165,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     Raises:
         ClusterLostError: it is no longer up.
     """
+    from gdpo_tune.tuning.folder import Folder
     from gdpo_tune.tuning.interruption import ClusterLost, Interruption
     from gdpo_tune.tuning.searcher import LedgerSearcher
     from gdpo_tune.tuning.trainable import Group, Setup, Store, pace_of
@@ -181,7 +182,8 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     # The window closes once nobody holds it.
     window, _held = open_window() if ledger.spec.address else ("", None)
     store = Store(ledger.spec.address, window) if window else None
-    setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots), store)
+    folder = None if store else Folder(ledger.directory / SPEC)
+    setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots), store, folder)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
     searcher.slots_of = partial(slots_of, ledger.spec)
     interruption = Interruption(stop_file, ray_up.is_alive)

@@ -21,7 +21,7 @@ from gdpo_tune.tuning.window import Window
 def attempt_on_store(
     trial: TrialConfig, setup: Setup, store: Store, config: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train a trial from its newest checkpoint in the store on; see `trainable.run_trial`.
+    """Train a trial from its newest checkpoint in the store on; see `trainable.serve`.
 
     Args:
         trial: its folder is the driver's.

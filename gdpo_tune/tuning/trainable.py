@@ -21,6 +21,7 @@ from ray.exceptions import RayActorError
 from gdpo_tune import registry
 from gdpo_tune.errors import (
     DiskFullError,
+    FolderLostError,
     SandboxUnavailable,
     StoreUnreachableError,
     TrialFailure,
@@ -31,6 +32,7 @@ from gdpo_tune.memory import machine_memory
 from gdpo_tune.steps import is_kept
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.trials import Measurement, Outcome, TrialConfig
+from gdpo_tune.tuning.folder import Folder, FolderAwayError
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
@@ -121,6 +123,8 @@ class Setup:
     """Least seconds between two results of a trial on which nothing is decided."""
     store: Store | None = None
     """None: trials have their folders on a disk that every node sees."""
+    folder: Folder | None = None
+    """That of the sweep on this disk; None: there is none that could go away."""
 
     def __deepcopy__(self, memo: object) -> Setup:
         """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
@@ -140,6 +144,31 @@ _trials_served = 0
 
 
 def run_trial(config: dict[str, Any]) -> dict[str, Any]:
+    """`serve`, but that nothing counts which comes about while the sweep's folder is away.
+
+    Raises:
+        FolderAwayError: start again, since the folder was away; it is back.
+        Exception: see `serve`.
+    """
+    folder: Folder | None = config["setup"].folder
+    cause: Exception | None = None
+    try:
+        ended = serve(config)
+    except Exception as error:
+        if folder is None or folder.is_there():
+            raise
+        cause = error
+    else:
+        if folder is None or folder.is_there():
+            return ended
+    try:
+        waited = folder.wait()
+    except FolderLostError as error:
+        return {"fatal": error}
+    raise FolderAwayError(waited) from cause
+
+
+def serve(config: dict[str, Any]) -> dict[str, Any]:
     """Train one trial and return how it ended.
 
     Args:
@@ -167,7 +196,9 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
         raise ActorWornOut
     _trials_served += 1
     if setup.store is None:
-        return attempt(trial, setup, Reporter(trial, setup.stop, config["ends_at"], setup.pace))
+        ends_at = config["ends_at"]
+        reporter = Reporter(trial, setup.stop, ends_at, setup.pace, setup.folder)
+        return attempt(trial, setup, reporter)
     # Only who keeps trials on an object store pays for importing what reaches it.
     from gdpo_tune.tuning.stored import attempt_on_store
 
@@ -175,7 +206,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def attempt(trial: TrialConfig, setup: Setup, reporter: Reporter) -> dict[str, Any]:
-    """Train a trial from the newest checkpoint in its folder on; see `run_trial`."""
+    """Train a trial from the newest checkpoint in its folder on; see `serve`."""
     found = find_checkpoint(trial.directory)
     try:
         outcome = train(trial, setup, found.newest, reporter)
@@ -245,13 +276,19 @@ class Reporter:
     """
 
     def __init__(
-        self, trial: TrialConfig, stop: Path, ends_at: Collection[int] = (), pace: float = 0.0
+        self,
+        trial: TrialConfig,
+        stop: Path,
+        ends_at: Collection[int] = (),
+        pace: float = 0.0,
+        folder: Folder | None = None,
     ) -> None:
         self.stopped = False
         """Whether it has ended the trial."""
         self._stop = stop
         self.ends_at = ends_at
         """Steps after which it ends the trial whatever the driver says."""
+        self._folder = folder
         self._halt = trial.directory / HALT
         self._last = trial.training.steps
         self._pace = pace
@@ -265,7 +302,10 @@ class Reporter:
         Raises:
             SystemExit: the sweep was interrupted, the scheduler stopped the trial, or it was to end
                 at this step; what holds resources lets go in `finally`.
+            FolderAwayError: what the trial has just written is nowhere.
         """
+        if self._folder is not None:
+            self._folder.check()
         stop, due = self.decide(measurement)
         if not due:
             self.hold(measurement)

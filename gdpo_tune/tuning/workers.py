@@ -81,7 +81,7 @@ def work(config: dict[str, Any]) -> Outcome | None:
     """What each process does; the first one's outcome counts."""
     trial: TrialConfig = config["trial"]
     setup: Setup = config["setup"]
-    reporter = GroupReporter(trial, setup.stop, config["ends_at"], setup.pace)
+    reporter = GroupReporter(trial, setup.stop, config["ends_at"], setup.pace, setup.folder)
     try:
         return registry.load(setup.train)(trial, resume=config["resume"], report=reporter)
     except SystemExit:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,7 +31,7 @@ from gdpo_tune.ledger import Ledger
 NODE = {"cpus": 2}
 SLOTS = 4
 """Of two such nodes."""
-STEPS = 12
+STEPS = 20
 SWEEP = (
     "search.sampler=random",
     "search.trials=9",
@@ -84,10 +83,16 @@ def log_of(sweep: KilledSweep) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def well_under_way(sweep: KilledSweep) -> bool:
-    """Whether as many trials as there are slots run side by side, each beyond a checkpoint."""
-    newest = {entry["trial"]: entry.get("checkpoint", 0) for entry in log_of(sweep)}
-    return sum(2 <= step < STEPS - 2 for step in newest.values()) >= SLOTS
+def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
+    """Whether several trials run side by side, each beyond a checkpoint and with a way to go; one
+    of them on a node at least."""
+    newest, places = dict[str, int](), dict[str, str]()
+    for entry in log_of(sweep):
+        newest[entry["trial"]] = entry.get("checkpoint", 0)
+        places[entry["trial"]] = entry.get("node", places.get(entry["trial"]))
+    under_way = [trial for trial, step in newest.items() if 2 <= step <= STEPS / 2]
+    there = [trial for trial in under_way if node is None or places[trial] == node.id]
+    return len(under_way) >= SLOTS - 1 and bool(there)
 
 
 def trials_on(*nodes: RayNode) -> list[psutil.Process]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "integration"))
 
 from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, table
 from killed_sweeps import KilledSweep
-from ray_nodes import RayCluster, ray_nodes
+from ray_nodes import RayCluster, ray_nodes, short_folder
 
 
 @pytest.fixture(scope="session")
@@ -28,19 +27,17 @@ def no_authentication() -> Iterator[None]:
 @pytest.fixture
 def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
     """A cluster without nodes, for who disturbs it so that nobody else could use it."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        with ray_nodes(Path(folder), **VARIABLES) as cluster:
-            yield cluster
+    with short_folder() as folder, ray_nodes(folder, **VARIABLES) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
 def cluster(no_authentication: None) -> Iterator[RayCluster]:
     """Two nodes, for who leaves them as they were."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        with ray_nodes(Path(folder), **VARIABLES) as cluster:
-            cluster.start_head(**NODE)
-            cluster.add_node(**NODE)
-            yield cluster
+    with short_folder() as folder, ray_nodes(folder, **VARIABLES) as cluster:
+        cluster.start_head(**NODE)
+        cluster.add_node(**NODE)
+        yield cluster
 
 
 @pytest.fixture(scope="session")

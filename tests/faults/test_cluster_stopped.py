@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from cluster_sweeps import (
     well_under_way,
 )
 from killed_sweeps import KilledSweep, wait_until
-from ray_nodes import RayCluster, ray_nodes
+from ray_nodes import RayCluster, RayNode, ray_nodes, short_folder
 
 pytestmark = [
     pytest.mark.fault,
@@ -42,6 +41,7 @@ NETWORK = "10.231.77"
 
 def disturbed(
     sweep: KilledSweep,
+    node: RayNode,
     stop: Callable[[subprocess.Popen[bytes]], Callable[[], None]],
     name: str,
     seconds: float = MINUTE,
@@ -49,7 +49,7 @@ def disturbed(
     """A sweep that something stops for a while in the middle; `stop` returns what ends that."""
     sweep.slow_down()
     with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+        wait_until(process, lambda: well_under_way(sweep, node), sweep.told)
         with fault() as known:
             go_on = stop(process)
             lasting(seconds, process, sweep)
@@ -75,7 +75,7 @@ def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who:
         return stopped(trials_on(node)[0] if who == "trial" else node.server("raylet"))
 
     sweep = KilledSweep(tmp_path, ASHA, fake=True, address=cluster.address)
-    disturbed(sweep, stop, f"{who} stopped")
+    disturbed(sweep, node, stop, f"{who} stopped")
     came_back(cluster, sweep, whole["asha"])
 
 
@@ -90,7 +90,7 @@ def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
         return node.resume
 
     sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
-    disturbed(sweep, stop, "node stopped")
+    disturbed(sweep, node, stop, "node stopped")
     came_back(cluster, sweep, whole["fifo"])
 
 
@@ -142,16 +142,16 @@ def test_the_network_of_a_node(
     given = {"ip": f"{NETWORK}.1", **VARIABLES}
     with (
         network(),
-        tempfile.TemporaryDirectory(dir="/tmp") as folder,
-        ray_nodes(Path(folder), **given) as cluster,
+        short_folder() as folder,
+        ray_nodes(folder, **given) as cluster,
     ):
         cluster.start_head(**NODE)
-        cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)
+        node = cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)
 
         def cut(_: subprocess.Popen[bytes]) -> Callable[[], None]:
             ip("link", "set", "gdpo-cable", "down")
             return lambda: ip("link", "set", "gdpo-cable", "up")
 
         sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
-        disturbed(sweep, cut, "network of a node cut", seconds)
+        disturbed(sweep, node, cut, "network of a node cut", seconds)
         came_back(cluster, sweep, whole["fifo"])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -170,6 +171,13 @@ class RayCluster:
                 node.id = self.alive().get(node.name, "")
             time.sleep(0.1)
         return node
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A temporary folder with a short name: names of sockets have 107 characters at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @contextmanager

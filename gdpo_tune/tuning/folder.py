@@ -1,0 +1,63 @@
+"""The sweep's folder, which goes away where it is a mount: what trials then fail of is not theirs.
+
+What a lost mount leaves behind is an empty folder, in which a trial could go on and whose contents
+nobody would ever see again. So the folder is there only as long as a file of the driver's is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdpo_tune.errors import FolderLostError
+
+PATIENCE = 600.0
+"""Seconds for which the folder is waited for."""
+AGAIN_SECONDS = 1.0
+
+
+class FolderAwayError(Exception):
+    """The sweep's folder was away, and has come back. Not a failure of the trial."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a sweep, as seen from this process."""
+
+    mark: Path
+    """A file in it that is there from the start to the end."""
+
+    def is_there(self) -> bool:
+        """Whether the folder can be written to, and is the one that it was."""
+        try:
+            return self.mark.exists() and os.access(self.mark.parent, os.W_OK)
+        except OSError:  # of a mount whose server is gone
+            return False
+
+    def check(self) -> None:
+        """
+        Raises:
+            FolderAwayError: it is away.
+        """
+        if not self.is_there():
+            raise FolderAwayError(f"{self.mark.parent} is away")
+
+    def wait(self, sleep: Callable[[float], None] = time.sleep) -> str:
+        """Wait until it is there again; return what has happened, for a person.
+
+        Raises:
+            FolderLostError: it stays away.
+        """
+        began = time.monotonic()
+        while not self.is_there():
+            if time.monotonic() - began > PATIENCE:
+                raise FolderLostError(
+                    f"{self.mark.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
+                    "    fix: mount it again and give the same command again, which goes on from "
+                    "the last whole checkpoints"
+                )
+            sleep(AGAIN_SECONDS)
+        return f"the sweep's folder was away; waited {time.monotonic() - began:.0f} s for it"
