@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import write_whole
 from gdpo_tune.processes import creation, process_of, runs
 from gdpo_tune.spec import local_cpus
+from gdpo_tune.tuning.head import HeadWatch, watched
 from gdpo_tune.tuning.joining import join
 from gdpo_tune.tuning.nodes import Nodes
 
@@ -51,10 +51,6 @@ LOOK_AGAIN = 0.5
 """Seconds between two looks at the servers of a cluster of our own."""
 ASK_AGAIN = 5.0
 """Seconds between two questions to a cluster that was joined whether our node is alive."""
-CONNECT_SECONDS = 2.0
-SILENCES = 5
-"""Times in a row that the head of a cluster that was joined may leave unanswered: about half a
-minute. After a whole one Ray ends the process, without a word of ours and in no order."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 STARTS = 4
@@ -107,27 +103,32 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
         "log_to_driver": False,
         "logging_level": logging.CRITICAL,  # what trials die of is in the ledger
     }
-    if connected():
-        join(quiet, {name: os.environ[name] for name in FOR_TRIALS})
-    else:
-        start_servers(others, quiet)
+    with ExitStack() as stack:
+        if connected():
+            join(quiet, {name: os.environ[name] for name in FOR_TRIALS})
+            watch = stack.enter_context(watched(ray.get_runtime_context().gcs_address))
+        else:
+            start_servers(others, quiet)
+            watch = None
 
-    def remember_all() -> None:
-        if not connected():
-            remember(processes, children() - others)
+        def remember_all() -> None:
+            if watch is None:
+                remember(processes, children() - others)
 
-    nodes = Nodes(ray.nodes)
-    is_up = head_watched(nodes) if connected() else servers_watched()
-    is_alive = asked_every(ASK_AGAIN if connected() else LOOK_AGAIN, is_up)
-    try:
-        remember_all()
-        yield Cluster(nodes, remember_all, is_alive)
-    finally:
-        lost = not connected() and not is_up()
-        ray.shutdown()
-        if lost:
-            end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
-        processes.unlink(missing_ok=True)
+        nodes = Nodes(ray.nodes)
+        is_up = servers_watched()
+        if watch is not None:
+            is_up = partial(head_is_there, watch, partial(our_node_is_alive, nodes))
+        is_alive = asked_every(LOOK_AGAIN if watch is None else ASK_AGAIN, is_up)
+        try:
+            remember_all()
+            yield Cluster(nodes, remember_all, is_alive)
+        finally:
+            lost = watch is None and not is_up()
+            ray.shutdown()
+            if lost:
+                end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
+            processes.unlink(missing_ok=True)
 
 
 def start_servers(others: Collection[tuple[int, float]], options: Mapping[str, Any]) -> None:
@@ -177,44 +178,16 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def head_watched(
-    nodes: Nodes,
-    answers: Callable[[], bool] | None = None,
-    is_known: Callable[[], bool] | None = None,
-) -> Callable[[], bool]:
-    """Whether the cluster that was joined still takes us for a node of it when asked.
+def head_is_there(watch: HeadWatch, is_known: Callable[[], bool]) -> bool:
+    """Whether the cluster that was joined still takes us for a node of it.
 
     Args:
-        nodes: of that cluster.
-        answers: for tests: whether the head does; None: by a connection. Ray's own question would
-            wait for an answer, and the sweep with it.
-        is_known: for tests: whether our node is alive; None: by Ray's table.
+        watch: on its head, without which Ray's own question would wait, and the sweep with it.
+        is_known: Ray's own question.
     """
-    silences = 0
-    ask_head = answers or head_answers
-    ask_table = is_known or partial(our_node_is_alive, nodes)
-
-    def is_up() -> bool:
-        nonlocal silences
-        if ask_head():
-            silences = 0
-            return ask_table()
-        silences += 1
-        return silences < SILENCES
-
-    return is_up
-
-
-def head_answers() -> bool:
-    """Whether anybody listens at the head's address."""
-    import ray
-
-    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    if watch.is_silent():
+        return not watch.is_lost()
+    return is_known()
 
 
 def our_node_is_alive(nodes: Nodes) -> bool:

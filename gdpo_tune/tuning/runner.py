@@ -23,6 +23,7 @@ from gdpo_tune.trials import TrialRecord
 from gdpo_tune.tuning import cluster, resources
 from gdpo_tune.tuning.budget import hours_of
 from gdpo_tune.tuning.checkpoints import tidy
+from gdpo_tune.tuning.head import LOST
 from gdpo_tune.tuning.nodes import Node
 from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
@@ -198,10 +199,7 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     except KeyboardInterrupt:
         interruption.requested = True
     except ClusterLost:
-        raise ClusterLostError(
-            "a server of Ray is gone (killed, out of memory, or crashed), and no trial can run "
-            "without it; what trials have recorded is kept"
-        ) from None
+        raise ClusterLostError(LOST) from None
     finally:
         searcher.close()
         stop_file.unlink(missing_ok=True)
