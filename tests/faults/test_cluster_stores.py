@@ -25,7 +25,7 @@ from cluster_sweeps import (
 )
 from killed_sweeps import KilledSweep, wait_until
 from mlflow_servers import PostgresServer
-from ray_nodes import RayCluster
+from ray_nodes import RayCluster, short_folder
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.table import JournalTable
@@ -55,25 +55,25 @@ class InDatabase(KilledSweep):
 @pytest.mark.skipif(shutil.which("initdb") is None, reason="no PostgreSQL on this machine")
 def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: Whole):
     """`kill -9` of all of its processes, and a start a minute later."""
-    (tmp_path / "database").mkdir()
-    server = PostgresServer(tmp_path / "database")
-    server.start()
-    try:
-        given = (f"ledger={server.uri}", *ASHA)
-        sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
-        sweep.slow_down()
-        with sweep.running() as process:
-            wait_until(process, lambda: well_under_way(sweep), sweep.told)
-            with fault() as known:
-                server.kill()
-                lasting(MINUTE, process, sweep)
-                server.start()
-            assert process.wait(600) == 0, sweep.told()
-        assert "waiting for the ledger" in sweep.told()
-        came_back(cluster, sweep, whole["asha"])
-        row("database of the ledger killed", sweep, known)
-    finally:
-        server.stop()
+    with short_folder() as folder:  # pytest takes its own away from other users again
+        server = PostgresServer(folder)
+        server.start()
+        try:
+            given = (f"ledger={server.uri}", *ASHA)
+            sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
+            sweep.slow_down()
+            with sweep.running() as process:
+                wait_until(process, lambda: well_under_way(sweep), sweep.told)
+                with fault() as known:
+                    server.kill()
+                    lasting(MINUTE, process, sweep)
+                    server.start()
+                assert process.wait(600) == 0, sweep.told()
+            assert "waiting for the ledger" in sweep.told()
+            came_back(cluster, sweep, whole["asha"])
+            row("database of the ledger killed", sweep, known)
+        finally:
+            server.stop()
 
 
 def mount(*words: str | Path) -> None:
