@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,8 @@ tracking: TRACKING
 TRIAL = "ray::ImplicitFunc"
 """What the process of a trial calls itself."""
 PATIENCE = 900.0
+DYING_SECONDS = 2.0
+"""Until all trials of a killed driver are dead, too; what they write until then is no return."""
 LIMIT_SECONDS = 120.0
 """Until back at work."""
 
@@ -103,12 +105,17 @@ class Watch:
                 self.grown.append((time.monotonic(), folder.name))
 
     def after(self, moment: float) -> dict[str, float]:
-        """Trials that wrote something after a moment, and the seconds until they first did."""
+        """Trials that wrote something after a kill, and the seconds until they first did."""
         first: dict[str, float] = {}
         for when, trial in self.grown:
-            if when > moment:
+            if when > moment + DYING_SECONDS:
                 first.setdefault(trial, when - moment)
         return first
+
+    def repeated(self) -> int:
+        """Steps that were done again so far."""
+        lines = [step_lines(folder) for folder in self.trials.glob("*")]
+        return sum(len(steps) - len(set(steps)) for steps in lines)
 
 
 def write_files(folder: Path, url: str, steps: int, trials: int) -> Night:
@@ -152,15 +159,14 @@ def told(night: Night) -> str:
 
 def wait(
     night: Night, process: subprocess.Popen[bytes], watch: Watch, moment: Callable[[], bool]
-) -> float:
-    """Wait for a moment in the life of a run; return when it was."""
+) -> None:
+    """Wait for a moment in the life of a run."""
     deadline = time.monotonic() + PATIENCE
     while not moment():
         watch.look()
-        if process.poll() is not None or time.monotonic() > deadline:
+        if process.poll() or time.monotonic() > deadline:
             raise SystemExit(f"waited in vain\n{told(night)}")
         time.sleep(0.2)
-    return time.monotonic()
 
 
 def trials_on(node: RayNode) -> list[psutil.Process]:
@@ -227,22 +233,23 @@ def disturb(
         return bool(gone) and gone <= watch.after(killed).keys()
 
     wait(night, process, watch, all_are_back)
-    gone = lost_trials(night)
-    back = [seconds for trial, seconds in watch.after(killed).items() if trial in gone]
-    under_way = [str(number) for number in running(night)]
+    node = {"trials": sorted(map(int, lost_trials(night))), "steps_again": watch.repeated()}
+    node |= back_seconds(watch, killed, node["trials"])
+    under_way = running(night)
     driver_on(head).kill()
     driver_killed = time.monotonic()
-    wait(night, process, watch, lambda: bool(watch.after(driver_killed + 1.0)))
+    wait(night, process, watch, lambda: process.poll() is not None)
+    driver = {"trials": under_way, "steps_again": watch.repeated() - node["steps_again"]}
+    driver |= back_seconds(watch, driver_killed, under_way)
+    return {"node": node, "driver": driver}
+
+
+def back_seconds(watch: Watch, moment: float, trials: Sequence[int]) -> dict[str, float]:
+    """When the first and the last of these trials wrote again."""
+    back = [seconds for trial, seconds in watch.after(moment).items() if int(trial) in trials]
     return {
-        "node": {
-            "trials": sorted(map(int, gone)),
-            "first_back_seconds": round(min(back), 1),
-            "all_back_seconds": round(max(back), 1),
-        },
-        "driver": {
-            "trials": sorted(map(int, under_way)),
-            "first_back_seconds": round(min(watch.after(driver_killed + 1.0).values()) + 1.0, 1),
-        },
+        "first_back_seconds": round(min(back), 1),
+        "all_back_seconds": round(max(back), 1),
     }
 
 
@@ -280,9 +287,8 @@ def run(
         found["processes_left"] = len(left)
     every_trial_is_there_once(night)
     no_trial_goes_back_behind_a_checkpoint(night)
-    lines = {f.name: step_lines(f) for f in (night.spec.directory / "trials").iterdir()}
-    found["trials"] = len(lines)
-    found["steps_done_again"] = sum(len(steps) - len(set(steps)) for steps in lines.values())
+    found["trials"] = len(list(watch.trials.iterdir()))
+    found["steps_again"] = watch.repeated()
     print(told(night), *(str(incident) for incident in incidents(night)), sep="\n")
     return night, found
 

@@ -90,7 +90,7 @@ def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
     for entry in log_of(sweep):
         newest[entry["trial"]] = entry.get("checkpoint", 0)
         places[entry["trial"]] = entry.get("node", places.get(entry["trial"]))
-    under_way = [trial for trial, step in newest.items() if 2 <= step <= STEPS / 2]
+    under_way = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
     there = [trial for trial in under_way if node is None or places[trial] == node.id]
     return len(under_way) >= SLOTS - 1 and bool(there)
 
