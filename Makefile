@@ -7,7 +7,7 @@ check:            ## lint, format, types, rooms
 	lint-imports
 slow:             ## every shipped YAML in full, tens of minutes
 	pytest -m slow
-fault:            ## processes killed on purpose
+fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
 	pytest -m fault
 vllm:             ## vLLM as the engine, on a CPU, in an environment of its own (.venv-vllm, 2 GB)
 	test -d .venv-vllm || python3.11 -m venv .venv-vllm
@@ -29,6 +29,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/scale.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
+	python benchmarks/cluster_night.py
 bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
 	python benchmarks/gpu_step.py
 	python benchmarks/gpu_packing.py

@@ -18,6 +18,7 @@ from ray.tune.search import Searcher
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.errors import (
     DiskFullError,
+    FolderLostError,
     LedgerHeldError,
     LedgerUnreachableError,
     ResourcesError,
@@ -219,6 +220,13 @@ class LedgerSearcher(Searcher):
                 yield
         except LEAVE_NO_CHOICE as error:
             self.fatal = error
+            self.stop()
+        except OSError as error:  # of a folder that is gone from under the ledger
+            self.fatal = FolderLostError(
+                f"the ledger in {self._ledger.directory} cannot be written to "
+                f"({error.strerror or error}); what is recorded is kept, and the same command goes "
+                "on once it can"
+            )
             self.stop()
 
     def _let_go(self, number: int) -> None:

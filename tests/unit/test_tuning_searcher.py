@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import pickle
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +17,7 @@ from ray.tune.experiment import Trial
 from search_driver import Driver
 from tuning_support import measured, outcome, spec_in, trade_off
 
-from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.errors import FolderLostError, SandboxUnavailable
 from gdpo_tune.events import TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.settings import RolloutSettings, SandboxSettings
@@ -279,6 +280,25 @@ def test_what_every_trial_would_meet_ends_the_sweep(spec: SweepSpec):
         assert driver.searcher.fatal is error
         assert driver.ask() == driver.searcher.FINISHED
         assert len(ledger.unfinished()) == 1  # on a machine with isolation it goes on
+
+
+def test_a_ledger_that_cannot_be_written_to_ends_the_sweep(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        trial_id = driver.ask()
+        with monkeypatch.context() as patch:
+            gone = OSError(errno.ESTALE, "Stale file handle")
+            patch.setattr(ledger, "complete", lambda *_: raised(gone))
+            driver.end(trial_id)
+        assert isinstance(driver.searcher.fatal, FolderLostError)
+        assert "cannot be written to (Stale file handle)" in str(driver.searcher.fatal)
+        assert driver.ask() == driver.searcher.FINISHED
+
+
+def raised(error: Exception) -> Any:
+    raise error
 
 
 def test_listeners_hear_of_every_trial(spec: SweepSpec):
