@@ -18,6 +18,7 @@ GdpoTuneError                 anything that this package raises on purpose
 |  `- TrackingError           `tracking.required: true` and the server does not answer
 |- TrialFailure               this trial ends, with a reason that lands in the ledger
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
+|- SupersededError            this process was taken for dead, and another one does its work
 |- LedgerUnreachableError     the database of the ledger does not answer: the same command goes on
 |- StoreUnreachableError      an object store does not answer: the same command goes on
 |- FolderLostError            the sweep's folder is gone: the same command goes on
@@ -171,6 +172,10 @@ class NonFiniteError(TrialFailure):
 
 class DiskFullError(GdpoTuneError):
     """Nothing can be written any more; what is on disk is whole, and the same command goes on."""
+
+
+class SupersededError(GdpoTuneError):
+    """Another process has gone on with a trial meanwhile; this one writes nothing more."""
 
 
 class FolderLostError(GdpoTuneError):

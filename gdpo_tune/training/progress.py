@@ -14,6 +14,7 @@ from gdpo_tune.files import room_in
 from gdpo_tune.steps import append_step
 from gdpo_tune.training import processes
 from gdpo_tune.training.checkpoints import Checkpoint, keep_newest, write_checkpoint
+from gdpo_tune.training.claim import Claim
 from gdpo_tune.training.evaluation import Generate
 from gdpo_tune.training.gpu_meter import GpuMeter
 from gdpo_tune.training.held_out import evaluate_split
@@ -80,6 +81,7 @@ class Progress(TrainerCallback):
         self._start = start
         self._passes: list[dict[str, float]] = []
         self._meter = GpuMeter()
+        self._claim = Claim(config.directory) if processes.is_first() else None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say again what was measured where this run goes on."""
@@ -118,7 +120,8 @@ class Progress(TrainerCallback):
             metrics |= {f"validation/{name}": e.mean for name, e in measured.items()}
         metrics |= self._meter.read()
         measurement = Measurement(step, metrics, self._clock.read(step), measured)
-        if processes.is_first():
+        if self._claim is not None:
+            self._claim.check()
             # Before the checkpoint: a start from it would not come to this step again.
             with room_in(self._config.directory, f"the measurements of step {step}"):
                 append_step(self._config.directory, measurement)
