@@ -46,7 +46,7 @@ def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Whole):
         assert process.wait() == 0, sweep.told()
     came_back(cluster, sweep, whole["asha"])
     assert sum("is tried again: the trial's process died" in what for what in told(sweep)) == 2
-    row("processes of two trials killed", sweep, known)
+    assert row("processes of two trials killed", sweep, known)
 
 
 def test_the_driver(tmp_path: Path, cluster: RayCluster, whole: Whole):
@@ -58,7 +58,7 @@ def test_the_driver(tmp_path: Path, cluster: RayCluster, whole: Whole):
             process.wait()
     sweep.finish()
     came_back(cluster, sweep, whole["asha"])
-    row("driver killed, command repeated at once", sweep, known)
+    assert row("driver killed, command repeated at once", sweep, known)
 
 
 def test_the_only_other_node_until_it_is_replaced(
@@ -79,7 +79,7 @@ def test_the_only_other_node_until_it_is_replaced(
             empty_cluster.add_node(cpus=SLOTS)
         assert process.wait() == 0, sweep.told()
     came_back(empty_cluster, sweep, whole["fifo"])
-    row("only node killed, another one joined", sweep, known)
+    assert row("only node killed, another one joined", sweep, known)
 
 
 @pytest.mark.parametrize("what", ["gcs_server", "all of it"])
@@ -107,4 +107,4 @@ def test_the_head(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, what:
     assert len(log_of(sweep)) == written
     sweep.finish()
     came_back(cluster, sweep, whole["asha"])
-    row(f"head killed ({what}), cluster and command begun again", sweep, known)
+    assert row(f"head killed ({what}), cluster and command begun again", sweep, known)

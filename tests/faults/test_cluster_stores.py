@@ -66,12 +66,12 @@ def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: 
                 wait_until(process, lambda: well_under_way(sweep), sweep.told)
                 with fault() as known:
                     server.kill()
-                    lasting(MINUTE, process, sweep)
+                    lasting(MINUTE, process)
                     server.start()
                 assert process.wait(600) == 0, sweep.told()
             assert "waiting for the ledger" in sweep.told()
             came_back(cluster, sweep, whole["asha"])
-            row("database of the ledger killed", sweep, known)
+            assert row("database of the ledger killed", sweep, known)
         finally:
             server.stop()
 
@@ -111,11 +111,11 @@ def test_the_shared_folder(tmp_path: Path, cluster: RayCluster, whole: Whole, mo
                 wait_until(process, lambda: well_under_way(sweep), sweep.told)
                 with fault() as known:
                     unmount(place)
-                    lasting(MINUTE, process, sweep)
+                    lasting(MINUTE, process)
                     mount("--bind", tmp_path / "kept" / "runs", place)
                 assert process.wait(600) == 0, sweep.told()
             came_back(cluster, sweep, whole["fifo"])
-            row(f"shared folder gone, its mountpoint {mountpoint}", sweep, known)
+            assert row(f"shared folder gone, its mountpoint {mountpoint}", sweep, known)
 
 
 @needs_root
@@ -133,7 +133,7 @@ def test_the_disk(tmp_path: Path, cluster: RayCluster, whole: Whole):
         assert "no space left for" in sweep.told()
         sweep.finish()
         came_back(cluster, sweep, whole["fifo"])
-        row("disk full, room made, command repeated", sweep, known)
+        assert row("disk full, room made, command repeated", sweep, known)
 
 
 def fill(file: Path) -> None:
