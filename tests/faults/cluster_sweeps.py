@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import psutil
-from killed_sweeps import FAKE_TRAINING, KilledSweep, wait_until
+from killed_sweeps import FAKE_TRAINING, KilledSweep
 from ray_nodes import RayCluster, RayNode, words_of
 from sweep_properties import (
     every_trial_is_there_once,
