@@ -39,6 +39,8 @@ class RayNode:
 
     def processes(self) -> list[psutil.Process]:
         """Those that run now: its servers and, below them, the trials and drivers on it."""
+        if self.process.poll() is not None:  # it has noticed the loss of a server, and ended
+            return []
         with suppress(psutil.NoSuchProcess):
             main = psutil.Process(self.process.pid)
             return [main, *main.children(recursive=True)]
