@@ -38,13 +38,17 @@ class RayNode:
     _stopped: list[psutil.Process] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
-        """Those that run now: its servers and, below them, the trials and drivers on it."""
-        if self.process.poll() is not None:  # it has noticed the loss of a server, and ended
-            return []
+        """Those that run now: its servers, and the trials and drivers on it.
+
+        Most are of its session, and jobs have sessions of their own below it.
+        """
+        found = {p.pid: p for p in psutil.process_iter() if session_of(p.pid) == self.process.pid}
         with suppress(psutil.NoSuchProcess):
-            main = psutil.Process(self.process.pid)
-            return [main, *main.children(recursive=True)]
-        return []
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            found |= {process.pid: process for process in below}
+        if self.process.poll() is not None:  # it has noticed the loss of a server, and ended
+            found.pop(self.process.pid, None)
+        return list(found.values())
 
     def server(self, name: str) -> psutil.Process:
         """Its `raylet` or its `gcs_server`."""
@@ -192,6 +196,14 @@ def ray_nodes(
         yield cluster
     finally:
         cluster.stop()
+
+
+def session_of(pid: int) -> int:
+    """The session of a process; 0 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def name_of(process: psutil.Process) -> str:
