@@ -84,15 +84,15 @@ def log_of(sweep: KilledSweep) -> list[dict[str, Any]]:
 
 
 def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
-    """Whether several trials run side by side, each beyond a checkpoint and with a way to go; one
-    of them on a node at least."""
+    """Whether two trials at least run side by side, each beyond a checkpoint and with a way to go;
+    one of them on a node. On a busy machine no more may be up before the first ones end."""
     newest, places = dict[str, int](), dict[str, str]()
     for entry in log_of(sweep):
         newest[entry["trial"]] = entry.get("checkpoint", 0)
         places[entry["trial"]] = entry.get("node", places.get(entry["trial"]))
     under_way = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
     there = [trial for trial in under_way if node is None or places[trial] == node.id]
-    return len(under_way) >= SLOTS - 1 and bool(there)
+    return len(under_way) >= 2 and bool(there)
 
 
 def trials_on(*nodes: RayNode) -> list[psutil.Process]:
