@@ -118,7 +118,7 @@ def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.reach import lost_tracking
     from gdpo_tune.clusters.submit import Submission, cluster_at, submit
 
-    storage = spec.storage if spec.address else str(Path(spec.storage).expanduser().absolute())
+    storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
     words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]

@@ -29,6 +29,8 @@ Cause = Literal["changed", "lost", "folder", "away", "died", "own"]
 away, its node did not reach the store, its process died for reasons that nobody told, or it raised
 something."""
 
+FOR_EVER = -1
+"""What Ray is told of how often a trial may fail: who is tried again is our decision."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Why a trial is given up that may be what kills its nodes."""
 
@@ -61,6 +63,8 @@ class Attempts(Callback):
         """Trials that lost their node and have no other yet."""
         self._cut: dict[str, str] = {}
         """Trials that lost the connection to their process, and its node: it may be lost, too."""
+        self._given_up: dict[str, Any] = {}
+        """Trials that are given up, and have not been told yet."""
         self._accounts = Accounts()
         nodes.watch(self.on_nodes)
 
@@ -71,6 +75,7 @@ class Attempts(Callback):
             self._processes[repr(actor)] = self._node_of(actor)
             self._on_process()
         self._where[name] = self._processes[repr(actor)]
+        self._given_up.pop(name, None)
         if name in self._moving:
             self._moving.discard(name)
             here = self._nodes.named(self._where[name])
@@ -118,6 +123,7 @@ class Attempts(Callback):
         if not again:
             trial.config[GIVEN_UP] = given_up(why, error)
             trial.max_failures = 0  # should not even that attempt come to its end
+            self._given_up[name] = trial
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Whatever there is to know of the trial is in the ledger by now."""
@@ -135,6 +141,9 @@ class Attempts(Callback):
         for node in gone:
             there = [name for name, where in self._where.items() if where == node.id]
             excused = self._accounts.excuse(node.id, time.monotonic())
+            for trial in [self._given_up.pop(name) for name in excused if name in self._given_up]:
+                del trial.config[GIVEN_UP]
+                trial.max_failures = FOR_EVER
             self._moving.update(there)
             cut = [name for name, where in self._cut.items() if where == node.id]
             self._searcher.note(f"node {node} was lost", [*there, *excused, *cut])
@@ -153,6 +162,7 @@ class Attempts(Callback):
         self._where.pop(trial.trial_id, None)
         self._moving.discard(trial.trial_id)
         self._cut.pop(trial.trial_id, None)
+        self._given_up.pop(trial.trial_id, None)
         self._accounts.close(trial.trial_id)
         forget(trial)
 

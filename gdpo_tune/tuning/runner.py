@@ -220,7 +220,7 @@ def tune(
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
 
-    from gdpo_tune.tuning.failures import Attempts
+    from gdpo_tune.tuning.failures import FOR_EVER, Attempts
     from gdpo_tune.tuning.trainable import run_trial
 
     spec = ledger.spec
@@ -241,7 +241,7 @@ def tune(
             storage_path=str(ray_folder(ledger).parent),
             verbose=0,
             stop=interruption,
-            failure_config=FailureConfig(max_failures=-1),  # who is tried again is our decision
+            failure_config=FailureConfig(max_failures=FOR_EVER),
             callbacks=[Attempts(searcher, ray_up.nodes, ray_up.remember)],
         ),
     ).fit()

@@ -21,7 +21,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Incident
 from gdpo_tune.tuning import failures, runner, workers
 from gdpo_tune.tuning.attempts import LOSSES, RETRIES, Accounts
-from gdpo_tune.tuning.failures import Attempts, cause
+from gdpo_tune.tuning.failures import FOR_EVER, Attempts, cause
 from gdpo_tune.tuning.nodes import Node, Nodes
 from gdpo_tune.tuning.trainable import (
     GIVEN_UP,
@@ -207,6 +207,23 @@ def test_a_node_whose_processes_died_first_excuses_them(sweep: Sweep):
     for _ in range(RETRIES):
         sweep.fail(trial, in_task(BROKEN))
     assert GIVEN_UP not in trial.config
+
+
+def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_was_told(sweep: Sweep):
+    trial, other = sweep.trials[2], sweep.trials[3]
+    for _ in range(RETRIES):
+        sweep.fail(trial, in_task(BROKEN))
+        sweep.fail(other, in_task(BROKEN))
+    for broken in (trial, other):
+        sweep.start(broken, "b")
+        sweep.fail(broken, DIED)
+        assert GIVEN_UP in broken.config
+    sweep.start(other, "a")  # where it finds that it is given up
+    sweep.table.alive["b"] = False
+    sweep.nodes.look()
+    assert GIVEN_UP not in trial.config
+    assert trial.max_failures == FOR_EVER
+    assert GIVEN_UP in other.config
 
 
 def test_a_node_that_does_not_answer_is_lost_later(sweep: Sweep):
