@@ -50,14 +50,12 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
     desk = open_desk(sweep, lambda: datetime.now(UTC))
     assert asking.run(desk, TICK, wait=False) == 0
     run = desk.book.runs["nightly-20260329T010000Z"]
-    assert run.job == {"id": "nightly-20260329T010000Z-a1"}
+    assert run.job == {"backend": "ray-job", "id": "nightly-20260329T010000Z-a1"}
 
     backend = desk.make_backend(sweep)
     assert isinstance(backend, RayJobs)
-    assert {
-        "backend": backend.kind,
-        **backend.submit(job_of(sweep, run)),
-    } == run.job  # it is known
+    again = backend.submit(job_of(sweep, run))  # it is known
+    assert {"backend": backend.kind, **again} == run.job
     assert backend.look(run.job).running
     assert asking.run(desk, TICK, wait=True, every=1) == 0, run.end
     assert run.state == "finished"

@@ -410,7 +410,7 @@ def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):
             assert ledger.records() == []
             assert ledger.moved_aside is not None
             assert (ledger.moved_aside / "ledger.journal").exists()
-        aside = [path for path in spec.storage.iterdir() if path != spec.directory]
+        aside = [path for path in spec.beside.iterdir() if path != spec.directory]
         assert len(aside) == generation
     with Ledger.open(spec) as ledger:
         assert ledger.moved_aside is None
@@ -421,7 +421,7 @@ def test_a_lease_on_a_folder_that_was_moved_aside_is_taken_again(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     """As if the last holder had moved the folder between our opening of the file and our lock."""
-    lock, aside = fcntl.flock, spec.storage / "aside"
+    lock, aside = fcntl.flock, spec.beside / "aside"
 
     def move_and_lock(file: int, operation: int) -> None:
         if not aside.exists():

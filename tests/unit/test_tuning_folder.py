@@ -61,13 +61,13 @@ def test_it_is_not_waited_for_for_ever(mark: Path, monkeypatch: pytest.MonkeyPat
 def test_what_comes_about_meanwhile_does_not_count(
     mark: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ):
-    def attempt(config: dict[str, Any]) -> dict[str, Any]:
+    def serve(config: dict[str, Any]) -> dict[str, Any]:
         mark.unlink()
         if ends == "error":
             raise FileNotFoundError("checkpoint-1")
         return {"failure": "no task file"}
 
-    monkeypatch.setattr(trainable, "attempt", attempt)
+    monkeypatch.setattr(trainable, "serve", serve)
     monkeypatch.setattr(Folder, "wait", lambda _: "waited")
     with pytest.raises(FolderAwayError, match="waited"):
         trainable.run_trial(config_of(mark))
@@ -75,7 +75,7 @@ def test_what_comes_about_meanwhile_does_not_count(
 
 def test_a_folder_that_stays_away_ends_the_sweep(mark: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(folder, "PATIENCE", -1.0)
-    monkeypatch.setattr(trainable, "attempt", lambda config: mark.unlink() or {})
+    monkeypatch.setattr(trainable, "serve", lambda config: mark.unlink() or {})
     assert isinstance(trainable.run_trial(config_of(mark))["fatal"], FolderLostError)
 
 
@@ -83,9 +83,9 @@ def test_otherwise_all_is_as_the_attempt_ends(mark: Path, monkeypatch: pytest.Mo
     def fail(config: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("its own")
 
-    monkeypatch.setattr(trainable, "attempt", lambda config: {"failure": "its own"})
+    monkeypatch.setattr(trainable, "serve", lambda config: {"failure": "its own"})
     assert trainable.run_trial(config_of(mark)) == {"failure": "its own"}
-    monkeypatch.setattr(trainable, "attempt", fail)
+    monkeypatch.setattr(trainable, "serve", fail)
     with pytest.raises(RuntimeError, match="its own"):
         trainable.run_trial(config_of(mark))
 

@@ -91,7 +91,8 @@ def five_fields(request: Request, *, star_decides: bool) -> str:
     numbers = (line.minutes, line.hours, line.days, line.months)
     written = [_written(text, found) for text, found in zip(others, numbers, strict=True)]
     sunday_first = {each % WEEK for each in line.weekdays}
-    readable = READ_BY_ALL.fullmatch(weekday) and "7" not in weekday
+    days_named = [part.split("/")[0] for part in weekday.split(",")]  # Sunday is 7 to some only
+    readable = READ_BY_ALL.fullmatch(weekday) and not any("7" in part for part in days_named)
     return " ".join([*written, weekday if readable else listed(sunday_first, "-")])
 
 
