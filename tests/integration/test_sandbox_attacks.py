@@ -28,10 +28,8 @@ ENVIRONMENTS = {
 USER = 12345
 SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
 NOT_COPIED = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "lib2to3")
-
-
-QUICK = ("here", "poor_container")
-"""The most layers, and the fewest; each environment takes 20 s."""
+QUICK = ("here",)
+"""The environment of the default tests: each takes 20 s."""
 
 
 @pytest.fixture(
