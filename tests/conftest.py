@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -38,6 +39,9 @@ AT_FIRST = copies()
 
 
 def pytest_collection_finish() -> None:
+    # Training collects garbage after every trial; all that was imported by now is none.
+    gc.collect()
+    gc.freeze()
     changed = restore(AT_FIRST)
     if changed:
         raise pytest.UsageError(f"importing a test module changed {', '.join(changed)}")

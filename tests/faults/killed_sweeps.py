@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from ray._private.node import Node
 
 from gdpo_tune.spec import SweepSpec, load_spec
 
@@ -181,3 +182,11 @@ def step_lines(directory: Path) -> list[int]:
     file = directory / "steps.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def kill_node(node: Node) -> None:
+    """`kill -9` of all that runs on a node."""
+    (raylet,) = node.all_processes["raylet"]
+    processes = psutil.Process(raylet.process.pid).children(recursive=True)
+    for process in [psutil.Process(raylet.process.pid), *processes]:
+        process.kill()

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from killed_sweeps import FAKE_TRAINING, ROOT, KilledSweep, wait_until
+from killed_sweeps import FAKE_TRAINING, ROOT, KilledSweep, kill_node, wait_until
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from sweep_properties import every_trial_is_there_once, no_trial_goes_back_behind_a_checkpoint
@@ -49,14 +48,6 @@ def cluster_of(monkeypatch: pytest.MonkeyPatch, gpus: int) -> Iterator[tuple[str
         yield cluster.address, cluster.add_node(**each)
     finally:
         cluster.shutdown()
-
-
-def kill_node(node: Node) -> None:
-    """`kill -9` of all that runs on a node."""
-    (raylet,) = node.all_processes["raylet"]
-    processes = psutil.Process(raylet.process.pid).children(recursive=True)
-    for process in [psutil.Process(raylet.process.pid), *processes]:
-        process.kill()
 
 
 def starts(sweep: KilledSweep) -> list[dict[str, Any]]:

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from killed_sweeps import FAKE_TRAINING, ROOT, SPACE, KilledSweep, wait_until
+from killed_sweeps import FAKE_TRAINING, ROOT, SPACE, KilledSweep, kill_node, wait_until
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
@@ -85,8 +84,6 @@ def sweep(
     tmp_path: Path, store: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[StoredSweep, Node]]:
     """Not started yet, on a cluster of two nodes; and the one of them that is no head."""
-    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
-        pytest.skip("no PostgreSQL on this machine")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     paths = [str(ROOT), str(FAKE_TRAINING), os.environ.get("PYTHONPATH", "")]
@@ -112,14 +109,6 @@ def two_nodes(folder: Path) -> Iterator[tuple[str, Node]]:
         yield cluster.address, cluster.add_node(**local[1])
     finally:
         cluster.shutdown()
-
-
-def kill_node(node: Node) -> None:
-    """`kill -9` of all that runs on a node."""
-    (raylet,) = node.all_processes["raylet"]
-    processes = psutil.Process(raylet.process.pid).children(recursive=True)
-    for process in [psutil.Process(raylet.process.pid), *processes]:
-        process.kill()
 
 
 def no_trial_goes_back(sweep: StoredSweep) -> None:

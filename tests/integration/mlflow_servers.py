@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 import tracking_driver
 
 DRIVER = Path(tracking_driver.__file__)
@@ -190,11 +191,20 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """URI of a PostgreSQL server of one's own."""
+def postgres_server(folder: Path) -> Iterator[PostgresServer]:
+    """A server that runs; without PostgreSQL on this machine, the test is skipped."""
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("no PostgreSQL on this machine")
     server = PostgresServer(folder)
     server.start()
     try:
-        yield server.uri
+        yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """URI of such a server."""
+    with postgres_server(folder) as server:
+        yield server.uri

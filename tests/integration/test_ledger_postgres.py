@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
-from mlflow_servers import PostgresServer
+from mlflow_servers import PostgresServer, postgres_server
 
 from gdpo_tune.choosing import read_sweep
 from gdpo_tune.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
@@ -39,14 +39,8 @@ with Ledger.open(load_spec(sys.argv[1], sys.argv[2:], "sweep")):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
-        pytest.skip("no PostgreSQL on this machine")
-    made = PostgresServer(tmp_path_factory.mktemp("database"))
-    made.start()
-    try:
+    with postgres_server(tmp_path_factory.mktemp("database")) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from mlflow_servers import PostgresServer
+from mlflow_servers import PostgresServer, postgres_server
 from s3_servers import BUCKET, S3Server, s3_server
 
 from gdpo_tune import export, load_sweep, report
@@ -30,14 +30,8 @@ SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
-        pytest.skip("no PostgreSQL on this machine")
-    made = PostgresServer(tmp_path_factory.mktemp("database"))
-    made.start()
-    try:
+    with postgres_server(tmp_path_factory.mktemp("database")) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture
