@@ -13,7 +13,8 @@ from scale_executor import CLOCK
 
 from gdpo_tune.steps import FILE
 from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
-from gdpo_tune.tuning.trainable import Reporter, Setup
+from gdpo_tune.tuning.reporter import Reporter
+from gdpo_tune.tuning.setup import Setup
 
 METRICS = (
     "loss",

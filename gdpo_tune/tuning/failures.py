@@ -14,15 +14,10 @@ from ray.tune import Callback
 from gdpo_tune.trials import TrialConfig
 from gdpo_tune.tuning.attempts import Accounts
 from gdpo_tune.tuning.folder import FolderAwayError
+from gdpo_tune.tuning.lost import NODE_DIED, NodeLostError, StoreAwayError, WorkerDiedError
 from gdpo_tune.tuning.nodes import Node, Nodes, node_of
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import (
-    GIVEN_UP,
-    NODE_DIED,
-    NodeLostError,
-    StoreAwayError,
-    WorkerDiedError,
-)
+from gdpo_tune.tuning.trainable import GIVEN_UP
 
 Cause = Literal["changed", "lost", "folder", "away", "died", "own"]
 """Of the end of an attempt: it asked for another process, it lost its node, the sweep's folder was

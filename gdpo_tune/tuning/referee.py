@@ -15,9 +15,9 @@ from gdpo_tune.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import remove_all_but
 from gdpo_tune.trials import Rung, TrialRecord
 from gdpo_tune.tuning import handover
+from gdpo_tune.tuning.reporter import HALT
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.rungs import Verdict
-from gdpo_tune.tuning.trainable import HALT
 
 NEVER_PROMOTED = "waited to the end of the sweep and was not promoted; "
 

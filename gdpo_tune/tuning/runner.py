@@ -168,8 +168,9 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     """
     from gdpo_tune.tuning.folder import Folder
     from gdpo_tune.tuning.interruption import ClusterLost, Interruption
+    from gdpo_tune.tuning.reporter import pace_of
     from gdpo_tune.tuning.searcher import LedgerSearcher
-    from gdpo_tune.tuning.trainable import Group, Setup, Store, pace_of
+    from gdpo_tune.tuning.setup import Group, Setup, Store
     from gdpo_tune.tuning.window import open_window
 
     stop_file = ledger.directory / "stop"

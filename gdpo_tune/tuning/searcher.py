@@ -42,8 +42,9 @@ from gdpo_tune.tuning.plan import Step, next_step, trial_seed
 from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.proposals import Proposals
 from gdpo_tune.tuning.referee import Referee
+from gdpo_tune.tuning.reporter import pace_of
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.trainable import Setup, pace_of
+from gdpo_tune.tuning.setup import Setup
 from gdpo_tune.tuning.warm_start import earlier_trials
 
 LEAVE_NO_CHOICE = (DiskFullError, LedgerUnreachableError, LedgerHeldError, StoreUnreachableError)

@@ -13,8 +13,11 @@ from ray import tune
 from gdpo_tune.errors import StoreError, StoreUnreachableError
 from gdpo_tune.object_store import ObjectFolder, joined
 from gdpo_tune.trials import Measurement, Outcome, TrialConfig
+from gdpo_tune.tuning.lost import StoreAwayError
 from gdpo_tune.tuning.mirror import Mirror, own_folder
-from gdpo_tune.tuning.trainable import HALT, Reporter, Setup, Store, StoreAwayError, attempt
+from gdpo_tune.tuning.reporter import HALT, Reporter
+from gdpo_tune.tuning.setup import Setup, Store
+from gdpo_tune.tuning.trainable import attempt
 from gdpo_tune.tuning.window import Window
 
 

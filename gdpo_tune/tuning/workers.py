@@ -21,14 +21,9 @@ from gdpo_tune import registry
 from gdpo_tune.errors import GdpoTuneError
 from gdpo_tune.training import processes, warm
 from gdpo_tune.trials import Measurement, Outcome, TrialConfig
-from gdpo_tune.tuning.trainable import (
-    NODE_DIED,
-    Group,
-    NodeLostError,
-    Reporter,
-    Setup,
-    WorkerDiedError,
-)
+from gdpo_tune.tuning.lost import NODE_DIED, NodeLostError, WorkerDiedError
+from gdpo_tune.tuning.reporter import Reporter
+from gdpo_tune.tuning.setup import Group, Setup
 
 PATIENCE = 3600
 """Seconds that a process waits for the others: one may be writing a large checkpoint."""

@@ -11,7 +11,7 @@ from gdpo_tune.events import Event
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Measurement, TrialConfig
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import Setup
+from gdpo_tune.tuning.setup import Setup
 
 
 class Driver:

@@ -17,7 +17,8 @@ import scale_executor
 import scale_trials
 from scale_executor import START, Clock, SimulatedActors, Tally
 
-from gdpo_tune.tuning.trainable import HALT, Setup
+from gdpo_tune.tuning.reporter import HALT
+from gdpo_tune.tuning.setup import Setup
 
 
 @pytest.fixture

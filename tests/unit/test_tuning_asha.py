@@ -16,7 +16,7 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.plan import is_finished
-from gdpo_tune.tuning.trainable import HALT
+from gdpo_tune.tuning.reporter import HALT
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
 FIFO = "search.scheduler={type: fifo}"

@@ -22,16 +22,10 @@ from gdpo_tune.trials import Incident
 from gdpo_tune.tuning import failures, runner, workers
 from gdpo_tune.tuning.attempts import LOSSES, RETRIES, Accounts
 from gdpo_tune.tuning.failures import FOR_EVER, Attempts, cause
+from gdpo_tune.tuning.lost import NODE_DIED, ActorWornOut, NodeLostError, StoreAwayError
 from gdpo_tune.tuning.nodes import Node, Nodes
-from gdpo_tune.tuning.trainable import (
-    GIVEN_UP,
-    NODE_DIED,
-    ActorWornOut,
-    NodeLostError,
-    Setup,
-    StoreAwayError,
-    run_trial,
-)
+from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.tuning.trainable import GIVEN_UP, run_trial
 
 NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
 DIED = ActorDiedError()

@@ -12,7 +12,8 @@ from gdpo_tune.spec import load_spec
 from gdpo_tune.trials import Cost, Measurement
 from gdpo_tune.tuning import folder, trainable
 from gdpo_tune.tuning.folder import Folder, FolderAwayError
-from gdpo_tune.tuning.trainable import Reporter, Setup
+from gdpo_tune.tuning.reporter import Reporter
+from gdpo_tune.tuning.setup import Setup
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 

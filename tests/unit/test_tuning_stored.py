@@ -16,8 +16,11 @@ from gdpo_tune.object_store import CACHE, ObjectFolder
 from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.trials import Cost, Measurement, Outcome, Report, TrialConfig
-from gdpo_tune.tuning import stored, trainable
-from gdpo_tune.tuning.trainable import Reporter, Setup, Store, StoreAwayError, run_trial
+from gdpo_tune.tuning import reporter, stored, trainable
+from gdpo_tune.tuning.lost import StoreAwayError
+from gdpo_tune.tuning.reporter import HALT, Reporter
+from gdpo_tune.tuning.setup import Setup, Store
+from gdpo_tune.tuning.trainable import run_trial
 
 SWEEP = "memory://bucket/night"
 at_step: dict[int, Callable[[], None]] = {}
@@ -67,7 +70,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    monkeypatch.setattr(trainable.tune, "report", found.append)
+    monkeypatch.setattr(reporter.tune, "report", found.append)
     monkeypatch.setattr(trainable, "_trials_served", 0)
     monkeypatch.setattr(trainable, "memory_limit", lambda cpus: float("inf"))  # which asks Ray
     monkeypatch.setattr(stored, "Window", Glance)
@@ -109,7 +112,7 @@ def test_nobody_hears_of_a_checkpoint_that_is_not_in_the_store(
             assert newest() == f"checkpoint-{step}"
         heard.append(told)
 
-    monkeypatch.setattr(trainable.tune, "report", hear)
+    monkeypatch.setattr(reporter.tune, "report", hear)
     run(tmp_path)
     assert len(heard) == 6
 
@@ -136,7 +139,7 @@ def test_a_trial_that_is_asked_to_end_leaves_its_last_step_in_the_store(tmp_path
     assert newest() == "checkpoint-3"
     (tmp_path / "stop").unlink()
     (tmp_path / "3").mkdir()
-    at_step[5] = (tmp_path / "3" / trainable.HALT).touch
+    at_step[5] = (tmp_path / "3" / HALT).touch
     assert run(tmp_path) == {"interrupted": True}
     assert newest() == "checkpoint-5"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
-from tuning_support import measured, outcome, spec_in
+from tuning_support import outcome, spec_in
 
 from gdpo_tune.errors import (
     DiskFullError,
@@ -24,13 +23,15 @@ from gdpo_tune.errors import (
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.spec import Resources
-from gdpo_tune.tracking.curves import curve_values
 from gdpo_tune.trials import Cost, Measurement, TrialConfig
-from gdpo_tune.tuning import runner, trainable, workers
+from gdpo_tune.tuning import reporter, runner, trainable, workers
 from gdpo_tune.tuning.cluster import Cluster
+from gdpo_tune.tuning.lost import ActorWornOut
 from gdpo_tune.tuning.nodes import Node, Nodes
+from gdpo_tune.tuning.reporter import Reporter
 from gdpo_tune.tuning.resources import slots
-from gdpo_tune.tuning.trainable import ActorWornOut, Reporter, Setup, memory_limit, run_trial
+from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.tuning.trainable import memory_limit, run_trial
 
 behaviour: list[Any] = []
 """What `train` below does next: an exception to raise, or something to return."""
@@ -54,7 +55,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Measurements that reached Ray."""
     arrived: list[Measurement] = []
     monkeypatch.setattr(
-        trainable.tune, "report", lambda result: arrived.append(result["measurement"])
+        reporter.tune, "report", lambda result: arrived.append(result["measurement"])
     )
     monkeypatch.setattr(trainable, "_trials_served", 0)
     return arrived
@@ -63,95 +64,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
 def run(config: TrialConfig) -> dict[str, Any]:
     setup = Setup(f"{__name__}:train", config.directory / "stop", cpus=1.0)
     return run_trial({"trial": config, "setup": setup, "ends_at": ()})
-
-
-@pytest.mark.parametrize("steps", [1, 7, 20, 21, 59, 60, 61, 100, 119, 199, 200, 400, 1000, 5000])
-def test_a_fast_trial_ends_with_at_least_twenty_points_a_curve_and_at_most_sixty(
-    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch, steps: int
-):
-    """Through both that thin: what goes to the driver, and what of that goes to the tracker."""
-    monkeypatch.setattr(trainable.time, "monotonic", lambda: 100.0)
-    training = TrainingSettings(steps=steps)
-    reporter = Reporter(replace(config, training=training), config.directory / "stop")
-    for step in range(1, steps + 1):
-        reporter(Measurement(step, {"train/loss": 1.0}, Cost()), None)
-    curve = [m.step for m in sent if curve_values(m, training)]
-    assert min(steps, 20) <= len(curve) <= 60
-    assert curve[-1] == steps
-    assert len(sent) <= len(curve) + 1  # the first is sent at once
-
-
-def test_an_evaluation_is_always_sent(
-    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(trainable.time, "monotonic", lambda: 100.0)
-    reporter = Reporter(config, config.directory / "stop")
-    for step in range(1, 101):
-        plain = Measurement(step, {"train/loss": 1.0}, Cost())
-        reporter(measured(33, format=0.5) if step == 33 else plain, None)
-    assert 33 in {m.step for m in sent}
-
-
-def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
-    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
-):
-    def halt(result: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
-        sent.append(result["measurement"])
-        if result["measurement"].validated:
-            (config.directory / trainable.HALT).touch()
-
-    monkeypatch.setattr(trainable.tune, "report", halt)
-    reporter = Reporter(config, config.directory / "stop")
-    reporter(Measurement(1, {}, Cost()), None)
-    with pytest.raises(SystemExit):
-        reporter(measured(2, format=0.5), None)
-    assert reporter.stopped
-    assert [m.step for m in sent] == [1, 2]
-
-
-def test_a_process_that_begins_with_a_request_to_halt_ends_at_its_first_step(
-    config: TrialConfig, sent: list[Measurement]
-):
-    (config.directory / trainable.HALT).touch()
-    with pytest.raises(SystemExit):
-        Reporter(config, config.directory / "stop")(Measurement(1, {}, Cost()), None)
-    assert not sent
-
-
-def test_what_is_held_back_goes_with_the_next_result(
-    config: TrialConfig, monkeypatch: pytest.MonkeyPatch
-):
-    """A step a second, of 120 steps every second one is kept; a result every five seconds."""
-    results: list[dict[str, Any]] = []
-    clock = iter(range(1, 1000))
-    monkeypatch.setattr(trainable.tune, "report", results.append)
-    monkeypatch.setattr(trainable.time, "monotonic", lambda: float(next(clock)))
-    training = TrainingSettings(steps=120)
-    reporter = Reporter(replace(config, training=training), config.directory / "stop", pace=5.0)
-    for step in range(1, 121):
-        plain = Measurement(step, {"train/loss": 1.0}, Cost())
-        reporter(measured(step, format=0.5) if step in (33, 120) else plain, None)
-    told = [[m.step for m in (*r["earlier"], r["measurement"])] for r in results]
-    assert told[:3] == [[1], [2, 4, 6], [8, 10, 11]]
-    assert [32, 33] in told  # what is validated waits for nothing
-    assert len(results) <= 27
-    assert {step for steps in told for step in steps} >= set(range(2, 121, 2))
-
-
-def test_few_slots_hold_nothing_back_and_many_share_what_the_driver_takes():
-    assert trainable.pace_of(200) == 0
-    assert trainable.pace_of(1000) == 5
-
-
-def test_a_slow_trial_sends_every_point(
-    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
-):
-    clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(trainable.time, "monotonic", lambda: float(next(clock)))
-    reporter = Reporter(config, config.directory / "stop")
-    for step in range(1, 8):
-        reporter(Measurement(step, {}, Cost()), None)
-    assert [m.step for m in sent] == list(range(1, 8))
 
 
 def test_an_outcome_is_returned(config: TrialConfig, sent: list[Measurement]):
