@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.errors import StoreError, StoreUnreachableError
 from gdpo_tune.files import is_disk_full
+from gdpo_tune.outages import PATIENCE, attempts
 
 T = TypeVar("T")
 
@@ -31,10 +31,8 @@ ON_DISK = ("file", "local")
 """Schemes of folders, which are to be made where an object store needs none."""
 CACHE = "GDPO_TUNE_CACHE"
 """Environment variable: folder of this machine for work on sweeps that are kept elsewhere."""
-PATIENCE = 600.0
-"""Seconds for which a store that stopped answering is asked again."""
-FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
-"""Seconds between two attempts: the first pause, which doubles up to the longest one."""
+LONGEST_WAIT = 30.0
+"""Seconds between two attempts at most: stores slow down who asks too often."""
 
 
 def is_url(storage: str) -> bool:
@@ -224,23 +222,20 @@ class ObjectFolder:
             StoreUnreachableError: there is none for as long as one was waited for.
             OSError: the disk of this machine is full.
         """
-        since, wait, said = time.monotonic(), FIRST_WAIT, False
-        while True:
+        away: Exception | None = None
+        waited = 0.0
+        for waited in attempts(self._patience, longest=LONGEST_WAIT):
             try:
                 answer = call()
             except Exception as error:  # each store has errors of its own for its networks
                 if is_disk_full(error):
                     raise
-                away = time.monotonic() - since
-                if away + wait > self._patience:
-                    raise StoreUnreachableError(self.address, told(error), round(away)) from error
-                if not said:
+                if away is None:
                     self._say(f"waits for {self.address}: {told(error)}")
-                    said = True
-                time.sleep(wait)
-                wait = min(2 * wait, LONGEST_WAIT)
+                away = error
             else:
-                if said:
-                    away = time.monotonic() - since
-                    self._say(f"goes on: {self.address} answers again after {away:.0f} s")
+                if away is not None:
+                    self._say(f"goes on: {self.address} answers again after {waited:.0f} s")
                 return answer
+        assert away is not None  # there is always a first attempt
+        raise StoreUnreachableError(self.address, told(away), round(waited)) from away

@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlch
 
 from gdpo_tune.errors import LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.ledger.journal import DECODER, Journal
+from gdpo_tune.outages import PATIENCE, attempts
 from gdpo_tune.spec import without_password
 
 TABLE = "gdpo_tune_ledger"
@@ -52,8 +52,6 @@ CLIENT = {
 quarter of an hour."""
 NOTICED = 90.0
 """Seconds after which the server knows for sure that a connection of ours has ended."""
-PATIENCE = 600.0
-"""Seconds for which a writer waits for a database that stopped answering. Trials wait with it."""
 AGAIN_SECONDS = 2.0
 
 
@@ -77,6 +75,8 @@ class JournalTable(Journal):
         self.path = f"{without_password(url)} ({sweep})"
         """What to call it in messages."""
         self._sweep = sweep
+        self._key = int.from_bytes(hashlib.sha256(sweep.encode()).digest()[:8], signed=True)
+        """Number of the lock that who writes this sweep holds."""
         self._writes = not read_only
         self._held: list[str] | None = None
         """Records that are to be written together; None: each at once."""
@@ -167,27 +167,41 @@ class JournalTable(Journal):
             {"sweep": self._sweep, "number": number, "record": record}
             for number, record in enumerate(records, first)
         ]
-        deadline = time.monotonic() + PATIENCE
-        while True:
+        away: DBAPIError | None = None
+        held_since: float | None = None
+        for waited in attempts(PATIENCE, first=AGAIN_SECONDS):
             try:
+                if away is not None and not self._is_ours_again():
+                    # by our own connection, as long as the server has not noticed its end
+                    held_since = waited if held_since is None else held_since
+                    if waited - held_since > NOTICED:
+                        raise self._held_by_another()
+                    continue
                 self._insert(rows)
                 return
-            except IntegrityError as error:
-                # of a commit whose answer was lost, nobody knows but the table
-                if self._are_there(rows):
-                    return
-                raise LedgerHeldError(
-                    f"ledger {self.path}: another process has written to it; this one ends"
-                ) from error
             except DBAPIError as error:
                 if not _is_away(error):
                     raise
-                self._wait_for_it(error, deadline)
+                if away is None:
+                    print(f"waiting for the ledger {self.path}: {_told(error)}", file=sys.stderr)
+                away = error
+        assert away is not None  # there is always a first attempt
+        raise LedgerUnreachableError(
+            f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_told(away)}); what "
+            "trials have recorded is kept, and the same command goes on"
+        ) from away
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
         statement = f"INSERT INTO {TABLE} (sweep, number, record) VALUES (:sweep, :number, :record)"
-        with self._connection.begin():
-            self._connection.execute(sa.text(statement), rows)
+        try:
+            with self._connection.begin():
+                self._connection.execute(sa.text(statement), rows)
+        except IntegrityError as error:
+            # of a commit whose answer was lost, nobody knows but the table
+            if not self._are_there(rows):
+                raise LedgerHeldError(
+                    f"ledger {self.path}: another process has written to it; this one ends"
+                ) from error
 
     def _are_there(self, rows: Sequence[dict[str, Any]]) -> bool:
         query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep AND number BETWEEN :first
@@ -195,31 +209,11 @@ class JournalTable(Journal):
         found = self._run(query, first=rows[0]["number"], last=rows[-1]["number"])
         return [row[0] for row in found] == [row["record"] for row in rows]
 
-    def _wait_for_it(self, error: DBAPIError, deadline: float) -> None:
-        """Come back with a new connection and the lock, once the database answers again."""
-        print(f"waiting for the ledger {self.path}: {_told(error)}", file=sys.stderr)
-        held_since: float | None = None
-        while True:
-            try:
-                self._connection.close()
-                self._connection = self._connect()
-                self._lock()
-                return
-            except LedgerHeldError:
-                # by our own connection, as long as the server has not noticed its end
-                held_since = held_since or time.monotonic()
-                if time.monotonic() - held_since > NOTICED:
-                    raise
-            except DBAPIError as again:
-                if not _is_away(again):
-                    raise
-                if time.monotonic() > deadline:
-                    raise LedgerUnreachableError(
-                        f"the ledger {self.path} has not answered for {PATIENCE:g} s "
-                        f"({_told(again)}); what trials have recorded is kept, and the same "
-                        "command goes on"
-                    ) from again
-            time.sleep(AGAIN_SECONDS)
+    def _is_ours_again(self) -> bool:
+        """Whether a new connection has the lock."""
+        self._connection.close()
+        self._connection = self._connect()
+        return self._try_lock()
 
     def _connect(self) -> sa.Connection:
         connection = self._engine.connect()
@@ -234,17 +228,22 @@ class JournalTable(Journal):
             self._connection.execute(sa.text(CREATE))
 
     def _lock(self) -> None:
-        key = int.from_bytes(hashlib.sha256(self._sweep.encode()).digest()[:8], signed=True)
-        if self._run("SELECT pg_try_advisory_lock(:key)", key=key)[0][0]:
-            return
+        if not self._try_lock():
+            raise self._held_by_another()
+
+    def _try_lock(self) -> bool:
+        return self._run("SELECT pg_try_advisory_lock(:key)", key=self._key)[0][0]
+
+    def _held_by_another(self) -> LedgerHeldError:
+        """What to tell of another writer."""
         holder = self._run(
             """SELECT a.application_name, a.client_addr FROM pg_locks l JOIN pg_stat_activity a
             ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted
             AND ((l.classid::bigint << 32) | l.objid::bigint) = :key""",
-            key=key,
+            key=self._key,
         )
         who = f"{holder[0][0]}, from {holder[0][1]}" if holder else "another process"
-        raise LedgerHeldError(
+        return LedgerHeldError(
             f"ledger {self.path} is being written by {who}; wait for it, stop it, or choose "
             "another --name"
         )

@@ -7,16 +7,11 @@ nobody would ever see again. So the folder is there only as long as a file of th
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gdpo_tune.errors import FolderLostError
-
-PATIENCE = 600.0
-"""Seconds for which the folder is waited for."""
-AGAIN_SECONDS = 1.0
+from gdpo_tune.outages import PATIENCE, attempts
 
 
 class FolderAwayError(Exception):
@@ -45,19 +40,17 @@ class Folder:
         if not self.is_there():
             raise FolderAwayError(f"{self.mark.parent} is away")
 
-    def wait(self, sleep: Callable[[float], None] = time.sleep) -> str:
+    def wait(self) -> str:
         """Wait until it is there again; return what has happened, for a person.
 
         Raises:
             FolderLostError: it stays away.
         """
-        began = time.monotonic()
-        while not self.is_there():
-            if time.monotonic() - began > PATIENCE:
-                raise FolderLostError(
-                    f"{self.mark.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
-                    "    fix: mount it again and give the same command again, which goes on from "
-                    "the last whole checkpoints"
-                )
-            sleep(AGAIN_SECONDS)
-        return f"the sweep's folder was away; waited {time.monotonic() - began:.0f} s for it"
+        for waited in attempts(PATIENCE):
+            if self.is_there():
+                return f"the sweep's folder was away; waited {waited:.0f} s for it"
+        raise FolderLostError(
+            f"{self.mark.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
+            "    fix: mount it again and give the same command again, which goes on from "
+            "the last whole checkpoints"
+        )

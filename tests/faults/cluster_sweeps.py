@@ -43,7 +43,7 @@ FIFO = (*SWEEP, "search.scheduler={type: fifo}")
 ASHA = (*SWEEP, "search.scheduler={type: asha, grace: 0.1, variant: stop}")
 TRIAL = "ray::ImplicitFunc"
 """What the process of a trial calls itself."""
-STOOD_STILL = 2.0
+STOOD_STILL = 1.0
 """Seconds without a step, which takes a third of one, after which a trial was disturbed."""
 MINUTE = 60.0
 ROWS: list[tuple[str, ...]] = []

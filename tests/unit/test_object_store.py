@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune import object_store
+from gdpo_tune import outages
 from gdpo_tune.errors import StoreError, StoreUnreachableError
 from gdpo_tune.object_store import (
     CACHE,
@@ -38,8 +38,8 @@ def empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made, in a time in which nothing else takes any."""
     pauses: list[float] = []
-    monkeypatch.setattr(object_store.time, "sleep", pauses.append)
-    monkeypatch.setattr(object_store.time, "monotonic", lambda: sum(pauses))
+    monkeypatch.setattr(outages.time, "sleep", pauses.append)
+    monkeypatch.setattr(outages.time, "monotonic", lambda: sum(pauses))
     return pauses
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gdpo_tune import outages
 from gdpo_tune.errors import FolderLostError
 from gdpo_tune.spec import load_spec
 from gdpo_tune.trials import Cost, Measurement
@@ -38,7 +39,7 @@ def test_an_empty_folder_in_its_place_is_not_the_folder(mark: Path):
         Folder(mark).check()
 
 
-def test_it_is_waited_for(mark: Path):
+def test_it_is_waited_for(mark: Path, monkeypatch: pytest.MonkeyPatch):
     mark.unlink()
     waits = list[float]()
 
@@ -47,8 +48,9 @@ def test_it_is_waited_for(mark: Path):
         if len(waits) == 3:
             mark.touch()
 
-    assert Folder(mark).wait(sleep).startswith("the sweep's folder was away; waited")
-    assert waits == [folder.AGAIN_SECONDS] * 3
+    monkeypatch.setattr(outages.time, "sleep", sleep)
+    assert Folder(mark).wait().startswith("the sweep's folder was away; waited")
+    assert waits == [1, 1, 1]
 
 
 def test_it_is_not_waited_for_for_ever(mark: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune import object_store
+from gdpo_tune import outages
 from gdpo_tune.checkpoint_names import whole_checkpoints
 from gdpo_tune.errors import NonFiniteError, StoreUnreachableError
 from gdpo_tune.object_store import CACHE, ObjectFolder
@@ -157,7 +157,7 @@ def test_a_short_outage_costs_no_attempt_and_is_told(
     tmp_path: Path, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ):
     pauses: list[float] = []
-    monkeypatch.setattr(object_store.time, "sleep", pauses.append)
+    monkeypatch.setattr(outages.time, "sleep", pauses.append)
     put = MemoryFileSystem.put
     left = [OSError("no route")] * 3
 
