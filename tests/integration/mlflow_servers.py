@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,16 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 import tracking_driver
+from free_ports import free_port
 
 DRIVER = Path(tracking_driver.__file__)
 ROOT = DRIVER.parents[2]
 PATIENCE = 240.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class MlflowServer:

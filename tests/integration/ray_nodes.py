@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from free_ports import free_port
 from ray._raylet import GcsClient
-from ray_heads import ROOT, free_port, wait_for_dashboard
+from ray_heads import ROOT, wait_for_dashboard
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block")
 PORTS = (
@@ -158,7 +159,8 @@ class RayCluster:
             *(*within, *RAY, *options, f"--node-name={name}", f"--temp-dir={folder}"),
             *(f"--{port}={free_port()}" for port in PORTS),
             *(f"--num-{what}={count}" for what, count in resources.items()),
-            "--object-store-memory=134217728",
+            # workers find their own: two nodes of one machine would hand out the same ones
+            *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=134217728"),
         ]
         with (folder / "out.txt").open("w") as out:
             process = subprocess.Popen(
