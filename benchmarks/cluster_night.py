@@ -5,8 +5,8 @@
 Two `ray start` nodes of this machine with two logical GPUs each. A file of the kind in `sweeps/`,
 `python -m gdpo_tune.schedule sweeps/ run NAME --wait`, the Jobs API, the shipped training with the
 embedded policy, and trials of half a GPU, so that eight of them take all four. First the sweep is
-left alone. Then the same again: once all slots are taken and most trials have a checkpoint, the
-node that is not the head gets `kill -9` as a whole; once its trials train again, the driver gets
+left alone. Then the same again: once all slots are taken and half of the trials have a checkpoint,
+the node that is not the head gets `kill -9` as a whole; once its trials train again, the driver gets
 it. The schedule then submits its second attempt.
 
 A trial was lost at the last step that it had written; it is back at work when it writes the next
@@ -164,7 +164,7 @@ def wait(
     deadline = time.monotonic() + PATIENCE
     while not moment():
         watch.look()
-        if process.poll() or time.monotonic() > deadline:
+        if process.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"waited in vain\n{told(night)}")
         time.sleep(0.2)
 
@@ -185,13 +185,13 @@ def driver_on(node: RayNode) -> psutil.Process:
 
 
 def well_under_way(night: Night, cluster: RayCluster) -> bool:
-    """Whether all slots are taken, and most trials have a checkpoint."""
+    """Whether all slots are taken, and half of the trials have a checkpoint."""
     if any(len(trials_on(node)) < ON_A_NODE for node in cluster.nodes):
         return False
     numbers = running(night)
     folders = [night.spec.directory / "trials" / str(number) for number in numbers]
     have = sum(newest_valid_checkpoint(folder) is not None for folder in folders)
-    return len(numbers) == SLOTS and have >= SLOTS - 2
+    return len(numbers) == SLOTS and have >= SLOTS // 2
 
 
 def running(night: Night) -> list[int]:
@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="shorter trials, and fewer: minutes")
     options = parser.parse_args()
-    size = {"steps": 30, "trials": 8} if options.small else {"steps": 60, "trials": 14}
+    size = {"steps": 30, "trials": 12} if options.small else {"steps": 60, "trials": 14}
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with tempfile.TemporaryDirectory() as name, short_folder() as short:
         folder = Path(name)
