@@ -6,8 +6,8 @@ Two `ray start` nodes of this machine with two logical GPUs each. A file of the 
 `python -m gdpo_tune.schedule sweeps/ run NAME --wait`, the Jobs API, the shipped training with the
 embedded policy, and trials of half a GPU, so that eight of them take all four. First the sweep is
 left alone. Then the same again: once all slots are taken and half of the trials have a checkpoint,
-the node that is not the head gets `kill -9` as a whole; once its trials train again, the driver gets
-it. The schedule then submits its second attempt.
+the node that is not the head gets `kill -9` as a whole; once its trials train again, the driver
+does. The schedule then submits its second attempt.
 
 A trial was lost at the last step that it had written; it is back at work when it writes the next
 line. Steps that were done again are those behind its newest checkpoint.
