@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import datetime
 
 from gdpo_tune.clusters import cron, decide, notify
+from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS
 from gdpo_tune.clusters.book import ACTIVE, time_of
-from gdpo_tune.clusters.local import PATIENCE
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.tick import Desk, look_after
 from gdpo_tune.errors import BackendError, UsageError
@@ -163,7 +163,7 @@ def hand_back(desk: Desk, sleep: Callable[[float], None] = time.sleep) -> None:
     if run is None or run.state != "running":
         return
     backend, waited = desk.make_backend(desk.sweep), 0.0
-    while waited < PATIENCE and backend.look(run.job).running:
+    while waited < CHECKPOINT_SECONDS and backend.look(run.job).running:
         backend.stop(run.job, waited)
         sleep(LOOK_AGAIN)
         waited += LOOK_AGAIN

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Protocol
 from gdpo_tune import registry
 from gdpo_tune.clusters.load import ScheduledSweep
 
+CHECKPOINT_SECONDS = 120.0
+"""That a sweep has for its checkpoints once it was asked to stop."""
+
 
 @dataclass(frozen=True)
 class Job:

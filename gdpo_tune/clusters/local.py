@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import psutil
 
-from gdpo_tune.clusters.backends import Job, Look
-from gdpo_tune.clusters.job_folders import check_folder, folder_of
+from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job, Look
+from gdpo_tune.clusters.job_folders import check_folder, folder_of, last_words, reason
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import LocalBackend
 from gdpo_tune.clusters.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
@@ -29,10 +29,6 @@ from gdpo_tune.processes import process_of, runs
 
 SILENT = 8 * BEAT_SECONDS
 """Seconds without a beat after which a job of another machine is taken to be dead."""
-PATIENCE = 120.0
-"""Seconds that a sweep has for its checkpoints once it was asked to stop."""
-SAID = 300
-"""At most so many characters of what a sweep said last are told."""
 
 
 def backend(sweep: ScheduledSweep) -> Local:
@@ -135,7 +131,7 @@ class Local:
         if sweep is None:
             return
         with suppress(psutil.NoSuchProcess):
-            if waited < PATIENCE:
+            if waited < CHECKPOINT_SECONDS:
                 ask_once(sweep, Path(job["folder"]))
             else:
                 for child in [*sweep.children(recursive=True), sweep]:
@@ -162,21 +158,3 @@ def is_alive(job: dict[str, Any]) -> bool:
         return False
     finally:
         ours.unlink()
-
-
-def reason(status: int, log: Path) -> str:
-    """Why a sweep ended, for a person; empty if it succeeded."""
-    if status == 0:
-        return ""
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}: {last_words(log)}"
-
-
-def last_words(log: Path) -> str:
-    """What stands last in a log: from the last `error:` on, or its last line."""
-    if not log.exists():
-        return "it printed nothing"
-    text = log.read_text(errors="replace").strip()
-    found = text[text.rfind("error:") :] if "error:" in text else text.rpartition("\n")[2]
-    return " ".join(found[:SAID].split()) or "it printed nothing"

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gdpo_tune.clusters import batch, tools
-from gdpo_tune.clusters.backends import Job, Look
+from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job, Look
 from gdpo_tune.clusters.batch import Batch
-from gdpo_tune.clusters.job_folders import check_folder, folder_of
+from gdpo_tune.clusters.job_folders import check_folder, folder_of, reason
 from gdpo_tune.clusters.load import ScheduledSweep
-from gdpo_tune.clusters.local import PATIENCE, reason
 from gdpo_tune.clusters.model import SlurmBackend
 from gdpo_tune.clusters.tools import Answer
 from gdpo_tune.errors import BackendError, BackendUnreachableError
@@ -114,7 +113,7 @@ class Slurm:
         """Tell the script, which tells the sweep, once; after a while cancel the job."""
         told = Path(job["folder"], "stop")
         pending = self._slurm("squeue", "--jobs", job["id"], "--noheader", "--format", "%T")
-        if waited >= PATIENCE or pending.out.strip() == "PENDING":
+        if waited >= CHECKPOINT_SECONDS or pending.out.strip() == "PENDING":
             answer = self._slurm("scancel", job["id"])
         elif not told.exists():
             answer = self._slurm("scancel", "--batch", "--signal=TERM", job["id"])

@@ -19,7 +19,7 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters import local
-from gdpo_tune.clusters.backends import Job
+from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job
 from gdpo_tune.clusters.book import Book
 from gdpo_tune.clusters.load import load_sweeps
 from gdpo_tune.clusters.local import Local
@@ -163,10 +163,10 @@ def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
     time.sleep(0.3)
     assert (tmp_path / "signals").read_text() == "1"
     assert backend.look(known).running
-    backend.stop(known, local.PATIENCE)
+    backend.stop(known, CHECKPOINT_SECONDS)
     look = wait_for(lambda: (seen := backend.look(known)) and not seen.running and seen)
     assert look.status == -signal.SIGKILL
-    backend.stop(known, local.PATIENCE)
+    backend.stop(known, CHECKPOINT_SECONDS)
 
 
 def test_a_supervisor_that_was_killed_leaves_a_job_that_is_still_seen(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch)
     assert not backend.look(elsewhere).running
     beat.unlink()
     assert not backend.look(elsewhere).running
-    backend.stop(known, local.PATIENCE)
+    backend.stop(known, CHECKPOINT_SECONDS)
     wait_for(lambda: not backend.look(known).running)
 
 

@@ -14,8 +14,7 @@ from render_support import SLURM
 from schedule_support import scheduled
 
 from gdpo_tune.clusters import slurm
-from gdpo_tune.clusters.backends import Job
-from gdpo_tune.clusters.local import PATIENCE
+from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job
 from gdpo_tune.clusters.slurm import Slurm
 from gdpo_tune.clusters.tools import Answer
 from gdpo_tune.errors import BackendError, BackendUnreachableError
@@ -135,10 +134,10 @@ def test_a_job_is_told_once_and_cancelled_in_the_end(backend, controller, job):
     sent = [words for words in controller.calls if words[0] == "scancel"]
     assert sent == [("scancel", "--batch", "--signal=TERM", "40")]
     assert backend.look(known).running
-    backend.stop(known, PATIENCE)
+    backend.stop(known, CHECKPOINT_SECONDS)
     assert backend.look(known).reason == "cancelled"
     controller.jobs.clear()
-    backend.stop(known, PATIENCE)
+    backend.stop(known, CHECKPOINT_SECONDS)
 
 
 def test_a_job_that_waits_is_cancelled_at_once(backend, controller, job):
