@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from gdpo_tune.errors import StoreError
 from gdpo_tune.object_store import is_url, open_filesystem, unusable
@@ -21,6 +22,9 @@ from gdpo_tune.object_store import is_url, open_filesystem, unusable
 
 class Store(ABC):
     """Files below one place; names are relative to it, with `/` between folders."""
+
+    errors: ClassVar[type[Exception]]
+    """What is raised where a place cannot be used."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -73,6 +77,16 @@ class Store(ABC):
             "start one run twice\n    fix: take a store with conditional writes, such as S3"
         )
 
+    @contextmanager
+    def _access(self, *expected: type[OSError]) -> Generator[None]:
+        """Tell what is wrong with the place, but for errors that the caller deals with."""
+        try:
+            yield
+        except expected:
+            raise
+        except self.errors as error:
+            raise unusable(self.place, error) from error
+
 
 def open_store(storage: str) -> Store:
     """The store that a folder or an address names.
@@ -86,6 +100,8 @@ def open_store(storage: str) -> Store:
 class FolderStore(Store):
     """On a disk, local or shared."""
 
+    errors = OSError
+
     def create(self, name: str, content: bytes) -> None:
         """See `Store`."""
         path = Path(self.place, name)
@@ -97,11 +113,8 @@ class FolderStore(Store):
                 file.flush()
                 os.fsync(file.fileno())
         try:
-            os.link(aside, path)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise unusable(self.place, error) from error
+            with self._access(FileExistsError):
+                os.link(aside, path)
         finally:
             aside.unlink()
 
@@ -121,16 +134,11 @@ class FolderStore(Store):
         with self._access():
             Path(self.place, name).unlink(missing_ok=True)
 
-    @contextmanager
-    def _access(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise unusable(self.place, error) from error
-
 
 class ObjectStore(Store):
     """Behind an address that fsspec knows."""
+
+    errors = Exception  # each store has errors of its own for credentials and networks
 
     def __init__(self, place: str) -> None:
         super().__init__(place)
@@ -168,12 +176,3 @@ class ObjectStore(Store):
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-    @contextmanager
-    def _access(self, *expected: type[OSError]) -> Generator[None]:
-        try:
-            yield
-        except expected:
-            raise
-        except Exception as error:  # each store has errors of its own for credentials and networks
-            raise unusable(self.place, error) from error
