@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from gdpo_tune import ray_access
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.files import write_whole
 from gdpo_tune.processes import creation, process_of, runs
@@ -39,6 +40,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # failures are in the ledger with their reason
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
+QUIET: Mapping[str, Any] = {
+    "log_to_driver": False,
+    "logging_level": logging.CRITICAL,  # what trials die of is in the ledger
+}
+"""For `ray.init`."""
 SERVERS = ("gcs_server", "raylet")
 """Names of the processes without which a cluster of our own can do nothing."""
 FOR_TRIALS = (
@@ -62,7 +68,7 @@ TOO_SLOW = "timed out during startup"
 
 def connected() -> bool:
     """Whether a sweep would run on an existing cluster."""
-    return bool(os.environ.get("RAY_ADDRESS"))
+    return bool(os.environ.get(ray_access.ADDRESS))
 
 
 @dataclass(frozen=True)
@@ -93,50 +99,66 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if not connected():
-        # a token left in the home directory turns authentication on, and then nothing answers
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    with joined_cluster() if connected() else own_cluster(processes) as cluster:
+        yield cluster
+
+
+@contextmanager
+def joined_cluster() -> Generator[Cluster]:
+    """The cluster that RAY_ADDRESS names.
+
+    Raises:
+        ClusterError: it cannot be joined from here.
+    """
+    import ray
+
+    join(QUIET, {name: os.environ[name] for name in FOR_TRIALS})
+    with watched(ray.get_runtime_context().gcs_address) as watch:
+        nodes = Nodes(ray.nodes)
+        is_up = partial(head_is_there, watch, partial(our_node_is_alive, nodes))
+        try:
+            yield Cluster(nodes, lambda: None, asked_every(ASK_AGAIN, is_up))
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def own_cluster(processes: Path) -> Generator[Cluster]:
+    """A cluster on this machine alone.
+
+    Args:
+        processes: file that remembers its processes.
+
+    Raises:
+        ClusterLostError: its servers did not start.
+    """
+    # a token left in the home directory turns authentication on, and then nothing answers
+    os.environ.setdefault(ray_access.MODE, "disabled")
     import ray
 
     others = children()
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.CRITICAL,  # what trials die of is in the ledger
-    }
-    with ExitStack() as stack:
-        if connected():
-            join(quiet, {name: os.environ[name] for name in FOR_TRIALS})
-            watch = stack.enter_context(watched(ray.get_runtime_context().gcs_address))
-        else:
-            start_servers(others, quiet)
-            watch = None
+    start_servers(others)
+    nodes, is_up = Nodes(ray.nodes), servers_watched()
 
-        def remember_all() -> None:
-            if watch is None:
-                remember(processes, children() - others)
+    def remember_all() -> None:
+        remember(processes, children() - others)
 
-        nodes = Nodes(ray.nodes)
-        is_up = servers_watched()
-        if watch is not None:
-            is_up = partial(head_is_there, watch, partial(our_node_is_alive, nodes))
-        is_alive = asked_every(LOOK_AGAIN if watch is None else ASK_AGAIN, is_up)
-        try:
-            remember_all()
-            yield Cluster(nodes, remember_all, is_alive)
-        finally:
-            lost = watch is None and not is_up()
-            ray.shutdown()
-            if lost:
-                end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
-            processes.unlink(missing_ok=True)
+    try:
+        remember_all()
+        yield Cluster(nodes, remember_all, asked_every(LOOK_AGAIN, is_up))
+    finally:
+        lost = not is_up()
+        ray.shutdown()
+        if lost:
+            end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
+        processes.unlink(missing_ok=True)
 
 
-def start_servers(others: Collection[tuple[int, float]], options: Mapping[str, Any]) -> None:
+def start_servers(others: Collection[tuple[int, float]]) -> None:
     """Start a cluster of our own, once more where its servers took too long.
 
     Args:
         others: processes below this one that are not Ray's.
-        options: for `ray.init`.
 
     Raises:
         ClusterLostError: they took too long every time.
@@ -150,7 +172,7 @@ def start_servers(others: Collection[tuple[int, float]], options: Mapping[str, A
                 num_cpus=local_cpus(),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
-                **options,
+                **QUIET,
             )
         except Exception as error:
             if TOO_SLOW not in str(error):
