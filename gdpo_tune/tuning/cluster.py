@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,11 @@ import psutil
 
 from gdpo_tune import ray_access
 from gdpo_tune.errors import ClusterLostError
-from gdpo_tune.files import write_whole
-from gdpo_tune.processes import creation, process_of, runs
+from gdpo_tune.processes import runs
 from gdpo_tune.spec import local_cpus
 from gdpo_tune.tuning.head import HeadWatch, watched
 from gdpo_tune.tuning.joining import join
+from gdpo_tune.tuning.leftovers import children, end, end_orphans, remember
 from gdpo_tune.tuning.nodes import Nodes
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -231,40 +230,3 @@ def asked_every(seconds: float, question: Callable[[], bool]) -> Callable[[], bo
         return answer
 
     return ask
-
-
-def children() -> set[tuple[int, float]]:
-    """Pid and time of creation, which tell a reused pid, of every process below this one."""
-    return {
-        (child.pid, created)
-        for child in psutil.Process().children(recursive=True)
-        if (created := creation(child)) is not None
-    }
-
-
-def remember(file: Path, processes: Iterable[tuple[int, float]]) -> None:
-    """Write down processes for `end_orphans` of the next start."""
-    write_whole(file, json.dumps(sorted(processes)))
-
-
-def remembered(file: Path) -> list[tuple[int, float]]:
-    """What `remember` wrote down; nothing if that cannot be read."""
-    try:
-        return [(int(pid), float(created)) for pid, created in json.loads(file.read_bytes())]
-    except (OSError, ValueError, TypeError):
-        return []
-
-
-def end_orphans(file: Path) -> None:
-    """End what is left of the processes that a killed run wrote down."""
-    end(remembered(file))
-    file.unlink(missing_ok=True)
-
-
-def end(processes: Iterable[tuple[int, float]]) -> None:
-    """End those of these processes that are still there and ours to end."""
-    for pid, created in processes:
-        process = process_of(pid, created)
-        if process is not None:
-            with suppress(psutil.Error):
-                process.kill()

@@ -16,7 +16,7 @@ import ray
 from ray._private.accelerators import accelerator
 
 from gdpo_tune.errors import ClusterLostError
-from gdpo_tune.tuning import cluster
+from gdpo_tune.tuning import cluster, leftovers
 from gdpo_tune.tuning.interruption import ClusterLost, Interruption
 from gdpo_tune.tuning.nodes import Nodes
 
@@ -56,10 +56,10 @@ def test_only_processes_of_the_cluster_are_remembered(
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     spawn()  # a server of somebody else, say
     with cluster.ray_cluster(file) as up:
-        assert [pid for pid, _ in cluster.remembered(file)] == new
+        assert [pid for pid, _ in leftovers.remembered(file)] == new
         new.append(spawn().pid)
         up.remember()
-        assert sorted(pid for pid, _ in cluster.remembered(file)) == sorted(new)
+        assert sorted(pid for pid, _ in leftovers.remembered(file)) == sorted(new)
     assert not file.exists()
 
 
@@ -115,8 +115,8 @@ def test_another_error_of_ray_is_its_own(file: Path, spawn: Spawn, monkeypatch: 
 def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path, spawn: Spawn):
     left, other = spawn(), spawn()
     created = psutil.Process(left.pid).create_time()
-    cluster.remember(file, [(left.pid, created), (other.pid, created - 3600)])
-    cluster.end_orphans(file)
+    leftovers.remember(file, [(left.pid, created), (other.pid, created - 3600)])
+    leftovers.end_orphans(file)
     assert left.wait() != 0
     assert other.poll() is None
     assert not file.exists()
@@ -125,7 +125,7 @@ def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path,
 @pytest.mark.parametrize("content", ["", "[[12", "[3]", "{}", '[["a", 1]]', "\0\0"])
 def test_a_torn_file_remembers_nothing(file: Path, content: str):
     file.write_text(content)
-    cluster.end_orphans(file)
+    leftovers.end_orphans(file)
     assert not file.exists()
 
 
@@ -136,10 +136,10 @@ def test_a_process_of_another_user_is_left_alone(
         raise psutil.AccessDenied(process.pid)
 
     process = spawn()
-    cluster.remember(file, cluster.children())
+    leftovers.remember(file, leftovers.children())
     assert process.pid in [pid for pid, _ in json.loads(file.read_text())]
     monkeypatch.setattr(psutil.Process, "kill", refuse)
-    cluster.end_orphans(file)
+    leftovers.end_orphans(file)
     assert not file.exists()
     assert process.poll() is None
 
