@@ -16,7 +16,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "gdpo_tune.tuning.searcher:LedgerSearcher.on_trial_result",
         "gdpo_tune.tuning.searcher:LedgerSearcher.on_trial_complete",
     ),
-    "plan": ("gdpo_tune.tuning.searcher:next_step",),
+    "plan": ("gdpo_tune.tuning.agenda:next_step",),
     "proposals (loop)": (
         "gdpo_tune.tuning.proposals:Proposals.next",
         "gdpo_tune.tuning.proposals:Proposals.observe",

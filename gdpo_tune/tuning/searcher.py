@@ -35,10 +35,10 @@ from gdpo_tune.events import (
 from gdpo_tune.files import room_in
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Cost, Incident, Measurement, Outcome, TrialConfig, TrialRecord
-from gdpo_tune.tuning.budget import hours_of, spent_budget
+from gdpo_tune.tuning.agenda import Agenda
 from gdpo_tune.tuning.handover import write_schedule
 from gdpo_tune.tuning.nodes import Node
-from gdpo_tune.tuning.plan import Step, next_step, trial_seed
+from gdpo_tune.tuning.plan import trial_seed
 from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.proposals import Proposals
 from gdpo_tune.tuning.referee import Referee
@@ -96,9 +96,7 @@ class LedgerSearcher(Searcher):
         self._proposals.load((r, ledger.sampler_state(r.number)) for r in ledger.records())
         self._thinking = False
         """Whether a free slot waits for a proposal."""
-        self._step: Step | None = None
-        self._step_is_known = False
-        self._budget_is_known = False
+        self._agenda = Agenda(ledger)
 
     def fit(self, nodes: Sequence[Node]) -> None:
         """The cluster has other nodes now: as many trials are handed out as they have room for."""
@@ -161,7 +159,7 @@ class LedgerSearcher(Searcher):
         # what comes after a verdict counts for nothing: where it was given, the trial goes on
         if measurement.validated and not self._referee.is_halting(number):
             with self._recording():
-                self._budget_is_known = False
+                self._agenda.measured()
                 if self._ledger.progress(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
@@ -242,10 +240,7 @@ class LedgerSearcher(Searcher):
 
     def _finished(self, record: TrialRecord) -> None:
         self._spent.pop(record.number, None)
-        # Where nothing was left to do, one that was stopped leaves nothing to do: to ask whom to
-        # train again takes half a second among thousands, and at the end most are stopped.
-        stopped = record.role == "search" and record.state in ("pruned", "paused")
-        self._step_is_known &= stopped and self._step is None
+        self._agenda.ended(record)
         self._proposals.observe(record)
         self._tell(record)
 
@@ -256,21 +251,13 @@ class LedgerSearcher(Searcher):
         number = self._referee.promotable(alone=alone)
         if number is None:
             return None
-        records = self._ledger.records()
-        spent = spent_budget(self._spec, records, self._hours(records))
-        if spent and not self._scheduler.promotes_beyond_budget:
+        if not self._scheduler.promotes_beyond_budget and self._agenda.budget_is_spent():
             return None
         return self._referee.promote(number)
 
-    def _hours(self, records: Sequence[TrialRecord]) -> float:
-        """In which the sweep ran; 0 if nobody asks."""
-        if not self._spec.search.budget.hours:
-            return 0.0
-        return hours_of(self._ledger.sessions(), records, time.time())
-
     def _new_trial(self) -> TrialRecord | None:
         self._thinking = False
-        step = self._next_step()
+        step = self._agenda.next(idle=not self._numbers)
         if step is None:
             return None
         params, proposer, sampler_state = step.params, step.proposer, {}
@@ -281,31 +268,13 @@ class LedgerSearcher(Searcher):
                 return None
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
-        self._step_is_known = False
+        self._agenda.begun()
         seed = trial_seed(self._spec, len(self._ledger.records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
         self._proposals.observe(record, sampler_state)
         return record
-
-    def _next_step(self) -> Step | None:
-        """What the plan says; computed again only when a trial has begun or ended.
-
-        What is measured on the way changes the plan through the budget alone.
-        """
-        if not self._step_is_known or (self._step is None and not self._numbers):
-            records = self._ledger.records()
-            self._step = next_step(self._spec, records, self._hours(records))
-            self._step_is_known = True
-        elif self._step is not None and (
-            self._spec.search.budget.hours or not self._budget_is_known  # hours pass by themselves
-        ):
-            records = self._ledger.records()
-            if spent_budget(self._spec, records, self._hours(records)):
-                self._step = None
-        self._budget_is_known = True
-        return self._step
 
     def _config(self, record: TrialRecord) -> TrialConfig:
         directory = Path(self._ledger.trial_directory(record.number))

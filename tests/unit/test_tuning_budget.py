@@ -12,7 +12,7 @@ from tuning_support import outcome, spec_in
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Cost, Rung, TrialRecord
-from gdpo_tune.tuning import searcher
+from gdpo_tune.tuning import agenda
 from gdpo_tune.tuning.budget import Spent, hours_of, spent, spent_budget
 from gdpo_tune.tuning.plan import Step, ending, is_finished, next_step, planned
 from gdpo_tune.tuning.proposals import Proposals
@@ -110,17 +110,17 @@ def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
         plans.append(len(plans))
         return next_step(*arguments)
 
-    monkeypatch.setattr(searcher, "next_step", counted)
+    monkeypatch.setattr(agenda, "next_step", counted)
     with Ledger.open(spec) as ledger:
         ledger.begin_session(0.0, 2, {})
-        monkeypatch.setattr(searcher.time, "time", lambda: 1800.0)
+        monkeypatch.setattr(agenda.time, "time", lambda: 1800.0)
         driver = Driver(ledger)
         for _ in range(2):
             driver.end(driver.ask())
         monkeypatch.setattr(Proposals, "next", lambda *_, **__: None)  # the sampler is thinking
         assert [driver.ask() for _ in range(3)] == [None] * 3
         assert len(plans) == 3
-        monkeypatch.setattr(searcher.time, "time", lambda: 3600.0)
+        monkeypatch.setattr(agenda.time, "time", lambda: 3600.0)
         assert driver.ask() == "FINISHED"
         assert len(plans) == 3
 
