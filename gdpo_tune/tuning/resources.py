@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gdpo_tune.errors import ResourcesError
-from gdpo_tune.spec import Resources
+from gdpo_tune.spec import Resources, SweepSpec
+from gdpo_tune.tuning.nodes import Node
 
 SLACK = 1e-9
 """Keeps 1 / 0.1 at 10 slots."""
@@ -46,3 +47,19 @@ def slots(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
             f"{total} {alive}"
         )
     return total // resources.workers
+
+
+def slots_of(spec: SweepSpec, nodes: Sequence[Node]) -> int:
+    """Trials that run at the same time.
+
+    Raises:
+        ResourcesError: no node can hold a single trial.
+    """
+    count = slots(spec.resources, [node.resources for node in nodes])
+    # A server holds the weights of one policy.
+    return 1 if spec.rollout.vllm_mode == "server" else count
+
+
+def with_room(spec: SweepSpec, nodes: Sequence[Node]) -> list[Node]:
+    """Those on which a trial, or one of its workers, may run."""
+    return [node for node in nodes if fit(spec.resources, node.resources)]

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.sweep_store import SweepStore, check_writable
 from gdpo_tune.trials import TrialRecord
-from gdpo_tune.tuning import cluster, resources
+from gdpo_tune.tuning import cluster
 from gdpo_tune.tuning.budget import hours_of
 from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.head import LOST
-from gdpo_tune.tuning.nodes import Node
 from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
+from gdpo_tune.tuning.resources import slots_of, with_room
 from gdpo_tune.tuning.survey import survey
 
 TRAIN = "gdpo_tune.training:train"
@@ -136,22 +135,6 @@ def why_ended(ledger: Ledger) -> str:
     return ending(ledger.spec, records, hours) if finished else ""
 
 
-def slots_of(spec: SweepSpec, nodes: Sequence[Node]) -> int:
-    """Trials that run at the same time.
-
-    Raises:
-        ResourcesError: no node can hold a single trial.
-    """
-    count = resources.slots(spec.resources, [node.resources for node in nodes])
-    # A server holds the weights of one policy.
-    return 1 if spec.rollout.vllm_mode == "server" else count
-
-
-def with_room(spec: SweepSpec, nodes: Sequence[Node]) -> list[Node]:
-    """Those on which a trial, or one of its workers, may run."""
-    return [node for node in nodes if resources.fit(spec.resources, node.resources)]
-
-
 def reuses_processes(spec: SweepSpec) -> bool:
     """Whether trials follow each other in warm processes.
 
@@ -187,7 +170,6 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     folder = None if store else Folder(ledger.directory / SPEC)
     setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots), store, folder)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
-    searcher.slots_of = partial(slots_of, ledger.spec)
     interruption = Interruption(stop_file, ray_up.is_alive)
 
     def stop() -> None:

@@ -43,6 +43,7 @@ from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.proposals import Proposals
 from gdpo_tune.tuning.referee import Referee
 from gdpo_tune.tuning.reporter import pace_of
+from gdpo_tune.tuning.resources import slots_of
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.setup import Setup
 from gdpo_tune.tuning.warm_start import earlier_trials
@@ -82,8 +83,6 @@ class LedgerSearcher(Searcher):
         """Ray's trial id -> number, for trials that have not ended."""
         self._spent: dict[int, Cost] = {}
         """What running trials have cost so far: a failure has a price too."""
-        self.slots_of: Callable[[Sequence[Node]], int] = lambda _: slots
-        """Trials that fit side by side on nodes."""
         self._stopping = False
         self._scheduler = scheduler
         self._referee = Referee(ledger, scheduler)
@@ -101,7 +100,7 @@ class LedgerSearcher(Searcher):
     def fit(self, nodes: Sequence[Node]) -> None:
         """The cluster has other nodes now: as many trials are handed out as they have room for."""
         try:
-            self._slots = self.slots_of(nodes)
+            self._slots = slots_of(self._spec, nodes)
         except ResourcesError as error:
             self._slots = 0
             self.note(f"the sweep waits for nodes: {error}", [])

@@ -19,7 +19,7 @@ from gdpo_tune.errors import StoreUnreachableError
 from gdpo_tune.events import Disturbed
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.trials import Incident
-from gdpo_tune.tuning import failures, runner, workers
+from gdpo_tune.tuning import failures, workers
 from gdpo_tune.tuning.attempts import LOSSES, RETRIES, Accounts
 from gdpo_tune.tuning.failures import FOR_EVER, Attempts, cause
 from gdpo_tune.tuning.lost import NODE_DIED, ActorWornOut, NodeLostError, StoreAwayError
@@ -144,7 +144,6 @@ class Sweep:
         self.ledger, self.driver = ledger, Driver(ledger, slots=4)
         self.table = Table(a=True, b=True)
         self.nodes = Nodes(self.table)
-        self.driver.searcher.slots_of = lambda nodes: runner.slots_of(ledger.spec, nodes)
         self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None, "".join)
         monkeypatch.setattr(failures, "last_error", lambda trial: trial.error)
         self.trials = [RayTrial(*self._suggested()) for _ in range(4)]

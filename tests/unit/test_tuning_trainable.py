@@ -29,7 +29,7 @@ from gdpo_tune.tuning.cluster import Cluster
 from gdpo_tune.tuning.lost import ActorWornOut
 from gdpo_tune.tuning.nodes import Node, Nodes
 from gdpo_tune.tuning.reporter import Reporter
-from gdpo_tune.tuning.resources import slots
+from gdpo_tune.tuning.resources import slots, slots_of
 from gdpo_tune.tuning.setup import Setup
 from gdpo_tune.tuning.trainable import memory_limit, run_trial
 
@@ -198,8 +198,8 @@ def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
 def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
     nodes = [Node("a", "here", {"CPU": 8.0, "GPU": 4.0})]
     server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
-    assert runner.slots_of(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
-    assert runner.slots_of(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
+    assert slots_of(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
+    assert slots_of(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
 
 
 NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
