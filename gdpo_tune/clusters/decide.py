@@ -49,7 +49,9 @@ def begins_after(book: Book) -> datetime | None:
     return max(book.since, book.handled)
 
 
-def begin(sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **more: bool) -> Event:
+def begin(
+    sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, *, asked: bool = False
+) -> Event:
     """Start the run of a time, or take it up again; skip it if the 30 days' budget is spent.
 
     Args:
@@ -57,7 +59,7 @@ def begin(sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **mo
         book: no run is under way.
         tick: the time.
         now: the clock.
-        more: `asked=True` if it was asked for by name, not by the schedule.
+        asked: whether somebody asked for it by name, not the schedule.
     """
     budget, known = sweep.settings.budget, book.run_for(tick)
     limit = budget.gpu_hours
@@ -66,7 +68,7 @@ def begin(sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **mo
         left = budget.gpu_hours_per_30d - spent
         if left <= 0:
             why = f"{spent:.4g} of {budget.gpu_hours_per_30d:.4g} GPU-hours of 30 days are spent"
-            return skipped(now, [tick], "budget", why, **more)
+            return skipped(now, [tick], "budget", why, asked=asked)
         # of a run that is taken up again, what it has spent is spent already
         left += 0.0 if known is None else known.gpu_hours
         limit = left if limit is None else min(limit, left)
@@ -79,26 +81,26 @@ def begin(sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **mo
         "tick": tick.isoformat(),
         "identity": sweep.spec.identity(),
         **limits,
-        **more,
+        **_by_name(asked),
     }
     return Event("started", now, about)
 
 
 def overlapping(
-    sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, **more: bool
+    sweep: ScheduledSweep, book: Book, tick: datetime, now: datetime, *, asked: bool = False
 ) -> Event:
-    """The fate of a time whose run would overlap with the one under way."""
+    """The fate of a time whose run would overlap with the one under way; `asked` as for `begin`."""
     active, policy = book.active, sweep.settings.policy.overlap
     assert active is not None, "nothing overlaps with no run"
     if policy == "skip":
-        return skipped(now, [tick], "overlap", f"{active.id} is under way", **more)
+        return skipped(now, [tick], "overlap", f"{active.id} is under way", asked=asked)
     if book.queued is not None and policy == "queue":
         waiting = run_name(sweep.name, book.queued)
-        return skipped(now, [tick], "overlap", f"{waiting} is waiting already", **more)
+        return skipped(now, [tick], "overlap", f"{waiting} is waiting already", asked=asked)
     if book.queued is not None:
         why = f"{run_name(sweep.name, tick)} takes its place"
-        return skipped(now, [book.queued], "overlap", why, **more)
-    return Event("queued", now, {"tick": tick.isoformat(), **more})
+        return skipped(now, [book.queued], "overlap", why, asked=asked)
+    return Event("queued", now, {"tick": tick.isoformat(), **_by_name(asked)})
 
 
 def overdue(sweep: ScheduledSweep, run: Run, now: datetime) -> bool:
@@ -142,7 +144,9 @@ def retried(run: Run, look: Look, now: datetime) -> Event:
     return Event("retried", now, about)
 
 
-def skipped(now: datetime, ticks: list[datetime], why: str, reason: str, **more: bool) -> Event:
+def skipped(
+    now: datetime, ticks: list[datetime], why: str, reason: str, *, asked: bool = False
+) -> Event:
     """The fate of times for which nothing is started.
 
     Args:
@@ -150,7 +154,7 @@ def skipped(now: datetime, ticks: list[datetime], why: str, reason: str, **more:
         ticks: the times, in order; of many only the ends are written down.
         why: `missed`, `overlap`, `budget` or `disabled`.
         reason: for a person.
-        more: `asked=True` if they were asked for by name.
+        asked: whether somebody asked for them by name.
     """
     about = {
         "first": ticks[0].isoformat(),
@@ -158,9 +162,14 @@ def skipped(now: datetime, ticks: list[datetime], why: str, reason: str, **more:
         "count": len(ticks),
         "why": why,
         "reason": reason,
-        **more,
+        **_by_name(asked),
     }
     return Event("skipped", now, about)
+
+
+def _by_name(asked: bool) -> dict[str, bool]:
+    """What an event says of a run that was asked for by name; nothing of any other."""
+    return {"asked": True} if asked else {}
 
 
 def _fate_of_queued(
@@ -170,7 +179,7 @@ def _fate_of_queued(
         return skipped(now, [queued], "disabled", "the schedule was disabled")
     if book.active is not None:
         return None
-    return begin(sweep, book, queued, now, **({"asked": True} if book.queued_by_name else {}))
+    return begin(sweep, book, queued, now, asked=book.queued_by_name)
 
 
 def _fate_of_due(sweep: ScheduledSweep, book: Book, now: datetime) -> Event | None:
