@@ -71,10 +71,8 @@ class Rendered:
     """What the file of the sweep says, and the target cannot."""
 
 
-def request_for(
-    sweep: ScheduledSweep, target: str, python: str, folder: Path, now: datetime
-) -> Request:
-    """What every target needs to know.
+def schedule_for(sweep: ScheduledSweep, target: str) -> Schedule:
+    """The schedule that a target is to keep.
 
     Raises:
         SpecError: the sweep has no schedule, or one by a clock that is not known elsewhere.
@@ -87,7 +85,7 @@ def request_for(
     if not known or when.timezone in ELSEWHERE_UNKNOWN:
         reason = f"a zone of this machine, which {target} cannot express"
         refuse(sweep, "schedule.timezone", when.timezone, reason, "write one like Europe/Berlin")
-    return Request(sweep, when, target, python, folder, now)
+    return when
 
 
 def kept(sweep: ScheduledSweep) -> list[str]:

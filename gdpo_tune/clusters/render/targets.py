@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from gdpo_tune import registry
 from gdpo_tune.clusters.load import ScheduledSweep
-from gdpo_tune.clusters.render.base import Rendered, Request, request_for
+from gdpo_tune.clusters.render.base import Rendered, Request, schedule_for
 from gdpo_tune.clusters.render.names import TARGETS
 from gdpo_tune.errors import Problem, SpecError
 
@@ -39,12 +38,15 @@ def render_all(
         SpecError: it cannot say what they say; every problem of all of them.
     """
     function: Callable[[Request], Rendered] = registry.load(TARGETS[target].function)
+    place = folder.absolute()
     done: list[Rendered] = []
     found: list[Problem] = []
     for sweep in sweeps:
         try:
-            request = request_for(sweep, target, python, folder.absolute(), now)
-            done.append(function(replace(request, kuberay=kuberay, ray_cron_job=ray_cron_job)))
+            when = schedule_for(sweep, target)
+            done.append(
+                function(Request(sweep, when, target, python, place, now, kuberay, ray_cron_job))
+            )
         except SpecError as error:
             found += error.problems
     if found:
