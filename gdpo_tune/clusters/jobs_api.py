@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gdpo_tune.clusters.backends import Look
 from gdpo_tune.clusters.deadline import within
 from gdpo_tune.clusters.places import why_no_dashboard
 from gdpo_tune.errors import BackendError, BackendUnreachableError
@@ -27,6 +28,10 @@ OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Environment variables that Ray's client takes an address from, whatever address it is given."""
 TOKEN = re.compile(r"[ -~]*")
 """What a token is made of."""
+NO_JOB = "404"
+"""In the message of the error, which has no type of its own, where there is no such job."""
+UNDER_WAY = ("PENDING", "RUNNING")
+"""States of a job that has not ended."""
 _ENVIRONMENT = threading.Lock()
 
 
@@ -139,10 +144,27 @@ class JobsApi:
         )
 
 
-def unknown(error: RuntimeError) -> bool:
-    """Whether an error of Ray's client, which has no type of its own, means that there is no such
-    job."""
-    return "404" in str(error)
+def state_of(job: Any) -> str:
+    """The state of a job that Ray's client tells of."""
+    return str(getattr(job.status, "value", job.status))
+
+
+def look(client: Any, name: str) -> Look:
+    """How a job does, through a client of Ray's."""
+    try:
+        job = client.get_job_info(name)
+    except RuntimeError as error:
+        if NO_JOB not in str(error):
+            raise
+        return Look(running=False, reason="the cluster does not know the job any more")
+    state = state_of(job)
+    if state in UNDER_WAY:
+        return Look(running=True)
+    if state == "SUCCEEDED":
+        return Look(running=False, status=0)
+    words = " ".join((job.message or "").split())
+    reason = f"{state.lower()}: {words}"[:500]
+    return Look(running=False, status=job.driver_exit_code, reason=reason)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gdpo_tune import ray_access
 from gdpo_tune.clusters.backends import Job, Look
-from gdpo_tune.clusters.jobs_api import JobsApi, unknown
+from gdpo_tune.clusters.jobs_api import JobsApi, look
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import RayJobBackend
 from gdpo_tune.clusters.places import placed
@@ -98,21 +98,3 @@ class RayJobs:
     def stop(self, job: dict[str, Any], waited: float) -> None:
         """Ask Ray to stop a job: SIGTERM, and after a few seconds of its own choice SIGKILL."""
         self.api.ask(lambda client: client.stop_job(job["id"]))
-
-
-def look(client: Any, name: str) -> Look:
-    """How a job does, through a client of Ray's."""
-    try:
-        info = client.get_job_info(name)
-    except RuntimeError as error:
-        if not unknown(error):
-            raise
-        return Look(running=False, reason="the cluster does not know the job any more")
-    status = str(getattr(info.status, "value", info.status))
-    if status in ("PENDING", "RUNNING"):
-        return Look(running=True)
-    if status == "SUCCEEDED":
-        return Look(running=False, status=0)
-    words = " ".join((info.message or "").split())
-    reason = f"{status.lower()}: {words}"[:500]
-    return Look(running=False, status=info.driver_exit_code, reason=reason)

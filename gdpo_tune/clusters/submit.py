@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune import ray_access
-from gdpo_tune.clusters.jobs_api import JobsApi
-from gdpo_tune.clusters.ray_jobs import look
+from gdpo_tune.clusters.jobs_api import UNDER_WAY, JobsApi, look, state_of
 from gdpo_tune.clusters.shipping import name_in, runtime_env
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 
@@ -122,9 +121,8 @@ def submit(submission: Submission, api: JobsApi, *, follow: bool) -> int:
 def running_job(client: Any, about: str) -> str | None:
     """The job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
-        status = str(getattr(job.status, "value", job.status))
         ours = (job.metadata or {}).get(OF) == about and job.submission_id
-        if ours and status in ("PENDING", "RUNNING"):
+        if ours and state_of(job) in UNDER_WAY:
             return str(job.submission_id)
     return None
 
