@@ -88,7 +88,7 @@ def submit(submission: Submission, api: JobsApi, *, follow: bool) -> int:
         follow: whether to show the job's log until its end. Otherwise the status is 0.
 
     Raises:
-        BackendError: the cluster does not take it.
+        BackendError: it cannot be sent, or the cluster does not take it.
         BackendUnreachableError: the cluster does not answer.
     """
     if follow and importlib.util.find_spec("aiohttp") is None:
@@ -96,13 +96,15 @@ def submit(submission: Submission, api: JobsApi, *, follow: bool) -> int:
             f"{WHO}: following a log needs aiohttp\n"
             "    fix: pip install 'gdpo-tune[cluster]', or add --detach"
         )
+    request = request_for(submission)
     about = f"{submission.storage}/{submission.sweep}"
     name = api.ask(lambda client: running_job(client, about))
     if name is not None:
         print(f"{submission.sweep} is under way already, as job {name}")
     else:
         name = f"{submission.sweep}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-        api.ask(lambda client: begin(client, name, submission, about))
+        request |= {"submission_id": name, "metadata": {OF: about}}
+        api.ask(lambda client: client.submit_job(**request))
         print(f"submitted {submission.sweep} as job {name}")
     stop = shlex.join(["ray", "job", "stop", "--address", api.address, name])
     print(f"to stop it: {stop}", flush=True)
@@ -127,16 +129,16 @@ def running_job(client: Any, about: str) -> str | None:
     return None
 
 
-def begin(client: Any, name: str, submission: Submission, about: str) -> None:
-    """Send what a job needs, and let it begin."""
+def request_for(submission: Submission) -> dict[str, Any]:
+    """What a job is to do, and what it needs for that.
+
+    Raises:
+        BackendError: the folder is not one to be sent, or the search space is not in it.
+    """
     space = name_in(submission.folder, submission.space, WHO)
     words = ["python", "-m", "gdpo_tune.sweep", space, *submission.options]
-    client.submit_job(
-        entrypoint=shlex.join(words),
-        submission_id=name,
-        runtime_env=runtime_env(submission.folder, submission.storage, WHO),
-        metadata={OF: about},
-    )
+    environment = runtime_env(submission.folder, submission.storage, WHO)
+    return {"entrypoint": shlex.join(words), "runtime_env": environment}
 
 
 def followed(

@@ -153,7 +153,8 @@ def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
         sweep.main(["code.yaml", "--submit", head.url, "--detach"])
     (tmp_path / "empty").mkdir()
     elsewhere = ["--working-dir", str(tmp_path / "empty")]
-    with pytest.raises(BackendError, match=r"the search space code.yaml is not in .*empty"):
+    unfit = r"^--submit: the search space code.yaml is not in .*empty"
+    with pytest.raises(BackendError, match=unfit):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *elsewhere])
     nowhere = ["--working-dir", str(tmp_path / "no")]
     with pytest.raises(BackendError, match="is no folder"):
