@@ -94,7 +94,7 @@ def load_sweeps(place: Path | str) -> Loaded:
     """Read every sweep of a folder, or a single file.
 
     Of the machine only its files are looked at: variables, storage and backend may belong to
-    another one. See `reach.check`.
+    another one. See `reach.problems`.
 
     Raises:
         SpecError: there is no such folder or file, or nothing in it.

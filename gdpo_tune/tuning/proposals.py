@@ -18,10 +18,10 @@ from gdpo_tune.tuning.projection import Projection, Suggestion
 
 GLANCE = 0.02
 """Seconds that the loop waits for a proposal, which is enough for a quick sampler."""
-FEW = 0.01
-"""Share of what a sampler knew up to which it need not know what came in meanwhile."""
 IDLE_WAIT = 0.5
 """The same when nothing runs, so that the loop has nothing better to do."""
+FEW = 0.01
+"""Share of what a sampler knew up to which it need not know what came in meanwhile."""
 
 
 class Proposals(Closing):
