@@ -11,6 +11,7 @@ from gdpo_tune.clusters.log import Event
 
 RunState = Literal["starting", "running", "finished", "failed", "stopped"]
 ACTIVE: tuple[RunState, ...] = ("starting", "running")
+"""States of a run that has not ended."""
 MONTH = timedelta(days=30)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.book import Book, Run
+from gdpo_tune.clusters.book import ACTIVE, Book, Run, time_of
 from gdpo_tune.clusters.decide import ON_TIME, begins_after, run_name
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.log import Event
@@ -72,14 +72,14 @@ def upcoming(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetim
 
 def state_of(run: Run) -> str:
     """A run's state in a word or two."""
-    if run.stopping and run.state in ("starting", "running"):
+    if run.stopping and run.state in ACTIVE:
         return "stopping"
     return run.state
 
 
 def what_of(run: Run) -> str:
     """What is to be said of a run's state."""
-    if run.end is None or run.state in ("starting", "running"):
+    if run.end is None or run.state in ACTIVE:
         return run.stopping
     return ". ".join(
         filter(None, [str(run.end.about.get("reason", "")), told(dict(run.end.about))])
@@ -105,7 +105,7 @@ def line_of(name: str, event: Event) -> str:
         case "stopping":
             return f"{about['run']} is asked to stop: {about['why']}."
         case "queued":
-            return f"{run_name(name, datetime.fromisoformat(about['tick']))} waits."
+            return f"{run_name(name, time_of(about['tick']))} waits."
         case _:
             return f"{name}: {about['why']}"
 
