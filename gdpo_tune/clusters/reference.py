@@ -89,15 +89,13 @@ def default_of(name: str, field: FieldInfo) -> str:
         return FROM_ELSEWHERE[name]
     if isinstance(value, BaseModel):
         return "below"
+    if value in ("", None):
+        return ""
+    if value == model.EVERY_OCCASION:
+        return "all"
     if values_of(field).startswith("length"):
-        return "" if value is None else f"`{durations.shown(value)}`"
-    return (
-        "all"
-        if value == model.EVERY_OCCASION
-        else ""
-        if value in ("", None)
-        else f"`{show(value)}`"
-    )
+        return f"`{durations.shown(value)}`"
+    return f"`{show(value)}`"
 
 
 if __name__ == "__main__":
