@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MARKER = "complete.json"
 BEGIN = "checkpoint-"
@@ -29,6 +29,15 @@ def checkpoint_of(name: str) -> str | None:
 def is_marker(name: str) -> bool:
     """Whether a file is what says that a checkpoint is whole."""
     return name.endswith(f"/{MARKER}") and checkpoint_of(name) is not None
+
+
+def markers_apart(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The markers among the names of files, which come last and go first; and all others."""
+    markers: list[str] = []
+    others: list[str] = []
+    for name in names:
+        (markers if is_marker(name) else others).append(name)
+    return markers, others
 
 
 def is_small(name: str) -> bool:

@@ -19,8 +19,8 @@ from pathlib import Path
 from gdpo_tune.checkpoint_names import (
     MARKER,
     checkpoint_of,
-    is_marker,
     is_small,
+    markers_apart,
     step_of,
     whole_checkpoints,
 )
@@ -133,8 +133,8 @@ class SweepStore:
         whole = whole_checkpoints(sizes, lambda name: self._files.read(f"{source}/{name}"))
         newest = next(whole, None)
         names = [name for name in sizes if newest and checkpoint_of(name) == newest]
-        for last in (False, True):
-            part = [name for name in names if is_marker(name) == last]
+        markers, others = markers_apart(names)
+        for part in (others, markers):
             self._files.copy({f"{source}/{name}": f"{target}/{name}" for name in part})
 
     def put(self, file: Path) -> None:
@@ -151,8 +151,8 @@ class SweepStore:
 
     def _delete(self, names: list[str]) -> None:
         """Delete files, markers first: what is left of a checkpoint without one is none."""
-        for first in (True, False):
-            self._files.delete([name for name in names if is_marker(name) == first])
+        for part in markers_apart(names):
+            self._files.delete(part)
 
 
 def _size(path: Path) -> int:

@@ -18,6 +18,7 @@ from gdpo_tune.checkpoint_names import (
     by_steps,
     checkpoint_of,
     is_marker,
+    markers_apart,
     step_of,
     whole_checkpoints,
 )
@@ -96,14 +97,13 @@ class Mirror:
             for path in folder.rglob("*")
             if path.is_file()
         }
-        for last in (False, True):
-            part = {name: path for name, path in paths.items() if is_marker(name) == last}
-            self._files.upload(part)
+        markers, others = markers_apart(paths)
+        for part in (others, markers):
+            self._files.upload({name: paths[name] for name in part})
             self._there |= set(part)
 
     def _delete(self, names: list[str]) -> None:
-        for first in (True, False):
-            part = [name for name in names if is_marker(name) == first]
+        for part in markers_apart(names):
             self._files.delete(part)
             self._there -= set(part)
 
