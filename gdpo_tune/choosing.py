@@ -21,14 +21,10 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.object_store import address_of, is_url, local_folder
 from gdpo_tune.picks import EXAMPLE, Bound, Extreme, Knee, Metric, Numbered, Pick, Preferred, parse
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import RUNS
+from gdpo_tune.spec.model import RUNS, SPEC
 from gdpo_tune.spec.problems import did_you_mean, one_of
 from gdpo_tune.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.trials import Estimate, TrialRecord
-
-SPEC = "spec.yaml"
-"""In a sweep's folder: its resolved file."""
-
 
 PATIENCE = 20.0
 """Seconds for which whoever only reads a sweep waits for an object store that does not answer."""

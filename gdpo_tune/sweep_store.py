@@ -28,8 +28,8 @@ from gdpo_tune.errors import StoreUnreachableError
 from gdpo_tune.files import write_whole
 from gdpo_tune.object_store import PATIENCE, ObjectFolder, unusable
 from gdpo_tune.spec import SweepSpec, shown_yaml
+from gdpo_tune.spec.model import SPEC
 
-SPEC = "spec.yaml"
 TRIALS = "trials"
 
 

@@ -2,6 +2,6 @@
 
 from gdpo_tune.ledger.format import distribution, excess
 from gdpo_tune.ledger.ledger import Ledger
-from gdpo_tune.ledger.study import SPEC, copied, create_study, quiet_optuna
+from gdpo_tune.ledger.study import copied, create_study, quiet_optuna
 
-__all__ = ["SPEC", "Ledger", "copied", "create_study", "distribution", "excess", "quiet_optuna"]
+__all__ = ["Ledger", "copied", "create_study", "distribution", "excess", "quiet_optuna"]

@@ -13,10 +13,9 @@ from gdpo_tune.errors import IdentityError, SpecError, UsageError
 from gdpo_tune.files import write_whole
 from gdpo_tune.spec import SweepSpec, load_spec, shown_yaml
 from gdpo_tune.spec.identity import differences, meaning
+from gdpo_tune.spec.model import SPEC
 
 STUDY = "sweep"
-SPEC = "spec.yaml"
-"""Beside the journal: the resolved file of the sweep."""
 SHOWN = 4
 """At most so many differences between two sweeps are told."""
 

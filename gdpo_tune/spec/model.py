@@ -24,6 +24,10 @@ from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConf
 
 RUNS = "runs"
 """Where sweeps are kept if their files do not say otherwise."""
+SPEC = "spec.yaml"
+"""In a sweep's folder: its resolved file."""
+JOURNAL = "ledger.journal"
+"""In a sweep's folder, unless it has a `ledger:`: its trials."""
 FARTHEST = 1e30
 """Beyond this, products over objectives would leave what a float can hold."""
 Keep = Literal["front", "all", "none"]

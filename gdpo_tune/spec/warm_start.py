@@ -10,15 +10,10 @@ from gdpo_tune import registry
 from gdpo_tune.errors import SpecError
 from gdpo_tune.files import is_file
 from gdpo_tune.spec.identity import differences, meaning
-from gdpo_tune.spec.model import Constraint, ObjectiveSpec, Search, SweepSpec
+from gdpo_tune.spec.model import JOURNAL, SPEC, Constraint, ObjectiveSpec, Search, SweepSpec
 from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, one_of
 from gdpo_tune.spec.schedulers import PbtSettings
 from gdpo_tune.spec.source import read
-
-SPEC = "spec.yaml"
-"""The resolved file that every sweep keeps in its folder."""
-LEDGER = "ledger.journal"
-"""Its trials."""
 
 
 def check_warm_start(
@@ -82,7 +77,7 @@ def _unlike(
         earlier = read(folder / SPEC, (), None, Problems(Mark(str(folder / SPEC), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
-    if not is_file(folder / LEDGER) and "ledger" not in (earlier.entries or {}):
+    if not is_file(folder / JOURNAL) and "ledger" not in (earlier.entries or {}):
         return nothing
     if task is not None and earlier.find(("task",)).value != task:
         return f"its task is {earlier.find(('task',)).plain()}, not {task}", remove

@@ -14,9 +14,10 @@ from gdpo_tune import registry
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
 from gdpo_tune.files import room_in
-from gdpo_tune.ledger import SPEC, Ledger, quiet_optuna
+from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.signals import on_signals
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
+from gdpo_tune.spec.model import SPEC
 from gdpo_tune.sweep_store import SweepStore, check_writable
 from gdpo_tune.trials import TrialRecord
 from gdpo_tune.tuning import cluster

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import SPEC
 from gdpo_tune.spec.warm_start import folder_of
 from gdpo_tune.trials import TrialRecord
 
@@ -22,7 +23,7 @@ def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """
     found: list[TrialRecord] = []
     for folder in map(folder_of, spec.search.warm_start):
-        earlier = load_spec(folder / "spec.yaml", to_run=False)
+        earlier = load_spec(folder / SPEC, to_run=False)
         # where it lies now, wherever it lay when it ran
         here = {"storage": str(folder.absolute().parent), "name": folder.absolute().name}
         with Ledger.open(earlier.model_copy(update=here), read_only=True) as ledger:
