@@ -10,8 +10,8 @@ from typing import Any
 from gdpo_tune.analysis.comparison import Comparison, compare
 from gdpo_tune.analysis.sides import Side, side_of
 from gdpo_tune.analysis.verdict import Verdict, judge
-from gdpo_tune.choosing import Sweep
 from gdpo_tune.errors import UsageError
+from gdpo_tune.reading import Sweep
 from gdpo_tune.registry import NORMALIZATIONS
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.identity import differences, meaning

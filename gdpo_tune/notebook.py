@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.choosing import Chosen, Sweep, choose, find_sweep
+from gdpo_tune.choosing import Chosen, choose
 from gdpo_tune.comparing import Compared, compare_modes, compare_sweeps
 from gdpo_tune.errors import UsageError
 from gdpo_tune.picks import parse
+from gdpo_tune.reading import Sweep, find_sweep
 from gdpo_tune.spec.problems import did_you_mean, one_of
 from gdpo_tune.trials import Estimate, TrialRecord
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.analysis.lineage import stretched, training_of
-from gdpo_tune.choosing import chosen_in, split_source, told_of
+from gdpo_tune.choosing import chosen_in, told_of
 from gdpo_tune.errors import Problem, SpecError, UsageError
+from gdpo_tune.reading import split_source
 from gdpo_tune.settings import INDIFFERENT_TRAINING
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import describe

@@ -31,8 +31,8 @@ def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, A
     """
     # Only now: numpy and Optuna take a second to import, and most calls find nothing that ended.
     from gdpo_tune.analysis.front import build_front
-    from gdpo_tune.choosing import read_sweep
     from gdpo_tune.costs import gpu_hours
+    from gdpo_tune.reading import read_sweep
 
     if never_began(sweep, run):
         return {"gpu_hours": 0.0}
@@ -68,8 +68,8 @@ def never_began(sweep: ScheduledSweep, run: str) -> bool:
 
 
 def _comparison(sweep: ScheduledSweep, run: str, against: str) -> dict[str, Any]:
-    from gdpo_tune.choosing import read_sweep
     from gdpo_tune.comparing import compare_sweeps
+    from gdpo_tune.reading import read_sweep
 
     places = [f"{sweep.storage}/{name}" for name in (run, against)]
     try:

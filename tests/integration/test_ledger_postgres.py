@@ -17,10 +17,10 @@ import pytest
 import sqlalchemy as sa
 from mlflow_servers import PostgresServer, postgres_server
 
-from gdpo_tune.choosing import read_sweep
 from gdpo_tune.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.ledger import Ledger, table
 from gdpo_tune.ledger.table import TABLE, JournalTable
+from gdpo_tune.reading import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.trials import Cost, Estimate, Incident, Measurement, Outcome
 from gdpo_tune.tuning.warm_start import earlier_trials
