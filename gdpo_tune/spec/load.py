@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import get_args
 
 from gdpo_tune import registry, task_files
 from gdpo_tune.errors import TaskFileError
-from gdpo_tune.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo, parameters_of
 from gdpo_tune.settings import (
     DataSettings,
@@ -21,14 +19,13 @@ from gdpo_tune.settings import (
     SandboxSettings,
     TrainingSettings,
 )
-from gdpo_tune.spec import checks, limits
+from gdpo_tune.spec import checks, divisors, limits
 from gdpo_tune.spec.adapters import check_model
 from gdpo_tune.spec.data import check_data
 from gdpo_tune.spec.enqueue import parse_enqueue
+from gdpo_tune.spec.judged import parse_constraints, parse_objectives
 from gdpo_tune.spec.model import (
-    Constraint,
     Keep,
-    ObjectiveSpec,
     Resources,
     Search,
     SweepSpec,
@@ -47,7 +44,6 @@ from gdpo_tune.spec.warm_start import check_warm_start
 LONGEST_NAME = 100
 """Characters; names of folders and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
-CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
 def load_spec(
@@ -101,7 +97,9 @@ class Document:
         task = self.task()
         parameters = self.parameters(task)
         space = self.space(parameters)
-        objectives, constraints = self.objectives(task), self.constraints(task)
+        objective = "{correctness: {direction: maximize, reference: 0}}"
+        objectives = parse_objectives(self.required("objectives", objective), task, self.problems)
+        constraints = parse_constraints(self.nodes.get("constraints"), task, self.problems)
         training = settings(TrainingSettings, "training", self.nodes.get("training"), self.problems)
         sandbox = settings(SandboxSettings, "sandbox", self.nodes.get("sandbox"), self.problems)
         data = settings(DataSettings, "data", self.nodes.get("data"), self.problems)
@@ -116,7 +114,7 @@ class Document:
         storage = os.path.expanduser(self.text("storage", "runs"))
         checks.check_weights(space, self.root, self.problems)
         checks.check_ranges(space, task, self.root, self.problems)
-        checks.check_group_size(space, training, self.root, self.problems)
+        divisors.check_group_size(space, training, self.root, self.problems)
         limits.check_lengths(training, self.root, self.problems)
         limits.check_positions(training, policy, self.root, self.problems)
         limits.check_prompts(training, data, task, self.root, self.problems)
@@ -124,12 +122,12 @@ class Document:
         checks.check_rungs(search, training, self.root, self.problems)
         check_population(search, space, training, self.root, self.problems)
         checks.check_resources_shape(resources, self.root, self.problems)
-        checks.check_workers(resources, space, training, rollout, self.root, self.problems)
+        divisors.check_workers(resources, space, training, rollout, self.root, self.problems)
         checks.check_gpu_cost(
             {**objectives, **constraints}, task, resources, self.root, self.problems
         )
         checks.check_budget(search, resources, self.root, self.problems)
-        checks.check_micro_batch(training, resources, self.root, self.problems)
+        divisors.check_micro_batch(training, resources, self.root, self.problems)
         ledger = checks.check_ledger(self.nodes.get("ledger"), self.problems)
         checks.check_storage(storage, ledger, resources, self.root, self.problems)
         check_rollout(rollout, self.root, self.problems)
@@ -234,66 +232,6 @@ class Document:
         """The search space; None if it is unusable."""
         node = self.required("space", "{group_size: [4, 8]}")
         return None if node is None else parse_space(node, parameters, self.problems)
-
-    def objectives(self, task: str | None) -> dict[str, ObjectiveSpec]:
-        """The objectives that are sound."""
-        node = self.required("objectives", "{correctness: {direction: maximize, reference: 0}}")
-        if node is None:
-            return {}
-        result: dict[str, ObjectiveSpec] = {}
-        if not node.entries:
-            fix = "write correctness: {direction: maximize, reference: 0} below it"
-            self.problems.at(node, ("objectives",), "not a mapping of metrics to objectives", fix)
-        for name, child in (node.entries or {}).items():
-            path = ("objectives", name)
-            known = self.metric(name, child, "objectives", task)
-            objective = section(ObjectiveSpec, child, path, self.problems)
-            if objective is None:
-                continue
-            result[name] = objective
-            if known is not None:
-                checks.check_reference(name, objective, known, child, self.problems)
-        return result
-
-    def constraints(self, task: str | None) -> dict[str, Constraint]:
-        """The constraints that are sound."""
-        node = self.nodes.get("constraints")
-        if node is None:
-            return {}
-        if node.entries is None:
-            fix = 'write a mapping such as {correctness: ">= 0.2"}'
-            self.problems.at(node, ("constraints",), "not a mapping of metrics to bounds", fix)
-        result: dict[str, Constraint] = {}
-        for name, child in (node.entries or {}).items():
-            path = ("constraints", name)
-            known = self.metric(name, child, "constraints", task)
-            match = CONSTRAINT.fullmatch(child.value) if isinstance(child.value, str) else None
-            if match is None or not math.isfinite(float(match[2])):
-                fix = 'write ">= 0.2" or "<= 0.2", with the quotes'
-                self.problems.at(child, path, "not a bound", fix)
-                continue
-            op, bound = match[1], float(match[2])
-            if known is not None:
-                checks.check_bound(op, bound, known, child, path, self.problems)
-            result[name] = Constraint.model_validate({"op": op, "bound": bound})
-        return result
-
-    def metric(self, name: str, node: Node, key: str, task: str | None) -> MetricInfo | None:
-        """What the task says of a metric; None if it measures no such thing."""
-        if task is None:
-            return None
-        metrics = registry.judgeable(task_files.task_info(task))
-        if name == "completions" and name not in metrics:
-            reason = (
-                "every trial of a sweep samples the same number, so nothing can be traded for it"
-            )
-            fix = f"name another cost, {one_of(COST_METRICS)}, or write search.budget"
-            self.problems.at(node, (key, name), reason, fix)
-        elif name not in metrics:
-            fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"
-            what = "objective" if key == "objectives" else "metric"
-            self.problems.at(node, (key, name), f"unknown {what}", fix)
-        return metrics.get(name)
 
     def name(self) -> str:
         """The sweep's name: given, or the file's stem."""
