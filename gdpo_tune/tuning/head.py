@@ -87,12 +87,22 @@ def watched(address: str) -> Generator[HeadWatch]:
 
 def listens(address: str) -> bool:
     """Whether anybody does at `HOST:PORT`."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        connect(address, CONNECT_SECONDS)
     except OSError:
         return False
     return True
+
+
+def connect(address: str, seconds: float) -> None:
+    """Find out whether anybody listens at `HOST:PORT`.
+
+    Raises:
+        OSError: nobody does, or not within so many seconds.
+        UnicodeError: no host can be called that.
+    """
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
 
 
 def leave() -> None:

@@ -7,12 +7,12 @@ asked first.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from gdpo_tune import ray_access, registry
 from gdpo_tune.errors import ClusterError
+from gdpo_tune.tuning.head import connect
 
 ANSWER_SECONDS = 10.0
 """How long the head may take to say that it is there."""
@@ -70,10 +70,9 @@ def check_head(place: str) -> None:
     """
     from ray.exceptions import AuthenticationError, RayError
 
-    host, _, port = place.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-    except (OSError, UnicodeError) as error:  # the latter for what no host can be called
+        connect(place, ANSWER_SECONDS)
+    except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ClusterError(
             f"the head of the Ray cluster at {place} does not answer ({reason})\n"
