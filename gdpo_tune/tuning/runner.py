@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import registry
 from gdpo_tune.errors import ClusterLostError
@@ -28,6 +28,11 @@ from gdpo_tune.tuning.plan import ending, is_finished, planned
 from gdpo_tune.tuning.provenance import provenance
 from gdpo_tune.tuning.resources import slots_of, with_room
 from gdpo_tune.tuning.survey import survey
+
+if TYPE_CHECKING:
+    from gdpo_tune.tuning.interruption import Interruption
+    from gdpo_tune.tuning.schedulers.base import Scheduler
+    from gdpo_tune.tuning.searcher import LedgerSearcher
 
 TRAIN = "gdpo_tune.training:train"
 
@@ -195,9 +200,9 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
 
 def tune(
     ledger: Ledger,
-    searcher: Any,
-    scheduler: Any,
-    interruption: Any,
+    searcher: LedgerSearcher,
+    scheduler: Scheduler,
+    interruption: Interruption,
     ray_up: cluster.Cluster,
     slots: int,
 ) -> None:

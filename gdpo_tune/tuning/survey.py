@@ -8,10 +8,9 @@ what each node writes.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gdpo_tune import task_files
 from gdpo_tune.errors import ClusterError, StoreError
@@ -33,6 +32,10 @@ class Answer:
     """Which of the paths that trials need are not there."""
     error: str = ""
     """Why it could not write beside that file."""
+
+
+Ask = Callable[[Path | str, Sequence[Node], Sequence[str]], Sequence[Answer]]
+"""Lets nodes `look`; an answer a node, in their order."""
 
 
 def look(mark: Path | str, own: str, needed: Sequence[str]) -> Answer:
@@ -60,7 +63,7 @@ def look(mark: Path | str, own: str, needed: Sequence[str]) -> Answer:
     return Answer(sees=True, missing=missing)
 
 
-def survey(spec: SweepSpec, directory: Path, nodes: Sequence[Node], ask: Any = None) -> None:
+def survey(spec: SweepSpec, directory: Path, nodes: Sequence[Node], ask: Ask | None = None) -> None:
     """Refuse a cluster on which trials could not be kept, or not be run.
 
     Args:
