@@ -125,7 +125,8 @@ def wait(
     deadline = time.monotonic() + PATIENCE
     while not moment():
         watch.look()
-        if process.poll() is not None or time.monotonic() > deadline:
+        ended = process.poll() is not None
+        if (ended and not moment()) or time.monotonic() > deadline:
             raise SystemExit(f"waited in vain\n{told(night)}")
         time.sleep(0.2)
 
