@@ -176,11 +176,14 @@ def followed(
 def tail(client: Any, name: str, said: Said) -> None:
     """Show a log as it grows, until it ends or breaks off: how the job does tells which."""
 
+    import aiohttp
+
     async def take() -> None:
         async for text in client.tail_job_logs(name):
             said.add(text)
 
-    with suppress(Exception):  # aiohttp's, Ray's: whoever asks next for the job hears what it is
+    # Ray's own are RuntimeErrors; whoever asks next for the job hears what it is
+    with suppress(aiohttp.ClientError, OSError, RuntimeError):
         asyncio.run(take())
 
 
