@@ -25,6 +25,10 @@ class Job:
     root: Path
     """Folder of the project, in which the command is to run."""
 
+    def command(self, python: str = "python") -> list[str]:
+        """The words that work on it; `python` is an interpreter of this package."""
+        return [python, "-m", "gdpo_tune.sweep", *self.arguments]
+
 
 @dataclass(frozen=True)
 class Look:

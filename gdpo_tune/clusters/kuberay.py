@@ -71,12 +71,11 @@ class KubeRay:
     def submit(self, job: Job) -> dict[str, Any]:
         """Create a RayJob; one that is there already is as good."""
         name = job.id.lower()
-        words = ["python", "-m", "gdpo_tune.sweep", *job.arguments]
         manifest = {
             "apiVersion": RAY,
             "kind": "RayJob",
             "metadata": metadata(self.settings, name, self.sweep),
-            "spec": ray_job_spec(self.settings, self.sweep, words),
+            "spec": ray_job_spec(self.settings, self.sweep, job.command()),
         }
         answer = self._kubectl("create", "-f", "-", text=text([manifest], ()))
         if "AlreadyExists" not in answer.err:

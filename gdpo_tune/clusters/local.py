@@ -73,8 +73,7 @@ class Local:
             BackendError: it cannot be started.
         """
         folder = self.folder / job.id
-        command = [sys.executable, "-m", "gdpo_tune.sweep", *job.arguments]
-        about = {"command": command, "root": str(job.root)}
+        about = {"command": job.command(sys.executable), "root": str(job.root)}
         if not (folder / STATE).exists():
             try:
                 folder.mkdir(parents=True, exist_ok=True)

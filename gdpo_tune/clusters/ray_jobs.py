@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ class RayJobs:
     def submit(self, job: Job) -> dict[str, Any]:
         """Submit a job; one that is there already is as good."""
         _, *others = job.arguments
-        words = ["python", "-m", "gdpo_tune.sweep", self.space, *others]
+        words = replace(job, arguments=(self.space, *others)).command()
 
         def call(client: Any) -> None:
             try:

@@ -135,8 +135,7 @@ class Slurm:
 
     def _script(self, job: Job, folder: Path) -> str:
         pid = shlex.quote(str(folder / "pid"))
-        sweep = ["python", "-m", "gdpo_tune.sweep", *job.arguments]
-        words = ["bash", "-c", f'echo "$$" >{pid} && exec "$@"', "gdpo-tune", *sweep]
+        words = ["bash", "-c", f'echo "$$" >{pid} && exec "$@"', "gdpo-tune", *job.command()]
         end = shlex.quote(str(folder / "end"))
         about = Batch(
             name=job.id,
