@@ -230,7 +230,7 @@ class ObjectFolder:
             except Exception as error:  # each store has errors of its own for its networks
                 if is_disk_full(error):
                     raise
-                if away is None:
+                if away is None and self._patience:
                     self._say(f"waits for {self.address}: {told(error)}")
                 away = error
             else:

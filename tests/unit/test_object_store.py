@@ -100,6 +100,16 @@ def test_a_store_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch, cl
     assert str(again) == str(caught.value)
 
 
+def test_who_does_not_wait_says_nothing_of_waiting(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    said: list[str] = []
+    monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
+    with pytest.raises(StoreUnreachableError):
+        ObjectFolder(PLACE, patience=0, say=said.append).sizes()
+    assert (said, clock) == ([], [])
+
+
 def test_a_full_disk_here_is_not_the_stores_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ):
