@@ -157,12 +157,12 @@ class _Level:
 
     def last_goes_on(self) -> bool:
         """Whether the trial that was added last goes on."""
-        last = len(self._numbers) - 1
-        ahead = np.count_nonzero(dominating(self._losses, total_excess(self._excess), last))
+        last, broken = len(self._numbers) - 1, total_excess(self._excess)
+        ahead = int(np.count_nonzero(dominating(self._losses, broken, last)))
         if not ahead:
             return True
-        # Whoever dominates it stands before it: often that spares laying out a front.
-        return bool(ahead < self._room) and self._first_of([last]) is not None
+        # Whoever dominates it stands before it: often that spares the ranks.
+        return ahead < self._room and self._first_of([last], broken) is not None
 
     def decide(self, number: int, verdict: Verdict) -> None:
         """Take note of what becomes of a trial that was added."""
@@ -179,7 +179,7 @@ class _Level:
         """The waiting trial that is next, if it is among those for whom there is room."""
         if self._looked_at == len(self._numbers) or not self._waiting:
             return None
-        first = self._first_of(list(self._waiting.values()))
+        first = self._first_of(list(self._waiting.values()), total_excess(self._excess))
         if first is None:
             self._looked_at = len(self._numbers)
             return None
@@ -205,13 +205,12 @@ class _Level:
     def _excess(self) -> Floats:
         return self._rows[: len(self._numbers), self._objectives :]
 
-    def _first_of(self, rows: Sequence[int]) -> int | None:
-        broken = total_excess(self._excess)
+    def _first_of(self, rows: Sequence[int], broken: Floats) -> int | None:
         rank = self._ranks(broken)
         return first_in_order(self._losses, broken, rank, np.asarray(rows), self._room)
 
     def _ranks(self, broken: Floats) -> Ranks:
-        """Ranks of all, those of new trials added: whoever came before keeps most of its work."""
+        """Ranks of all; of those that are known only what new trials change is computed again."""
         count = len(self._numbers)
         rank = self._rank[:count]
         if count - self._ranked >= AT_ONCE:
