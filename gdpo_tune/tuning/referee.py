@@ -37,12 +37,12 @@ class Referee:
         for number, rung in self._ledger.rungs():
             record = self._ledger.record(number)
             # what an ended trial was to do has been done
-            take_in = self._scheduler.judge if is_open(record) else self._scheduler.recall
+            take_in = self._scheduler.judge if record.is_open else self._scheduler.recall
             take_in(record, rung)
         records = self._ledger.records()
         for record in records:
             self.clear(record.number)  # a process that was killed may have left a request
-        changed = [self._settle(record) for record in records if is_open(record)]
+        changed = [self._settle(record) for record in records if record.is_open]
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:
@@ -137,8 +137,3 @@ class Referee:
 
     def _halt(self, number: int) -> Path:
         return self._ledger.trial_directory(number) / HALT
-
-
-def is_open(record: TrialRecord) -> bool:
-    """Whether a trial runs or waits, so that it may still go on."""
-    return record.state in ("running", "paused")

@@ -95,7 +95,7 @@ def any_dominating(some: Floats, others: Floats) -> NDArray[np.bool_]:
     for column, other in zip(some.T, others.T, strict=True):
         no_worse &= column[:, np.newaxis] <= other
         better |= column[:, np.newaxis] < other
-    return (no_worse & better).any(axis=0)
+    return np.logical_or.reduce(no_worse & better)
 
 
 def total_excess(excess: Floats) -> Floats:
