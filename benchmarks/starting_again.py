@@ -32,7 +32,7 @@ from gdpo_tune.tuning.referee import Referee
 from gdpo_tune.tuning.schedulers import asha
 from gdpo_tune.tuning.schedulers.rungs import Variant
 from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.trainable import Setup
+from gdpo_tune.tuning.setup import Setup
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 120
