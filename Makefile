@@ -27,6 +27,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/verdicts.py
 	python benchmarks/thousand_trials.py
 	python benchmarks/scale.py
+	python benchmarks/starting_again.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 	python benchmarks/cluster_night.py
@@ -46,6 +47,7 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/verdicts.py --small
 	python benchmarks/thousand_trials.py --small
 	python benchmarks/scale.py --small
+	python benchmarks/starting_again.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_step.py --small

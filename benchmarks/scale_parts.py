@@ -25,6 +25,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "scheduler": (
         "gdpo_tune.tuning.schedulers.base:Scheduler.choose_trial_to_run",
         "gdpo_tune.tuning.schedulers.asha:Asha.judge",
+        "gdpo_tune.tuning.schedulers.asha:Asha.recall",
         "gdpo_tune.tuning.schedulers.asha:Asha.reason",
         "gdpo_tune.tuning.schedulers.asha:Asha.promotable",
     ),

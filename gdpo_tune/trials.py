@@ -283,6 +283,11 @@ class TrialRecord:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
+    def is_open(self) -> bool:
+        """Whether it runs or waits, so that it may still go on."""
+        return self.state in ("running", "paused")
+
+    @property
     def policy(self) -> str:
         """Where the policy that it trained is, for a person; empty if it was not kept."""
         if self.checkpoint is None:

@@ -29,6 +29,8 @@ class Generations:
         self._known: list[Generation] = []
         self._exploits: dict[int, tuple[Exploit, ...]] = {}
         """Number of a member -> what it took over."""
+        self._met: dict[int, int] = {}
+        """Number of a member -> the step at which it last met others."""
 
     def decide(self, generation: Generation) -> None:
         """Record what was decided for a population, in one write."""
@@ -46,12 +48,19 @@ class Generations:
         self._catch_up()
         return tuple(sorted(self._exploits.get(number, ()), key=lambda exploit: exploit.step))
 
+    def met(self, number: int) -> int:
+        """The step at which a member last met others; 0: it never did."""
+        self._catch_up()
+        return self._met.get(number, 0)
+
     def _catch_up(self) -> None:
         """Decode what was decided since, by this process or by the one that writes."""
         attrs = self._storage.get_study_user_attrs(self._study_id)
         while (stored := attrs.get(f"{GENERATION}{len(self._known)}")) is not None:
             generation = _generation(stored)
             self._known.append(generation)
+            for member in generation.members:
+                self._met[member] = max(generation.step, self._met.get(member, 0))
             for exploit in generation.exploits:
                 known = self._exploits.get(exploit.member, ())
                 self._exploits[exploit.member] = (*known, exploit)

@@ -185,7 +185,7 @@ class MlflowSink:
             # The file of one that was told to have ended holds nothing new: most need no reading.
             new = self._known.get(str(record.number), Known()).tags.get("state") != record.state
             self._update_trial(record)
-            if new or record.state in ("running", "paused"):
+            if new or record.is_open:
                 self._catch_up(record)
         self._front = FrontWatch(self._spec)
         self._front_stale = bool(records)

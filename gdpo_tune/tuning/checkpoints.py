@@ -20,7 +20,7 @@ def tidy(ledger: Ledger) -> None:
     random states beside it. An unfinished trial keeps what it can go on from, and a pruned one
     under `keep: all` what it had come to.
     """
-    records = [record for record in ledger.records() if record.state not in ("running", "paused")]
+    records = [record for record in ledger.records() if not record.is_open]
     kept = kept_trials(ledger, records)
     stay: dict[int, Path | None] = {}
     for record in records:

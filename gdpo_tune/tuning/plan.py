@@ -57,7 +57,7 @@ def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.
             return enqueued
         if not has_stagnated(records, spec.objective_list(), spec.search.patience):
             return Step("search", "model", None)
-    if any(r.role == "member" and r.state in ("running", "paused") for r in records):
+    if any(r.role == "member" and r.is_open for r in records):
         return None  # until they end, nobody knows who is on the front
     wanted = spec.search.replicates
     replicate = next_replicate(records, spec.objective_list(), wanted.per_point, wanted.max_runs)
@@ -96,7 +96,7 @@ def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
 
 def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
     """Whether nothing runs or waits and nothing is left to run; `hours` as for `next_step`."""
-    open_trials = any(record.state in ("running", "paused") for record in records)
+    open_trials = any(record.is_open for record in records)
     return not open_trials and next_step(spec, records, hours) is None
 
 

@@ -35,11 +35,14 @@ class Referee:
         """Rebuild the scheduler, and do what is overdue; return the trials that this changed."""
         handover.finish(self._ledger)
         for number, rung in self._ledger.rungs():
-            self._scheduler.judge(self._ledger.record(number), rung)
+            record = self._ledger.record(number)
+            # what an ended trial was to do has been done
+            take_in = self._scheduler.judge if record.is_open else self._scheduler.recall
+            take_in(record, rung)
         records = self._ledger.records()
         for record in records:
             self.clear(record.number)  # a process that was killed may have left a request
-        changed = [self._settle(record) for record in records]
+        changed = [self._settle(record) for record in records if record.is_open]
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:
@@ -95,16 +98,13 @@ class Referee:
     def _settle(self, record: TrialRecord) -> TrialRecord | None:
         number = record.number
         verdict, rung = self._standing(record)
-        if record.state not in ("running", "paused"):
-            self._scheduler.promote(number)
-        elif verdict == "stop" and rung is not None:
+        if verdict == "stop" and rung is not None:
             return self._prune(record, rung)
-        elif verdict == "pause" and rung is not None and self._waits(record, rung):
+        if verdict == "pause" and rung is not None and self._waits(record, rung):
             return self._ledger.pause(number) if record.state == "running" else None
-        else:
-            self._scheduler.promote(number)
-            if record.state == "paused":  # under another scheduler; now it is unfinished
-                self._ledger.resume(number)
+        self._scheduler.promote(number)
+        if record.state == "paused":  # under another scheduler; now it is unfinished
+            self._ledger.resume(number)
         return None
 
     def _standing(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:

@@ -36,6 +36,7 @@ def test_generations_outlive_the_process_and_stand_in_the_records(spec: SweepSpe
         assert ledger.record(1).lineage == ()
     with Ledger.open(spec) as ledger:
         assert ledger.generations.all() == [FIRST, SECOND, THIRD]
+        assert [ledger.generations.met(number) for number in range(4)] == [36, 36, 36, 0]
         assert ledger.records() == known
     assert [record.lineage for record in before] == [(), (), ()]
     assert [record.lineage for record in known] == [

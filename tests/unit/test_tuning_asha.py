@@ -17,6 +17,7 @@ from gdpo_tune.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.tuning.checkpoints import tidy
 from gdpo_tune.tuning.plan import is_finished
 from gdpo_tune.tuning.reporter import HALT
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
 FIFO = "search.scheduler={type: fifo}"
@@ -220,6 +221,30 @@ def test_a_verdict_that_was_not_carried_out_is_by_the_next_process(tmp_path: Pat
         assert not (ledger.trial_directory(3) / HALT).exists()
         assert [event.record.number for event in driver.events] == [3]
         assert driver.flying[driver.ask()].directory.name == "2"
+
+
+@pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
+def test_what_ended_trials_were_to_do_is_not_decided_again(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", scheduler])
+    with Ledger.open(spec) as ledger, pytest.raises(Killed):
+        Steps(ledger, slots=3, dies_after=61).run()
+    decided: set[int] = set()
+    record = Rungs.record
+
+    def noted(rungs: Rungs, number: int, *measured: Any) -> Verdict:
+        decided.add(number)
+        return record(rungs, number, *measured)
+
+    monkeypatch.setattr(Rungs, "record", noted)
+    with Ledger.open(spec) as ledger:
+        before = ledger.records()
+        Driver(ledger)
+    searched = [r for r in before if r.role == "search" and r.rungs]
+    assert decided == {r.number for r in searched if r.is_open}
+    assert any(not r.is_open for r in searched)
+    assert decided
 
 
 def test_a_trial_that_fails_while_it_is_asked_to_end_is_pruned(tmp_path: Path):

@@ -9,9 +9,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.pareto import ranks
+from gdpo_tune.analysis import pareto
 from gdpo_tune.trials import Objective
-from gdpo_tune.tuning.schedulers.priority import Floats, first_in_order, net_order, total_excess
+from gdpo_tune.tuning.schedulers.priority import (
+    Floats,
+    first_in_order,
+    net_order,
+    ranks,
+    total_excess,
+)
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
 
 TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
@@ -50,7 +56,7 @@ def test_who_is_on_the_front_goes_on_and_who_is_in_the_worst_third_does_not(
     for number, point in enumerate(points):
         verdict = core.record(number, 10, point)
         seen = points[: number + 1]
-        rank = ranks(seen, TWO)
+        rank = pareto.ranks(seen, TWO)
         place = positions(np.array([[-a, b] for a, b in seen]), np.empty((len(seen), 0)))[number]
         if rank[number] == 0:
             assert verdict == "continue"
@@ -99,7 +105,8 @@ def test_the_first_of_some_is_the_one_that_laying_all_out_gives(
     place = positions(losses, excess)
     first = min(candidates, key=lambda row: place[row])
     expected = first if place[first] < room else None
-    assert first_in_order(losses, excess, candidates, room) == expected
+    broken = total_excess(excess)
+    assert first_in_order(losses, broken, ranks(losses, broken), candidates, room) == expected
 
 
 def test_a_front_is_ordered_by_its_ends_and_then_by_distance():

@@ -42,13 +42,12 @@ class Asha(Scheduler):
         """What a trial is to do; rungs elsewhere than at the levels decide nothing."""
         if record.role != "search":
             return "continue"
-        found = rung.validation
-        return self._rungs.record(
-            record.number,
-            rung.completions,
-            [found[name].mean for name in self._spec.objectives],
-            [excess(bound, found[name].mean) for name, bound in self._spec.constraints.items()],
-        )
+        return self._rungs.record(record.number, rung.completions, *self._found(rung))
+
+    def recall(self, record: TrialRecord, rung: Rung) -> None:
+        """Keep what an ended trial measured: others are compared with it."""
+        if record.role == "search":
+            self._rungs.recall(record.number, rung.completions, *self._found(rung))
 
     def promotable(self, *, alone: bool = False) -> int | None:
         """The waiting trial that is next."""
@@ -64,3 +63,11 @@ class Asha(Scheduler):
         named = ", ".join(f"#{other}" for other in better[:NAMED])
         more = f" and {len(better) - NAMED} more" if len(better) > NAMED else ""
         return f"{super().reason(number, rung)}: dominated by {named}{more}"
+
+    def _found(self, rung: Rung) -> tuple[list[float], list[float]]:
+        """Values of the objectives, and by how much each constraint is broken."""
+        found = rung.validation
+        return (
+            [found[name].mean for name in self._spec.objectives],
+            [excess(bound, found[name].mean) for name, bound in self._spec.constraints.items()],
+        )

@@ -55,10 +55,13 @@ class Scheduler(FIFOScheduler):
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
         """What a trial is to do after a rung that is in the ledger.
 
-        Rebuilding a scheduler is judging every rung again in the order of their recording; asked
-        twice, it answers the same.
+        Rebuilding a scheduler is judging every rung again in the order of their recording, those
+        aside that it may `recall`; asked twice, it answers the same.
         """
         return "continue"
+
+    def recall(self, record: TrialRecord, rung: Rung) -> None:
+        """Take note of a rung of a trial that has ended: of what it was to do nobody asks again."""
 
     def promotable(self, *, alone: bool = False) -> int | None:
         """Number of the waiting trial that may go on now; None if there is none.

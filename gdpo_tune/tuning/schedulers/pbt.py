@@ -52,8 +52,8 @@ class Pbt(Scheduler):
         """Where a member still has to meet others."""
         if record.role != "member":
             return ()
-        met = [g.step for g in self._ledger.generations.all() if record.number in g.members]
-        return tuple(step for step in self._meetings if step > max(met, default=0))
+        met = self._ledger.generations.met(record.number)
+        return tuple(step for step in self._meetings if step > met)
 
     def ends_at(self, record: TrialRecord) -> tuple[int, ...]:
         """The same: nobody goes on before all have met."""

@@ -14,36 +14,88 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ranks = NDArray[np.int64]
 
 
 def first_in_order(
-    losses: Floats, excess: Floats, candidates: NDArray[np.int64], room: int
+    losses: Floats, broken: Floats, rank: Ranks, candidates: NDArray[np.int64], room: int
 ) -> int | None:
     """Of some trials, the one that stands first in the order of all; None if that is too late.
 
-    Only the front that it is on is laid out, so that a verdict costs little more than the ranks.
+    Only the front that it is on is laid out, and only if its place there matters.
 
     Args:
         losses: [T, M].
-        excess: [T, C], by how much each constraint is broken; 0 or less: it holds.
+        broken: [T], total excess.
+        rank: [T], see `ranks`.
         candidates: rows, at least one.
         room: a place from here on, counted from 0, is too late.
 
     Returns:
         Its row. Equal trials stand in the order of their rows.
     """
-    broken = total_excess(excess)
-    rank = np.zeros(len(losses), dtype=np.int64)
-    if (broken == 0).any():
-        rank[broken == 0] = moocore.pareto_rank(losses[broken == 0])
     lead = candidates[np.lexsort((candidates, rank[candidates], broken[candidates]))[0]]
     level = broken == broken[lead]
     ahead = np.count_nonzero((broken < broken[lead]) | (level & (rank < rank[lead])))
     if ahead >= room:
         return None
     front = np.flatnonzero(level & (rank == rank[lead]))
-    place = np.where(np.isin(front, candidates), net_order(losses[front]), len(losses))
+    asked = np.isin(front, candidates)
+    if ahead + len(front) <= room and np.count_nonzero(asked) == 1:
+        return int(lead)
+    place = np.where(asked, net_order(losses[front]), len(losses))
     return int(front[place.argmin()]) if ahead + place.min() < room else None
+
+
+def ranks(losses: Floats, broken: Floats) -> Ranks:
+    """The front that each trial is on, `int[T]`, counted from 0; 0 for who breaks a constraint.
+
+    Args:
+        losses: [T, M].
+        broken: [T], total excess.
+    """
+    rank = np.zeros(len(losses), dtype=np.int64)
+    if (broken == 0).any():
+        rank[broken == 0] = moocore.pareto_rank(losses[broken == 0])
+    return rank
+
+
+def add_rank(losses: Floats, broken: Floats, rank: Ranks) -> None:
+    """Bring ranks up to date with the last trial: what `ranks` gives, but for a few comparisons.
+
+    Whom it dominates on its front moves one front back, and pushes back others there in turn.
+
+    Args:
+        losses: [T, M].
+        broken: [T], total excess.
+        rank: [T], right for all but the last; changed.
+
+    Source: Li et al. 2017, Efficient nondomination level update method for steady-state
+    evolutionary multiobjective optimization.
+    """
+    last = len(losses) - 1
+    if broken[last] > 0:
+        rank[last] = 0
+        return
+    front = rank[dominating(losses, broken, last)].max(initial=-1) + 1
+    rank[last] = front
+    behind = np.flatnonzero(dominating(-losses, broken, last))
+    moved = np.array([last])
+    while moved.size:
+        there = behind[rank[behind] == front]
+        moved = there[any_dominating(losses[moved], losses[there])]
+        front += 1
+        rank[moved] = front
+
+
+def any_dominating(some: Floats, others: Floats) -> NDArray[np.bool_]:
+    """Which of the others `[B, M]` any of some `[A, M]` dominates, `bool[B]`."""
+    no_worse = np.ones((len(some), len(others)), dtype=np.bool_)
+    better = np.zeros_like(no_worse)
+    for column, other in zip(some.T, others.T, strict=True):
+        no_worse &= column[:, np.newaxis] <= other
+        better |= column[:, np.newaxis] < other
+    return np.logical_or.reduce(no_worse & better)
 
 
 def total_excess(excess: Floats) -> Floats:

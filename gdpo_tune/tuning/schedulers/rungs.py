@@ -26,13 +26,19 @@ from gdpo_tune.analysis.pareto import losses
 from gdpo_tune.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
+    Ranks,
+    add_rank,
     dominating,
     first_in_order,
+    ranks,
     total_excess,
 )
 
 Verdict = Literal["continue", "stop", "pause"]
 Variant = Literal["stop", "promote"]
+
+AT_ONCE = 50
+"""From so many trials on, ranking all anew takes less time than adding one after the other."""
 
 
 class Rungs:
@@ -79,12 +85,23 @@ class Rungs:
         if level is None:
             return "continue"
         if number not in level.verdicts:
-            row = np.append(losses([values], self._objectives), np.asarray(excess, dtype=float))
-            goes_on = level.add(number, row)
+            level.add(number, self._row(values, excess))
+            goes_on = level.last_goes_on()
             self.promote(number)  # it would not be here if it still waited below
             turned_away: Verdict = "stop" if self._variant == "stop" else "pause"
             level.decide(number, "continue" if goes_on else turned_away)
         return level.verdicts[number]
+
+    def recall(
+        self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
+    ) -> None:
+        """Take in what a trial measured that has ended since: `record`, but for the verdict.
+
+        Others are compared with it, and that is all that is left of it.
+        """
+        level = self._levels.get(completions)
+        if level is not None:
+            level.add(number, self._row(values, excess))
 
     def promotable(self) -> int | None:
         """The waiting trial to go on with: of the highest level, the first in priority."""
@@ -106,6 +123,9 @@ class Rungs:
         """
         return self._levels[completions].better(number)
 
+    def _row(self, values: Sequence[float], excess: Sequence[float]) -> Floats:
+        return np.append(losses([values], self._objectives), np.asarray(excess, dtype=float))
+
 
 class _Level:
     """The trials of one level, a row each."""
@@ -118,24 +138,31 @@ class _Level:
         """Number of a paused trial -> its row."""
         self._objectives = objectives
         self._rows = np.empty((16, objectives + constraints), order="F")  # read by columns
+        self._rank = np.empty(16, dtype=np.int64)
+        self._ranked = 0
+        """Trials whose ranks are known."""
         self._factor = reduction_factor
         self._looked_at = 0
         """Trials when the waiting ones were last compared: only new ones make room."""
 
-    def add(self, number: int, row: Floats) -> bool:
-        """Add a trial; return whether it goes on."""
+    def add(self, number: int, row: Floats) -> None:
+        """Add a trial."""
         if len(self._numbers) == len(self._rows):
             self._rows = np.asfortranarray(np.concatenate([self._rows, np.empty_like(self._rows)]))
+            self._rank = np.concatenate([self._rank, np.empty_like(self._rank)])
         last = len(self._numbers)
         self._rows[last] = row
         self._numbers.append(number)
         self._row_of[number] = last
-        better = dominating(self._losses, total_excess(self._excess), last)
-        ahead = int(np.count_nonzero(better))
+
+    def last_goes_on(self) -> bool:
+        """Whether the trial that was added last goes on."""
+        last, broken = len(self._numbers) - 1, total_excess(self._excess)
+        ahead = int(np.count_nonzero(dominating(self._losses, broken, last)))
         if not ahead:
             return True
-        # Whoever dominates it stands before it: often that spares sorting them all.
-        return ahead < self._room and self._first_of([last]) is not None
+        # Whoever dominates it stands before it: often that spares the ranks.
+        return ahead < self._room and self._first_of([last], broken) is not None
 
     def decide(self, number: int, verdict: Verdict) -> None:
         """Take note of what becomes of a trial that was added."""
@@ -152,7 +179,7 @@ class _Level:
         """The waiting trial that is next, if it is among those for whom there is room."""
         if self._looked_at == len(self._numbers) or not self._waiting:
             return None
-        first = self._first_of(list(self._waiting.values()))
+        first = self._first_of(list(self._waiting.values()), total_excess(self._excess))
         if first is None:
             self._looked_at = len(self._numbers)
             return None
@@ -178,5 +205,18 @@ class _Level:
     def _excess(self) -> Floats:
         return self._rows[: len(self._numbers), self._objectives :]
 
-    def _first_of(self, rows: Sequence[int]) -> int | None:
-        return first_in_order(self._losses, self._excess, np.asarray(rows), self._room)
+    def _first_of(self, rows: Sequence[int], broken: Floats) -> int | None:
+        rank = self._ranks(broken)
+        return first_in_order(self._losses, broken, rank, np.asarray(rows), self._room)
+
+    def _ranks(self, broken: Floats) -> Ranks:
+        """Ranks of all; of those that are known only what new trials change is computed again."""
+        count = len(self._numbers)
+        rank = self._rank[:count]
+        if count - self._ranked >= AT_ONCE:
+            rank[:] = ranks(self._losses, broken)
+        else:
+            for end in range(self._ranked + 1, count + 1):
+                add_rank(self._losses[:end], broken[:end], rank[:end])
+        self._ranked = count
+        return rank

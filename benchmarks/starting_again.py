@@ -1,0 +1,169 @@
+"""What it costs to start a killed sweep again, before any process is started: CPU seconds.
+
+    python benchmarks/starting_again.py [--trials 1000 2000 4000 8000] [--small]
+
+A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
+come to rungs in simulated time on 200 slots. It is killed when so many trials exist. Then the
+ledger is opened and the searcher rebuilt from it, up to its first answer.
+
+Printed: seconds of the ledger, of the scheduler, and of both with the rest of the searcher. The
+last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import numpy as np
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
+from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.referee import Referee
+from gdpo_tune.tuning.schedulers import asha
+from gdpo_tune.tuning.schedulers.rungs import Variant
+from gdpo_tune.tuning.searcher import LedgerSearcher
+from gdpo_tune.tuning.setup import Setup
+
+SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
+STEPS = 120
+SLOTS = 200
+T = TypeVar("T")
+
+
+class KilledSweep:
+    """Fills a ledger as a sweep does, until so many trials exist."""
+
+    def __init__(self, ledger: Ledger, slots: int) -> None:
+        self._ledger, self._slots = ledger, slots
+        self._scheduler = asha.build(ledger)
+        self._rng = np.random.default_rng(0)
+        self._clock = 0.0
+        self._running: list[tuple[float, int, int]] = []
+        """When a trial comes to its next rung or its end, its number, and that step."""
+        self._worth: list[list[float]] = []
+
+    def run(self, trials: int) -> None:
+        """Begin trials, promote them and end them."""
+        while True:
+            while len(self._running) < self._slots:
+                waiting = self._scheduler.promotable()
+                if waiting is not None:
+                    self._scheduler.promote(waiting)
+                    self._go_on(self._ledger.resume(waiting))
+                elif len(self._worth) < trials:
+                    self._go_on(self._new())
+                else:
+                    return
+            self._clock, number, step = heapq.heappop(self._running)
+            self._come_to(number, step)
+
+    def _new(self) -> TrialRecord:
+        number, spec = len(self._worth), self._ledger.spec
+        self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
+        params = spec.space.complete(quasi_random.point(spec, number))
+        return self._ledger.start(params, "search", "startup", seed=number)
+
+    def _go_on(self, record: TrialRecord) -> None:
+        at = record.rungs[-1].step if record.rungs else 0
+        step = next(step for step in (*self._scheduler.evaluate_at(record), STEPS) if step > at)
+        due = self._clock + (step - at) * self._rng.uniform(0.8, 1.2)
+        heapq.heappush(self._running, (due, record.number, step))
+
+    def _come_to(self, number: int, step: int) -> None:
+        found = self._measured(number, step)
+        if step == STEPS:
+            outcome = Outcome(found.validation, found.validation, found.cost, None, {})
+            self._ledger.complete(number, outcome)
+            return
+        self._ledger.progress(number, found)
+        record = self._ledger.record(number)
+        verdict = self._scheduler.judge(record, record.rungs[-1])
+        if verdict == "stop":
+            reason = self._scheduler.reason(number, record.rungs[-1])
+            self._ledger.prune(number, reason, record.cost)
+        elif verdict == "pause":
+            self._ledger.pause(number)
+        else:
+            self._go_on(record)
+
+    def _measured(self, number: int, step: int) -> Measurement:
+        means = np.array(self._worth[number]) * (1 + step / STEPS) / 2
+        noisy = np.clip(means + self._rng.normal(0, 0.05, len(means)), 0, 1).tolist()
+        names = self._ledger.spec.objectives
+        found = {name: Estimate(mean, 0.01) for name, mean in zip(names, noisy, strict=True)}
+        return Measurement(step, {}, Cost(completions=64 * step, seconds=step), found)
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the CPU seconds that it takes."""
+    gc.collect()
+    start = time.process_time()
+    return work(), time.process_time() - start
+
+
+def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
+    """Seconds by part of a start."""
+    with Ledger.open(spec) as ledger:
+        scheduler = asha.build(ledger)
+        _, of_scheduler = timed(Referee(ledger, scheduler).catch_up)
+    ledger, of_ledger = timed(lambda: Ledger.open(spec))
+    with ledger:
+        scheduler = asha.build(ledger)
+        setup = Setup("none:none", ledger.directory / "stop", 1.0)
+        searcher, of_searcher = timed(
+            lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
+        )
+        _, of_answer = timed(lambda: searcher.suggest("first"))
+        searcher.close()
+    return {
+        "ledger": of_ledger,
+        "scheduler": of_scheduler,
+        "all": of_ledger + of_searcher + of_answer,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table, then JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, nargs="+", default=[1000, 2000, 4000, 8000])
+    parser.add_argument("--small", action="store_true", help="60 and 120 trials on 20 slots")
+    options = parser.parse_args(arguments)
+    sizes, slots = ([60, 120], 20) if options.small else (options.trials, SLOTS)
+    rows: list[dict[str, str | float]] = []
+    print("| variant | trials | ledger | scheduler | all |\n|---|---|---|---|---|")
+    for variant in get_args(Variant):
+        for trials in sizes:
+            with tempfile.TemporaryDirectory() as folder:
+                spec = load_spec(SPACE, changes(folder, variant, trials))
+                with Ledger.open(spec) as ledger:
+                    KilledSweep(ledger, slots).run(trials)
+                found = start_again(spec, slots)
+            seconds = " | ".join(f"{found[part]:.3f}" for part in ("ledger", "scheduler", "all"))
+            print(f"| {variant} | {trials} | {seconds} |", flush=True)
+            rows.append({"variant": variant, "trials": trials, **found})
+    print(json.dumps({"benchmark": "starting_again", "slots": slots, "rows": rows}))
+
+
+def changes(folder: str, variant: str, trials: int) -> list[str]:
+    """What makes the shipped search space a sweep that goes on beyond `trials`."""
+    return [
+        f"storage={folder}",
+        f"search.trials={2 * trials}",
+        "search.sampler=random",
+        f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}",
+        f"training.steps={STEPS}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

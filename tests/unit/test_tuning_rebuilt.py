@@ -1,0 +1,153 @@
+"""Rungs that are rebuilt when a sweep goes on: the same decisions, and not each of them again."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gdpo_tune.trials import Objective
+from gdpo_tune.tuning.schedulers import priority
+from gdpo_tune.tuning.schedulers import rungs as module
+from gdpo_tune.tuning.schedulers.priority import Floats, Ranks, add_rank, ranks
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
+
+OBJECTIVES = tuple(Objective(name, "maximize", 0) for name in "abc")
+LEVELS = (10, 30)
+
+
+class History:
+    """Trials in the order of their recording at one level: values, excess, and who has ended."""
+
+    def __init__(self, seed: int, trials: int, open_trials: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.values = np.round(rng.normal(size=(trials, 3)), 1)  # so that some are equal
+        self.excess = np.round(rng.normal(-1, 1, size=(trials, 1)), 1)
+        self.open = {int(number) for number in rng.permutation(trials)[:open_trials]}
+
+    def record(self, core: Rungs, number: int) -> str:
+        return core.record(number, 10, self.values[number].tolist(), self.excess[number].tolist())
+
+    def recall(self, core: Rungs, number: int) -> None:
+        core.recall(number, 10, self.values[number].tolist(), self.excess[number].tolist())
+
+    def rebuilt(self, variant: Variant, until: int) -> Rungs:
+        core = Rungs(OBJECTIVES, LEVELS, 3, variant, 1)
+        for number in range(until):
+            if number in self.open:
+                self.record(core, number)
+            else:
+                self.recall(core, number)
+        return core
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+@pytest.mark.parametrize("seed", range(10))
+def test_rungs_that_are_rebuilt_decide_as_those_that_were_lost(seed: int, variant: Variant):
+    history = History(seed, 300, open_trials=[1, 20, 200][seed % 3])
+    lost, killed_at = Rungs(OBJECTIVES, LEVELS, 3, variant, 1), 200
+    verdicts = [history.record(lost, number) for number in range(killed_at)]
+    for number in set(range(killed_at)) - history.open:
+        lost.promote(number)  # it has ended, so it does not wait
+    core = history.rebuilt(variant, killed_at)
+    for number in history.open & set(range(killed_at)):
+        assert history.record(core, number) == verdicts[number]
+    for number in range(killed_at, 300):
+        assert history.record(core, number) == history.record(lost, number)
+        assert core.better(number, 10) == lost.better(number, 10)
+        promoted = lost.promotable()
+        assert core.promotable() == promoted
+        if promoted is not None:
+            core.promote(promoted)
+            lost.promote(promoted)
+
+
+def test_a_trial_that_has_ended_goes_on_nowhere():
+    core = Rungs(OBJECTIVES, LEVELS, 3, "promote")
+    for number in range(9):
+        core.recall(number, 10, [1 - number / 10] * 3)
+    core.recall(0, 20, [1.0] * 3)  # no level: nobody is compared there
+    assert core.promotable() is None
+    assert core.record(9, 10, [0.0] * 3) == "pause"
+    assert core.better(9, 10) == tuple(range(9))
+    assert core.promotable() is None
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3])
+def test_ranks_that_are_kept_up_to_date_are_those_that_sorting_all_gives(objectives: int):
+    rng = np.random.default_rng(objectives)
+    points = rng.integers(0, 6, size=(120, objectives)).astype(float)
+    broken = np.where(rng.random(120) < 0.2, rng.random(120), 0)
+    rank = np.zeros(120, dtype=np.int64)
+    for end in range(1, 121):
+        add_rank(points[:end], broken[:end], rank[:end])
+        assert rank[:end].tolist() == plain_ranks(points[:end], broken[:end])
+    assert ranks(points, broken).tolist() == rank.tolist()
+
+
+def plain_ranks(points: Floats, broken: Floats) -> list[int]:
+    """Front by front."""
+    rank = [0] * len(points)
+    rest, front = [row for row in range(len(points)) if broken[row] == 0], 0
+    while rest:
+        first = [row for row in rest if not any(dominates(points[o], points[row]) for o in rest)]
+        for row in first:
+            rank[row] = front
+        rest, front = [row for row in rest if row not in first], front + 1
+    return rank
+
+
+def dominates(one: Floats, other: Floats) -> bool:
+    return bool((one <= other).all() and (one < other).any())
+
+
+class Work:
+    """Counts the trials that others are compared with, and those that are ranked anew."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compared = self.pairs = self.ranked = 0
+        dominating, some_dominating = priority.dominating, priority.any_dominating
+
+        def counted(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
+            self.compared += len(losses)
+            return dominating(losses, broken, row)
+
+        def counted_pairs(some: Floats, others: Floats) -> NDArray[np.bool_]:
+            self.pairs += len(some) * len(others)
+            return some_dominating(some, others)
+
+        def counted_ranks(losses: Floats, broken: Floats) -> Ranks:
+            self.ranked += len(losses)
+            return ranks(losses, broken)
+
+        for where in (priority, module):
+            monkeypatch.setattr(where, "dominating", counted)
+        monkeypatch.setattr(priority, "any_dominating", counted_pairs)
+        monkeypatch.setattr(module, "ranks", counted_ranks)
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_rebuilding_takes_four_times_as_much_for_four_times_as_many_ended_trials(
+    monkeypatch: pytest.MonkeyPatch, variant: Variant
+):
+    """As many are open at the end in both; to decide for all again would take 16 times as much."""
+    taken: list[float] = []
+    for trials in (500, 2000):
+        work, history = Work(monkeypatch), History(0, trials, 0)
+        history.open = set(range(trials - 20, trials))
+        history.rebuilt(variant, trials)
+        assert 0 < work.ranked < trials
+        taken.append(work.compared + work.pairs)
+        monkeypatch.undo()
+    assert 2 < taken[1] / taken[0] < 6
+
+
+def test_a_verdict_does_not_rank_all_trials_anew(monkeypatch: pytest.MonkeyPatch):
+    work, history = Work(monkeypatch), History(0, 1000, open_trials=1000)
+    history.rebuilt("promote", 1000)
+    assert work.ranked < 200
+    everyone = 1000 * 1000 / 2
+    assert work.compared < 3 * everyone, "each at most three times with those before it"
+    assert work.pairs < everyone
