@@ -6,6 +6,7 @@ next call does it again under the same name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -129,7 +130,7 @@ def next_of_run(desk: Desk) -> Event | None:
     if run.state == "starting":
         return _start(desk, run, now)
     backend = desk.make_backend(desk.sweep)
-    refuse_stranger(run, backend)
+    refuse_stranger(run, backend, desk.log)
     look = backend.look(run.job)
     if not look.running:
         return _after_end(desk, run, look, now)
@@ -138,11 +139,12 @@ def next_of_run(desk: Desk) -> Event | None:
     return None
 
 
-def refuse_stranger(run: Run, backend: Backend) -> None:
-    """Keep a backend away from a job that another one has begun.
+def refuse_stranger(run: Run, backend: Backend, log: EventLog) -> None:
+    """Keep a backend away from a job that another one has begun, or that is none.
 
     Raises:
         BackendError: it is not its own.
+        StoreError: the history does not say what the backend knows a job by.
     """
     begun_by = run.job.get("backend", backend.kind)
     if begun_by != backend.kind:
@@ -151,6 +153,10 @@ def refuse_stranger(run: Run, backend: Backend) -> None:
             f"    fix: write kind: {begun_by} until that run has ended; `render --to slurm` and "
             "`rayjob` begin runs as local ones, so call those with --here"
         )
+    try:
+        backend.job_shape.model_validate_json(json.dumps(run.job))
+    except ValueError as error:
+        raise log.unreadable(file_name(run.submitted)) from error
 
 
 def _after_end(desk: Desk, run: Run, look: Look, now: datetime) -> Event:

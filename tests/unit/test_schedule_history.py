@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import uuid
@@ -9,9 +10,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from schedule_support import START, Clock, FakeBackend, MemoryStore, Plan, desk_of, scheduled
+from schedule_support import (
+    START,
+    Clock,
+    FakeBackend,
+    MemoryStore,
+    Plan,
+    Scene,
+    desk_of,
+    scheduled,
+)
 
+from gdpo_tune.clusters.kuberay import KubeRay
+from gdpo_tune.clusters.local import Local
 from gdpo_tune.clusters.log import SEGMENT, Event, EventLog, TooLate
+from gdpo_tune.clusters.ray_jobs import RayJobs
+from gdpo_tune.clusters.slurm import Slurm
 from gdpo_tune.clusters.store import FolderStore, ObjectStore, Store, open_store
 from gdpo_tune.clusters.tick import Desk, tick
 from gdpo_tune.errors import StoreError
@@ -116,6 +130,56 @@ def test_a_history_that_is_damaged_is_named(tmp_path, content, where):
     store.files[f".schedule/nightly/{where}"] = content.encode()
     with pytest.raises(StoreError, match=r"0000000\d.*json.* is not what was written there"):
         desk_of(sweep, clock, backend, store)
+
+
+UNDER_WAY = "00000003.json"
+"""The event that says what the first run of a `Scene` is known by."""
+
+
+def forge(scene: Scene, key: str, value: object) -> None:
+    path = f".schedule/nightly/{UNDER_WAY}"
+    event = json.loads(scene.store.files[path])
+    scene.store.files[path] = json.dumps({**event, key: value}).encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("at", "0001-01-01T00:00:00+14:00"),
+        ("at", 0),
+        ("attempt", "one"),
+        ("attempt", 10**400),
+        ("run", "of nobody"),
+        ("job", None),
+        ("job", []),
+    ],
+)
+def test_an_event_with_one_wrong_value_is_named(tmp_path, key, value):
+    scene = Scene(tmp_path)
+    assert scene.at(2) == ["started", "submitted"]
+    path = f".schedule/nightly/{UNDER_WAY}"
+    scene.store.files[path] = json.dumps(
+        {**json.loads(scene.store.files[path]), key: value}
+    ).encode()
+    with pytest.raises(StoreError, match=f"{UNDER_WAY} is not what was written there"):
+        scene.open()
+
+
+@pytest.mark.parametrize("backend", [Local, RayJobs, KubeRay, Slurm])
+@pytest.mark.parametrize("job", [{}, {"id": 7, "folder": None}, {"folder": "/x", "processes": []}])
+def test_a_job_that_its_backend_did_not_write_is_not_looked_for(
+    tmp_path, monkeypatch, backend, job
+):
+    scene = Scene(tmp_path)
+    scene.at(2)
+    path = f".schedule/nightly/{UNDER_WAY}"
+    scene.store.files[path] = json.dumps(
+        {**json.loads(scene.store.files[path]), "job": job}
+    ).encode()
+    monkeypatch.setattr(scene.backend, "job_shape", backend.job_shape, raising=False)
+    scene.desk = scene.open()
+    with pytest.raises(StoreError, match=f"{UNDER_WAY} is not what was written there"):
+        scene.at(2.1)
 
 
 def test_a_history_that_was_moved_away_under_a_reader():
