@@ -68,6 +68,17 @@ def address_of(folder: Path) -> str:
     return f"{scheme}://{'/' if scheme in ON_DISK else ''}{'/'.join(names)}" if names else ""
 
 
+def copied_from(name: str) -> list[str]:
+    """Addresses of sweeps of this name that this machine has copies of."""
+    found: list[str] = []
+    for folder, below, files in os.walk(cache_folder()):
+        if "spec.yaml" in files:
+            below.clear()  # nothing below a sweep is one
+            if os.path.basename(folder) == name:
+                found.append(address_of(Path(folder)))
+    return sorted(found)
+
+
 def open_filesystem(place: str) -> tuple[Any, str]:
     """fsspec's filesystem for an address, and its path there without a `/` at the end.
 
