@@ -1808,6 +1808,22 @@ CASES = {
         "not the address of a folder on an object store",
         "s3://bucket/sweeps",
     ),
+    "storage an address with a password": (
+        "search:",
+        "ledger: postgresql://me@db/sweeps\nstorage: s3://me:secret@bucket/runs\nsearch:",
+        15,
+        "storage",
+        "with a password or a query",
+        "AWS_SECRET_ACCESS_KEY",
+    ),
+    "storage an address with a query": (
+        "search:",
+        "ledger: postgresql://me@db/sweeps\nstorage: az://box/runs?sig=secret\nsearch:",
+        15,
+        "storage",
+        "with a password or a query",
+        "AWS_SECRET_ACCESS_KEY",
+    ),
     "storage an address with a way back": (
         "search:",
         "ledger: postgresql://me@db/sweeps\nstorage: s3://bucket/../runs\nsearch:",
