@@ -44,6 +44,19 @@ def on_signals(stop: Callable[[], None]) -> Generator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def hangups_held() -> Generator[None]:
+    """Hold SIGHUP back in this thread until the end, and for good in what is started meanwhile.
+
+    The kernel sends it to everything that belongs to a terminal which is closed.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def leave_closed(terminals: Sequence[int]) -> None:
     """Let what is printed from now on go nowhere where the terminal was closed.
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gdpo_tune.signals import on_signals
+from gdpo_tune.signals import hangups_held, on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -77,3 +77,20 @@ def test_a_hangup_is_nobodys_second_signal():
         assert asked == [True]
     finally:
         signal.signal(signal.SIGHUP, found)
+
+
+def test_what_is_started_meanwhile_outlives_its_terminal():
+    sleeps = [sys.executable, "-c", "import sys; print(flush=True); sys.exit(sys.stdin.read())"]
+    asked = []
+    with on_signals(lambda: asked.append(True)):
+        with hangups_held():
+            child = subprocess.Popen(sleeps, stdin=-1, stdout=-1, stderr=-1, text=True)
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert asked == []
+        assert asked == [True]
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "\n"
+        child.send_signal(signal.SIGHUP)
+        _, told = child.communicate("still here")
+    assert told == "still here\n"
