@@ -30,7 +30,7 @@ from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import missing_file_fix, parse, read_text
 
 SUFFIXES = (".yaml", ".yml")
-PASSWORD = re.compile(r"://[^/@]*:[^/@]+@")
+PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,8 @@ class Document:
 
     def _note(self, problem: Problem, changes: dict[str, KeyPath]) -> None:
         """A problem of the search space, at the key of this file where that is to blame."""
-        path = changes.get(problem.where.removeprefix("--set "))
+        shown = {without_password(change): path for change, path in changes.items()}
+        path = shown.get(problem.where.removeprefix("--set "))
         mark = Mark(problem.where)
         if path is not None and self.problems.about(dotted(path)):
             return  # said already, in words of this file

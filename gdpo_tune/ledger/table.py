@@ -93,7 +93,12 @@ class JournalTable(Journal):
                 self._create()
                 self._lock()
                 self._next = self._count()
-        except (SQLAlchemyError, ImportError) as error:
+        except ImportError as error:
+            raise UsageError(
+                f"ledger {self.path}: {error}\n"
+                "    fix: write postgresql+psycopg2://, and pip install 'gdpo-tune[postgres]'"
+            ) from error
+        except SQLAlchemyError as error:
             raise UsageError(
                 f"ledger {self.path}: {_told(error)}\n"
                 "    fix: start the database, or mend the address; the password belongs into "

@@ -20,7 +20,9 @@ from gdpo_tune.spec.space import Space
 
 LONGEST_NAME = 255
 """Bytes of the name of a file or folder, on every usual disk."""
-LEDGER = re.compile(r"postgresql(\+psycopg2?)?://[^/\s]+/[^/\s]+")
+LEDGER = re.compile(
+    r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
+)
 SECRET = re.compile(r"://[^/@]*:[^/]*@|\?")
 """In the address of a store."""
 
@@ -211,5 +213,6 @@ def check_ledger(node: Node | None, problems: Problems) -> str:
     if isinstance(node.value, str) and LEDGER.fullmatch(node.value):
         return node.value
     fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
-    problems.at(node, ("ledger",), "not the address of a PostgreSQL database", fix)
+    shown = without_password(node.value) if isinstance(node.value, str) else node.plain()
+    problems.add(node.mark, "ledger", shown, "not the address of a PostgreSQL database", fix)
     return ""

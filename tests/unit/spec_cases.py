@@ -58,6 +58,14 @@ CASES = {
         "not the address of a PostgreSQL database",
         "postgresql+psycopg2://USER@HOST/DATABASE",
     ),
+    "ledger with a port that is no number": (
+        "search:",
+        "ledger: postgresql://me@db:port/sweeps\nsearch:",
+        14,
+        "ledger",
+        "not the address of a PostgreSQL database",
+        "postgresql+psycopg2://USER@HOST/DATABASE",
+    ),
     "ledger not text": (
         "search:",
         "ledger: [a]\nsearch:",

@@ -418,12 +418,24 @@ def test_an_object_store_beside_a_database_is_what_a_job_is_told(tmp_path):
     assert 'storage="s3://bucket/sweeps"' in overrides(sweep.settings, sweep.root)
 
 
-def test_a_ledger_shows_no_password(tmp_path):
-    ledger = "ledger: postgresql+psycopg2://me:secret@db/sweeps"
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("me:secret@db/sweeps", "me:***@db/sweeps"),
+        ("me:s/ecret@db/sweeps", "me:***@db/sweeps"),
+        (
+            "me@db/sweeps?password=secret&sslmode=require",
+            "me@db/sweeps?password=***&sslmode=require",
+        ),
+    ],
+)
+def test_a_ledger_shows_no_password(tmp_path, written, shown):
+    ledger = f"ledger: postgresql+psycopg2://{written}"
     problems = problems_of(tmp_path, GOOD.replace("storage: runs", ledger))
     (found,) = [p for p in problems if "password" in p.reason]
-    assert found.value == "postgresql+psycopg2://me:***@db/sweeps"
+    assert found.value == f"postgresql+psycopg2://{shown}"
     assert "~/.pgpass" in found.fix
+    assert not [problem for problem in problems if "ecret" in str(problem)]
 
 
 @pytest.mark.parametrize(
