@@ -100,10 +100,29 @@ def tick(desk: Desk) -> None:
 def look_after(desk: Desk) -> None:
     """Bring the run under way as far as it gets now."""
     try:
-        while desk.append(next_of_run(desk)):
-            pass
+        while (event := next_of_run(desk)) is not None:
+            if event.kind == "submitted":
+                note_submission(desk, event)
+            else:
+                desk.append(event)
     except BackendUnreachableError as error:
         desk.trouble.append(error)
+
+
+def note_submission(desk: Desk, event: Event) -> None:
+    """Write down that a backend has an attempt, which is so whatever others have appended.
+
+    Where they have ended the run meanwhile, its job is told to end: nobody looks after it.
+    """
+    count, (run, attempt) = len(desk.added), (event.about["run"], event.about["attempt"])
+    while len(desk.added) == count:
+        known = desk.book.runs[run]
+        if (known.attempt, known.state) == (attempt, "starting"):
+            desk.append(event)
+            continue
+        if known.state != "running" or known.attempt != attempt:
+            desk.make_backend(desk.sweep).stop(event.about["job"], 0.0)
+        return
 
 
 def next_by_schedule(desk: Desk) -> Event | None:

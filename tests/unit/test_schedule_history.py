@@ -21,6 +21,8 @@ from schedule_support import (
     scheduled,
 )
 
+from gdpo_tune.clusters import asking
+from gdpo_tune.clusters.backends import Job
 from gdpo_tune.clusters.kuberay import KubeRay
 from gdpo_tune.clusters.local import Local
 from gdpo_tune.clusters.log import SEGMENT, Event, EventLog, TooLate
@@ -296,3 +298,34 @@ def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same
     assert list(backend.jobs) == ["nightly-20260101T020000Z-a1"]
     (run,) = desk_of(sweep, clock, backend, store).book.runs.values()
     assert run.state == "finished"
+
+
+def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+
+    def stopped_meanwhile(job: Job) -> dict[str, object]:
+        taken = submit(job)
+        assert asking.stop(scene.open())
+        return taken
+
+    scene.backend.submit = stopped_meanwhile
+    scene.at(2)
+    assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
+    (run,) = scene.open().book.runs.values()
+    assert (run.state, scene.open().book.active) == ("stopped", None)
+
+
+def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+
+    def submitted_twice(job: Job) -> dict[str, object]:
+        scene.backend.submit = submit
+        tick(scene.open())
+        return submit(job)
+
+    scene.backend.submit = submitted_twice
+    scene.at(2)
+    assert scene.backend.stops == {}
+    assert [event.kind for event in scene.open().log.events].count("submitted") == 1
