@@ -59,7 +59,7 @@ class Event:
         """The event that `line` wrote down.
 
         Raises:
-            ValueError, TypeError, KeyError: it is none.
+            ValueError, TypeError, KeyError, AttributeError, RecursionError: it is none.
         """
         about = json.loads(line)
         kind = about.pop("event")
@@ -147,7 +147,7 @@ class EventLog:
     def _event(self, name: str, line: bytes) -> Event:
         try:
             return Event.from_line(line)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.unreadable(name) from error
 
     def _write_segment(self, start: int) -> None:

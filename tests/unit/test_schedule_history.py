@@ -111,6 +111,7 @@ START_OF = '{"event": "started", "at": "2026-01-01T00:00:00+00:00"'
         "",
         "{",
         "[]",
+        "[" * 10**5,
         "{}",
         '{"event": "seen", "at": "yesterday"}',
         '{"event": "seen", "at": "2026-01-01T00:00:00", "schedule": ""}',
