@@ -68,11 +68,23 @@ def address_of(folder: Path) -> str:
     return f"{scheme}://{'/' if scheme in ON_DISK else ''}{'/'.join(names)}" if names else ""
 
 
+def copied_from(name: str) -> list[str]:
+    """Addresses of sweeps of this name that this machine has copies of."""
+    found: list[str] = []
+    for folder, below, files in os.walk(cache_folder()):
+        if "spec.yaml" in files:
+            below.clear()  # nothing below a sweep is one
+            if os.path.basename(folder) == name:
+                found.append(address_of(Path(folder)))
+    return sorted(found)
+
+
 def open_filesystem(place: str) -> tuple[Any, str]:
     """fsspec's filesystem for an address, and its path there without a `/` at the end.
 
     Raises:
-        StoreError: the scheme is unknown, or the package for it is not installed.
+        StoreError: the scheme is unknown, the package for it is not installed, or it cannot be
+            used with nothing but an address.
     """
     import fsspec
 
@@ -81,9 +93,9 @@ def open_filesystem(place: str) -> tuple[Any, str]:
     try:
         # a cached listing would hide what others have written
         filesystem, root = fsspec.url_to_fs(place, use_listings_cache=False, **options)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # each package has errors of its own, and some look for their server
         fix = f"pip install {PACKAGES[scheme]}" if scheme in PACKAGES else "write s3://, gs://"
-        raise StoreError(f"storage {place}: {error}\n    fix: {fix}") from error
+        raise StoreError(f"storage {place}: {told(error)}\n    fix: {fix}") from error
     return filesystem, root.rstrip("/")
 
 

@@ -36,8 +36,9 @@ def address(text: str, given_as: str) -> str:
     found = _PLACE.fullmatch(text)
     if text == "auto" or (found is not None and 0 < int(found[2]) < 2**16):
         return text
+    shown = text.rpartition("@")[2]  # what stands before may be a password
     raise UsageError(
-        f"{given_as} = {text}: a cluster is joined on one of its nodes, by auto or HOST:PORT\n"
+        f"{given_as} = {shown}: a cluster is joined on one of its nodes, by auto or HOST:PORT\n"
         "    fix: write the head's address, which has port 6379 by default; from a machine that is "
         "no node of the cluster: --submit http://HOST:8265"
     )

@@ -12,9 +12,10 @@ from typing import Any
 from gdpo_tune.errors import UsageError
 from gdpo_tune.files import is_file
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.object_store import address_of, is_url, local_folder
+from gdpo_tune.object_store import address_of, copied_from, is_url, local_folder
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
+from gdpo_tune.spec.problems import one_of
 from gdpo_tune.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.trials import TrialRecord
 
@@ -70,7 +71,10 @@ def sweep_file(folder: str, given: str) -> tuple[Path, str]:
                 f"{given}: what to take is said once, behind a single colon or by --pick: leave "
                 f"out :{after}"
             )
-        raise UsageError(f"{given}: there is no sweep in {folder}: it has no {SPEC}")
+        told = f"{given}: there is no sweep in {folder}: it has no {SPEC}"
+        stored = copied_from(path.name)
+        fix = f"\n    fix: give its address: {one_of(stored)}" if stored else ""
+        raise UsageError(told + fix)
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
 

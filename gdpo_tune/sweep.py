@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         print(dry_run(spec))
         check_share(spec)
         return 0
-    if options.submit:
+    if options.submit is not None:
         return submitted(spec, options)
     check_resources(spec)
     for warning in sandbox_doubts(spec):
@@ -103,9 +103,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """
     options = parser().parse_args(arguments)
     for name in ("detach", "working_dir"):
-        if getattr(options, name) and not options.submit:
+        if getattr(options, name) and options.submit is None:
             raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
-    if options.address:
+    if options.address is not None:
         found = ray_access.address(options.address, "--address")
         # Ray takes a variable for more than what it is asked for; auto leaves it what it is.
         if found != "auto" or not os.environ.get(ray_access.ADDRESS):
@@ -118,6 +118,7 @@ def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.reach import lost_tracking
     from gdpo_tune.clusters.submit import Submission, cluster_at, submit
 
+    refuse_passwords(options.overrides)
     storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
     words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
@@ -129,6 +130,24 @@ def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
     if doubt:
         print(f"warning: {doubt}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
     return submit(submission, cluster_at(options.submit), follow=not options.detach)
+
+
+def refuse_passwords(overrides: Sequence[str]) -> None:
+    """Refuse overrides that a cluster's list of jobs must not show.
+
+    Raises:
+        UsageError: one has a password in an address.
+    """
+    from gdpo_tune.spec import without_password
+
+    for override in overrides:
+        shown = without_password(override)
+        if shown != override:
+            raise UsageError(
+                f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
+                "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
+            )
 
 
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:

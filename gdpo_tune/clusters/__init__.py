@@ -3,6 +3,7 @@
     load        the files as frozen models, or every problem in them at once
     cron        the instants that a cron line means in a time zone
     store, log  the history: numbered events, each created once, beside the sweeps that it is about
+    shapes      what each kind of event says; what was damaged or forged is refused by it
     book        what the events add up to: runs, their attempts, what was skipped, what was spent
     decide      the next event, by pure functions of file, book and clock
     tick        carries decisions out, on a backend

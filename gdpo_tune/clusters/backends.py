@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from gdpo_tune import registry
 from gdpo_tune.clusters.load import ScheduledSweep
+from gdpo_tune.clusters.shapes import Shape
 
 CHECKPOINT_SECONDS = 120.0
 """That a sweep has for its checkpoints once it was asked to stop."""
@@ -50,6 +51,8 @@ class Backend(Protocol):
 
     kind: ClassVar[str]
     """Its name in `BACKENDS`."""
+    job_shape: ClassVar[type[Shape]]
+    """What it knows a job by."""
 
     def check(self) -> None:
         """Find out whether jobs would be taken.

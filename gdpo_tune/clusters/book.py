@@ -37,6 +37,8 @@ class Run:
     """When the newest attempt may be submitted; None: at once."""
     job: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the backend knows its newest attempt by."""
+    submitted: int = 0
+    """Number of the event that says so."""
     stopping: str = ""
     """Why it was told to stop, if it was."""
     stopping_since: datetime | None = None
@@ -114,7 +116,7 @@ class Book:
                 self._retry(event)
             case "submitted":
                 run = self.runs[about["run"]]
-                run.state, run.job = "running", dict(about["job"])
+                run.state, run.job, run.submitted = "running", dict(about["job"]), self.count
             case "stopping":
                 run = self.runs[about["run"]]
                 run.stopping, run.stopping_since = str(about["why"]), event.at

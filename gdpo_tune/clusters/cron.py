@@ -50,13 +50,25 @@ def why_not(line: str) -> tuple[str, str] | None:
     numbers = f"write numbers, *, lists, ranges and steps, {example}"
     if TOO_LONG.search(line):
         return "a number of too many digits", numbers
+    refused = refusal(line)
+    if not refused:
+        return None
+    minute, hour, day, month, weekday = line.split()
+    parts = (f"{minute} {hour} {day} * {weekday}", f"{minute} {hour} * {month} {weekday}")
+    if any(map(refusal, parts)):
+        return refused, numbers
+    return "there is no such day", "write a day that comes"
+
+
+def refusal(line: str) -> str:
+    """What is wrong with five fields, in a few words; empty if nothing is."""
     try:
         next(CronSim(line, datetime(2000, 1, 1, tzinfo=UTC)))
     except CronSimError as error:
-        return f"{error}".lower(), numbers
+        return f"{error}".lower()
     except StopIteration:
-        return "there is no such day", "write a day that comes"
-    return None
+        return "no such day"
+    return ""
 
 
 def similar_zones(name: str) -> str:

@@ -17,6 +17,7 @@ from gdpo_tune.clusters.backends import Job, Look
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.manifests import RAY, metadata, ray_job_spec, text
 from gdpo_tune.clusters.model import KubeRayBackend
+from gdpo_tune.clusters.shapes import NamedJob, Shape
 from gdpo_tune.clusters.tools import Answer
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 
@@ -44,6 +45,7 @@ class KubeRay:
     """The RayJobs of one namespace."""
 
     kind: ClassVar[str] = "kuberay"
+    job_shape: ClassVar[type[Shape]] = NamedJob
     sweep: ScheduledSweep
     settings: KubeRayBackend
     call: Callable[[str, Sequence[str], str], Answer] = tools.call

@@ -30,7 +30,7 @@ from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import missing_file_fix, parse, read_text
 
 SUFFIXES = (".yaml", ".yml")
-PASSWORD = re.compile(r"://[^/@]*:[^/@]+@")
+PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ def files_in(place: Path) -> list[Path]:
         SpecError: there is none.
     """
     if is_folder(place):
-        files = sorted(path for path in entries(place) if path.suffix in SUFFIXES)
+        # what begins with a dot is what editors keep beside a file that is being written
+        visible = (path for path in entries(place) if not path.name.startswith("."))
+        files = sorted(path for path in visible if path.suffix in SUFFIXES)
         if files:
             return files
     elif is_file(place):
@@ -187,6 +189,11 @@ class Document:
 
     def _read(self) -> Node:
         nothing = Node(Mark(str(self.file), 1))
+        if self.file.exists() and not is_file(self.file):
+            # reading a pipe or a device might never end
+            reason, fix = "not a file", "move it out of the folder, or give it another ending"
+            self.problems.add(Mark(str(self.file)), "", None, reason, fix)
+            return nothing
         try:
             root = parse(read_text(self.file, self.problems), str(self.file), self.problems)
         except Unreadable:
@@ -266,7 +273,8 @@ class Document:
 
     def _note(self, problem: Problem, changes: dict[str, KeyPath]) -> None:
         """A problem of the search space, at the key of this file where that is to blame."""
-        path = changes.get(problem.where.removeprefix("--set "))
+        shown = {without_password(change): path for change, path in changes.items()}
+        path = shown.get(problem.where.removeprefix("--set "))
         mark = Mark(problem.where)
         if path is not None and self.problems.about(dotted(path)):
             return  # said already, in words of this file

@@ -21,6 +21,7 @@ from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job, Look
 from gdpo_tune.clusters.job_folders import check_folder, folder_of, last_words, reason
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import LocalBackend
+from gdpo_tune.clusters.shapes import LocalJob, Shape
 from gdpo_tune.clusters.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.files import write_whole
@@ -54,6 +55,7 @@ class Local:
     """Processes of this machine; a folder for each job."""
 
     kind: ClassVar[str] = "local"
+    job_shape: ClassVar[type[Shape]] = LocalJob
     folder: Path
     others_are_gone: bool = False
     """Whether jobs of other machines of which nothing can be seen are dead."""

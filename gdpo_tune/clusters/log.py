@@ -15,8 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from gdpo_tune.clusters.shapes import EVENTS
 from gdpo_tune.clusters.store import Store
 from gdpo_tune.errors import StoreError
 
@@ -58,13 +59,12 @@ class Event:
         """The event that `line` wrote down.
 
         Raises:
-            ValueError, TypeError, KeyError: it is none.
+            ValueError, TypeError, KeyError, AttributeError, RecursionError: it is none.
         """
         about = json.loads(line)
-        kind, at = about.pop("event"), datetime.fromisoformat(about.pop("at"))
-        if kind not in get_args(Kind) or at.tzinfo is None:
-            raise ValueError(f"{kind} at {at}")
-        return cls(kind, at, about)
+        kind = about.pop("event")
+        EVENTS[kind].model_validate_json(line)
+        return cls(kind, datetime.fromisoformat(about.pop("at")), about)
 
 
 class TooLate(Exception):
@@ -147,7 +147,7 @@ class EventLog:
     def _event(self, name: str, line: bytes) -> Event:
         try:
             return Event.from_line(line)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.unreadable(name) from error
 
     def _write_segment(self, start: int) -> None:

@@ -110,9 +110,11 @@ def why_no_webhook(address: str) -> str:
     if not address:
         return "not set"
     try:
-        split_service_url(address)
+        parts = split_service_url(address)
     except ValueError as error:
         return f"not the address of a webhook: {error}"
+    if parts.username or parts.password:
+        return "an address with a user or a password, which nobody would be sent"
     return ""
 
 

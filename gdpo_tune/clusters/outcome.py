@@ -90,11 +90,11 @@ def told(about: dict[str, Any]) -> str:
     """The figures in a sentence or two; empty if there are none."""
     if "unknown" in about:
         return f"What it came to is not known here: {about['unknown'].splitlines()[0]}."
-    if "trials" not in about:
+    if not about.keys() >= {"trials", "front", "gpu_hours"}:
         return ""
     trials = "1 trial" if about["trials"] == 1 else f"{about['trials']} trials"
     text = f"{trials}, {about['front']} on the front"
-    if "hypervolume" in about:
+    if about.keys() >= {"hypervolume", "hypervolume_interval"}:
         low, high = about["hypervolume_interval"]
         text += f", hypervolume {about['hypervolume']:.3f} (95 %: {low:.3f} to {high:.3f})"
     text += f", {about['gpu_hours']:.2f} GPU-hours." if about["gpu_hours"] else "."

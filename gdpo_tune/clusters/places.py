@@ -35,6 +35,8 @@ def why_no_dashboard(address: str) -> str:
         return str(error)
     if parts.username or parts.password:
         return "a user or a password stands in it, which nobody would be sent"
+    if parts.query or parts.fragment:
+        return "something stands behind ? or #"
     return ""
 
 

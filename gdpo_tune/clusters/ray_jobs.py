@@ -15,6 +15,7 @@ from gdpo_tune.clusters.jobs_api import JobsApi, look
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import RayJobBackend
 from gdpo_tune.clusters.places import placed
+from gdpo_tune.clusters.shapes import NamedJob, Shape
 from gdpo_tune.clusters.shipping import name_in, runtime_env
 from gdpo_tune.errors import BackendError
 
@@ -62,6 +63,7 @@ class RayJobs:
     """The jobs of one cluster, as what a schedule hands its runs to."""
 
     kind: ClassVar[str] = "ray-job"
+    job_shape: ClassVar[type[Shape]] = NamedJob
     api: JobsApi
     space: str
     """The search space, relative to the folder that is sent."""

@@ -25,6 +25,7 @@ from gdpo_tune.clusters.batch import Batch
 from gdpo_tune.clusters.job_folders import check_folder, folder_of, reason
 from gdpo_tune.clusters.load import ScheduledSweep
 from gdpo_tune.clusters.model import SlurmBackend
+from gdpo_tune.clusters.shapes import BatchJob, Shape
 from gdpo_tune.clusters.tools import Answer
 from gdpo_tune.errors import BackendError, BackendUnreachableError
 from gdpo_tune.files import write_whole
@@ -60,6 +61,7 @@ class Slurm:
     """The batch jobs of one cluster; a folder for each."""
 
     kind: ClassVar[str] = "slurm"
+    job_shape: ClassVar[type[Shape]] = BatchJob
     sweep: ScheduledSweep
     settings: SlurmBackend
     folder: Path

@@ -6,6 +6,7 @@ next call does it again under the same name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -99,10 +100,29 @@ def tick(desk: Desk) -> None:
 def look_after(desk: Desk) -> None:
     """Bring the run under way as far as it gets now."""
     try:
-        while desk.append(next_of_run(desk)):
-            pass
+        while (event := next_of_run(desk)) is not None:
+            if event.kind == "submitted":
+                note_submission(desk, event)
+            else:
+                desk.append(event)
     except BackendUnreachableError as error:
         desk.trouble.append(error)
+
+
+def note_submission(desk: Desk, event: Event) -> None:
+    """Write down that a backend has an attempt, which is so whatever others have appended.
+
+    Where they have ended the run meanwhile, its job is told to end: nobody looks after it.
+    """
+    count, (run, attempt) = len(desk.added), (event.about["run"], event.about["attempt"])
+    while len(desk.added) == count:
+        known = desk.book.runs[run]
+        if (known.attempt, known.state) == (attempt, "starting"):
+            desk.append(event)
+            continue
+        if known.state != "running" or known.attempt != attempt:
+            desk.make_backend(desk.sweep).stop(event.about["job"], 0.0)
+        return
 
 
 def next_by_schedule(desk: Desk) -> Event | None:
@@ -129,7 +149,7 @@ def next_of_run(desk: Desk) -> Event | None:
     if run.state == "starting":
         return _start(desk, run, now)
     backend = desk.make_backend(desk.sweep)
-    refuse_stranger(run, backend)
+    refuse_stranger(run, backend, desk.log)
     look = backend.look(run.job)
     if not look.running:
         return _after_end(desk, run, look, now)
@@ -138,11 +158,12 @@ def next_of_run(desk: Desk) -> Event | None:
     return None
 
 
-def refuse_stranger(run: Run, backend: Backend) -> None:
-    """Keep a backend away from a job that another one has begun.
+def refuse_stranger(run: Run, backend: Backend, log: EventLog) -> None:
+    """Keep a backend away from a job that another one has begun, or that is none.
 
     Raises:
         BackendError: it is not its own.
+        StoreError: the history does not say what the backend knows a job by.
     """
     begun_by = run.job.get("backend", backend.kind)
     if begun_by != backend.kind:
@@ -151,6 +172,10 @@ def refuse_stranger(run: Run, backend: Backend) -> None:
             f"    fix: write kind: {begun_by} until that run has ended; `render --to slurm` and "
             "`rayjob` begin runs as local ones, so call those with --here"
         )
+    try:
+        backend.job_shape.model_validate_json(json.dumps(run.job))
+    except ValueError as error:
+        raise log.unreadable(file_name(run.submitted)) from error
 
 
 def _after_end(desk: Desk, run: Run, look: Look, now: datetime) -> Event:

@@ -236,10 +236,10 @@ def replayed(journal: Journal) -> JournalStorage:
     """What the records of a journal come to.
 
     Raises:
-        UsageError: a line is no record, or Optuna can make nothing of one.
+        UsageError: a line is no record, Optuna can make nothing of one, or the first ones are gone.
     """
     try:
-        return JournalStorage(journal)
+        storage = JournalStorage(journal)
     except (GdpoTuneError, OSError):
         raise
     except Exception as error:  # whatever Optuna's replay trips over
@@ -247,3 +247,10 @@ def replayed(journal: Journal) -> JournalStorage:
             f"{journal.path}: Optuna cannot replay its records ({type(error).__name__}: {error}), "
             f"so another version of it wrote them, or the file is {DAMAGED}"
         ) from error
+    if not storage.get_all_studies() and any(journal.read_logs(0)):
+        # Optuna passes over records of a study that it does not know: all would begin anew
+        raise UsageError(
+            f"{journal.path}: its first record, with which a sweep begins, is gone, so it is "
+            f"{DAMAGED}"
+        )
+    return storage

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
 from gdpo_tune.errors import LedgerHeldError, LedgerUnreachableError, UsageError
-from gdpo_tune.ledger.journal import DECODER, Journal
+from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
 from gdpo_tune.outages import PATIENCE, attempts
 from gdpo_tune.spec import without_password
 
@@ -93,7 +93,12 @@ class JournalTable(Journal):
                 self._create()
                 self._lock()
                 self._next = self._count()
-        except (SQLAlchemyError, ImportError) as error:
+        except ImportError as error:
+            raise UsageError(
+                f"ledger {self.path}: {error}\n"
+                "    fix: write postgresql+psycopg2://, and pip install 'gdpo-tune[postgres]'"
+            ) from error
+        except SQLAlchemyError as error:
             raise UsageError(
                 f"ledger {self.path}: {_told(error)}\n"
                 "    fix: start the database, or mend the address; the password belongs into "
@@ -110,14 +115,23 @@ class JournalTable(Journal):
         self._next = 0
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on."""
+        """Yield the records from number `log_number_from` on.
+
+        Raises:
+            UsageError: one of them is not there.
+        """
         if self._writes and log_number_from == self._next - len(self._unread):
             records, self._unread = self._unread, []
         else:
-            query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep AND number >= :first
-                ORDER BY number"""
+            query = f"""SELECT number, record FROM {TABLE} WHERE sweep = :sweep
+                AND number >= :first ORDER BY number"""
             found = self._run(query, first=log_number_from) if self._there() else []
-            records = [row[0] for row in found]
+            for expected, (number, _) in enumerate(found, log_number_from):
+                if number != expected:
+                    raise UsageError(
+                        f"ledger {self.path}: record {expected} is gone, so it is {DAMAGED}"
+                    )
+            records = [row[1] for row in found]
         for record in records:
             yield DECODER.decode(record)
 

@@ -11,6 +11,7 @@ from gdpo_tune import registry, task_files
 from gdpo_tune.files import is_file
 from gdpo_tune.object_store import is_url
 from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.spec.dump import without_password
 from gdpo_tune.spec.model import LEAST_RESOURCE, Resources, Search
 from gdpo_tune.spec.parse_space import parameter_node
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
@@ -19,7 +20,11 @@ from gdpo_tune.spec.space import Space
 
 LONGEST_NAME = 255
 """Bytes of the name of a file or folder, on every usual disk."""
-LEDGER = re.compile(r"postgresql(\+psycopg2?)?://[^/\s]+/[^/\s]+")
+LEDGER = re.compile(
+    r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
+)
+SECRET = re.compile(r"://[^/@]*:[^/]*@|\?")
+"""In the address of a store."""
 
 
 def check_name(
@@ -178,7 +183,12 @@ def check_storage(
     """Where sweeps are kept is a folder, and not a file; or an object store, beside a database."""
     path = ("storage",)
     node = root.find(path)
-    if is_url(storage):
+    if is_url(storage) and SECRET.search(storage):
+        shown = without_password(storage).partition("?")[0]
+        reason = "with a password or a query, which files and messages of the sweep would show"
+        fix = "leave it out; packages of stores read variables, such as AWS_SECRET_ACCESS_KEY"
+        problems.add(node.mark, "storage", shown, reason, fix)
+    elif is_url(storage):
         if resources is not None and resources.workers > 1:
             reason = "an object store, and the processes of a trial need one folder"
             fix = "write a folder that every node sees, or resources.workers: 1"
@@ -203,5 +213,6 @@ def check_ledger(node: Node | None, problems: Problems) -> str:
     if isinstance(node.value, str) and LEDGER.fullmatch(node.value):
         return node.value
     fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
-    problems.at(node, ("ledger",), "not the address of a PostgreSQL database", fix)
+    shown = without_password(node.value) if isinstance(node.value, str) else node.plain()
+    problems.add(node.mark, "ledger", shown, "not the address of a PostgreSQL database", fix)
     return ""

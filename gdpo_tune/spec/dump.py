@@ -34,7 +34,9 @@ def dump_yaml(spec: SweepSpec) -> str:
 
 def without_password(uri: str) -> str:
     """`uri` as it may be shown."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", uri)
+    # a password may hold what ends it elsewhere, and stand among the options of a database
+    uri = re.sub(r"(://[^/@:]*):[^@\s]*@", r"\1:***@", uri)
+    return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", uri)
 
 
 def shown_service(url: str) -> str:

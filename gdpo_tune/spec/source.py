@@ -11,6 +11,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from gdpo_tune.files import is_file
+from gdpo_tune.spec.dump import without_password
 from gdpo_tune.spec.merge import at_mark, merge, nest
 from gdpo_tune.spec.nodes import DEEPEST, Expansion
 from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, did_you_mean
@@ -102,6 +104,7 @@ def missing_file_fix(path: Path) -> str:
     """A file of a similar name beside the missing one or in `search_spaces/`, if there is any."""
     folders = [path.parent, Path("search_spaces")]
     files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.yaml")]
+    files = [file for file in files if is_file(file)]  # a link that leads nowhere is none
     by_stem = {file.stem: str(file) for file in reversed(files)}
     suggestion = did_you_mean(path.stem, by_stem)
     for stem, file in by_stem.items():
@@ -161,7 +164,7 @@ def syntax_reason(error: MarkedYAMLError, text: str, line: int) -> tuple[str, st
 
 def read_override(override: str, problems: Problems) -> Node | None:
     """`training.steps=100` as a document of its own."""
-    mark = Mark(f"--set {override}")
+    mark = Mark(f"--set {without_password(override)}")
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")) or key.count(".") > DEEPEST:
         fix = "write --set KEY=VALUE, such as --set training.steps=100"

@@ -17,6 +17,7 @@ import psutil
 from gdpo_tune import ray_access
 from gdpo_tune.errors import ClusterLostError
 from gdpo_tune.processes import runs
+from gdpo_tune.signals import hangups_held
 from gdpo_tune.spec import local_cpus
 from gdpo_tune.tuning.head import HeadWatch, watched
 from gdpo_tune.tuning.joining import join
@@ -166,13 +167,14 @@ def start_servers(others: Collection[tuple[int, float]]) -> None:
 
     for _ in range(STARTS):
         try:
-            ray.init(
-                address="local",
-                num_cpus=local_cpus(),
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE,
-                **QUIET,
-            )
+            with hangups_held():  # else the servers end with the terminal, and trials unsaved
+                ray.init(
+                    address="local",
+                    num_cpus=local_cpus(),
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE,
+                    **QUIET,
+                )
         except Exception as error:
             if TOO_SLOW not in str(error):
                 raise

@@ -47,6 +47,11 @@ class Nodes:
         """Whether a node was alive at the last look, by its id."""
         return node in self._alive
 
+    def still_has(self, node: Node) -> bool:
+        """Whether a node is alive now."""
+        self.look()
+        return self.has(node.id)
+
     def named(self, node: str) -> str:
         """What to call a node by its id, for a person, whether or not it is still there."""
         return str(self._known.get(node, "unknown"))

@@ -122,7 +122,8 @@ def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
             nodes = ray_up.nodes.alive()
             slots = slots_of(ledger.spec, nodes)
             if cluster.connected():
-                survey(ledger.spec, ledger.directory, with_room(ledger.spec, nodes))
+                asked = with_room(ledger.spec, nodes)
+                survey(ledger.spec, ledger.directory, asked, ray_up.nodes.still_has)
             sampler = str(choose_sampler(ledger.spec, slots))
             session = ledger.begin_session(started, slots, provenance(), sampler)
             emit(SearchStarted(slots, sampler))

@@ -34,8 +34,8 @@ class Answer:
     """Why it could not write beside that file."""
 
 
-Ask = Callable[[Path | str, Sequence[Node], Sequence[str]], Sequence[Answer]]
-"""Lets nodes `look`; an answer a node, in their order."""
+Ask = Callable[[Path | str, Sequence[Node], Sequence[str]], Sequence[Answer | ClusterError]]
+"""Lets nodes `look`; an answer a node, in their order, or why one gives none."""
 
 
 def look(mark: Path | str, own: str, needed: Sequence[str]) -> Answer:
@@ -63,29 +63,38 @@ def look(mark: Path | str, own: str, needed: Sequence[str]) -> Answer:
     return Answer(sees=True, missing=missing)
 
 
-def survey(spec: SweepSpec, directory: Path, nodes: Sequence[Node], ask: Ask | None = None) -> None:
+def survey(
+    spec: SweepSpec,
+    directory: Path,
+    nodes: Sequence[Node],
+    is_there: Callable[[Node], bool],
+    ask: Ask | None = None,
+) -> None:
     """Refuse a cluster on which trials could not be kept, or not be run.
 
     Args:
         spec: the sweep.
         directory: its folder, absolute.
         nodes: those on which trials may run.
+        is_there: whether a node is one of the cluster's by now: one that has gone meanwhile is as
+            good as one that goes later.
         ask: for tests: what asks the nodes; None: tasks of Ray, pinned to each.
 
     Raises:
-        ClusterError: with every node that does not see the folder, or lacks something.
+        ClusterError: with every node that does not see the folder, or lacks something; or one that
+            is there does not answer.
     """
     ask = ask or ask_by_tasks
     if spec.address:
-        refuse_lacking(ask(spec.storage, nodes, needed_paths(spec)), nodes)
+        refuse_lacking(given(nodes, ask(spec.storage, nodes, needed_paths(spec)), is_there))
         return
     mark = directory / f".seen-{uuid.uuid4().hex}"
     mark.touch()
     try:
-        answers = ask(mark, nodes, needed_paths(spec))
+        answers = given(nodes, ask(mark, nodes, needed_paths(spec)), is_there)
         unseen = [
             node
-            for node, answer in zip(nodes, answers, strict=True)
+            for node, answer in answers
             if not (answer.sees and (answer.error or _own(mark, node).exists()))
         ]
     finally:
@@ -97,19 +106,36 @@ def survey(spec: SweepSpec, directory: Path, nodes: Sequence[Node], ask: Ask | N
             "trials that move between nodes would lose their checkpoints\n"
             "    fix: --set storage=FOLDER, one that is mounted on every node"
         )
-    refuse_lacking(answers, nodes)
+    refuse_lacking(answers)
 
 
-def refuse_lacking(answers: Sequence[Answer], nodes: Sequence[Node]) -> None:
+def given(
+    nodes: Sequence[Node],
+    answers: Sequence[Answer | ClusterError],
+    is_there: Callable[[Node], bool],
+) -> list[tuple[Node, Answer]]:
+    """The answers of the nodes that are still there.
+
+    Raises:
+        ClusterError: one of those has given none.
+    """
+    found: list[tuple[Node, Answer]] = []
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, Answer):
+            found.append((node, answer))
+        elif is_there(node):
+            raise answer
+    return found
+
+
+def refuse_lacking(answers: Sequence[tuple[Node, Answer]]) -> None:
     """Refuse nodes that see the folder, or need not, and lack something else.
 
     Raises:
         ClusterError: with every one of them.
     """
     wrong = [
-        f"{node} {_told(answer)}"
-        for node, answer in zip(nodes, answers, strict=True)
-        if answer.error or answer.missing
+        f"{node} {_told(answer)}" for node, answer in answers if answer.error or answer.missing
     ]
     if wrong:
         raise ClusterError(
@@ -126,12 +152,10 @@ def needed_paths(spec: SweepSpec) -> list[str]:
     return [path for path in paths if path and Path(path).expanduser().exists()]
 
 
-def ask_by_tasks(mark: Path | str, nodes: Sequence[Node], needed: Sequence[str]) -> list[Answer]:
-    """Let every node answer, side by side.
-
-    Raises:
-        ClusterError: one does not, or cannot.
-    """
+def ask_by_tasks(
+    mark: Path | str, nodes: Sequence[Node], needed: Sequence[str]
+) -> list[Answer | ClusterError]:
+    """Let every node answer, side by side; of one that does not, or cannot, why."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -143,21 +167,23 @@ def ask_by_tasks(mark: Path | str, nodes: Sequence[Node], needed: Sequence[str])
         ).remote(mark, "" if isinstance(mark, str) else _own(mark, node).name, list(needed))
         for node in nodes
     ]
-    answers: list[Answer] = []
+    answers: list[Answer | ClusterError] = []
     for node, reference in zip(nodes, asked, strict=True):
         try:
             answers.append(ray.get(reference, timeout=PATIENCE))
-        except GetTimeoutError as error:
-            raise ClusterError(
+        except GetTimeoutError:
+            told = (
                 f"node {node} did not answer within {PATIENCE:g} s\n"
                 "    fix: look at that node, or take it out of the cluster"
-            ) from error
+            )
+            answers.append(ClusterError(told))
         except (RayError, ImportError) as error:  # the second one where the package is missing
             words = str(error).strip().splitlines()
-            raise ClusterError(
+            told = (
                 f"node {node} cannot run trials: {words[-1] if words else type(error).__name__}\n"
                 "    fix: install gdpo-tune there as it is here, or --submit, which sends it"
-            ) from error
+            )
+            answers.append(ClusterError(told))
     return answers
 
 

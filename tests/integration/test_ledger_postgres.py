@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,15 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 from mlflow_servers import PostgresServer, postgres_server
+from ray import cloudpickle
 
+from gdpo_tune import registry
 from gdpo_tune.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.ledger import Ledger, table
 from gdpo_tune.ledger.table import TABLE, JournalTable
 from gdpo_tune.reading import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.trials import Cost, Estimate, Incident, Measurement, Outcome
 from gdpo_tune.tuning.warm_start import earlier_trials
 
@@ -243,6 +247,60 @@ def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
     assert first == "sweep"
     assert records_of(spec.model_copy(update={"name": second})) == kept
     assert len(read_sweep(str(moved), "x").records) == 3
+
+
+def test_a_record_that_is_gone_is_not_passed_over(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    with sa.create_engine(spec.ledger, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text(f"DELETE FROM {TABLE} WHERE number = 3"))
+    for read_only in (True, False):
+        with pytest.raises(UsageError, match=r"\(sweep\): record 3 is gone.*--fresh"):
+            Ledger.open(spec, read_only=read_only)
+    with Ledger.open(spec, fresh=True) as ledger:
+        assert ledger.records() == []
+
+
+STEP = 2
+"""The first meeting of the population below: a fifth of its ten steps."""
+
+
+def population_in(folder: Path, spec: SweepSpec) -> SweepSpec:
+    search = "search={trials: 4, scheduler: {type: pbt}}"
+    given = (f"ledger={spec.ledger}", "training={steps: 10, checkpoint_every: 3}", search)
+    return spec_in(folder / "population", *given)
+
+
+def begin_population(ledger: Ledger, step: int) -> None:
+    """Four members that wait at their first meeting, the first the best, with a checkpoint each."""
+    for number in range(4):
+        params = {**ledger.spec.space.baseline({}), "learning_rate": 1e-4 * (1 + number / 10)}
+        record = ledger.start(params, "member", "startup", number)
+        found, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
+        folder = ledger.trial_directory(record.number)
+        folder.mkdir(parents=True)
+        write_checkpoint(folder, step, cost, lambda aside: (aside / "weights").touch(), found)
+        ledger.progress(number, Measurement(step, {}, cost, found))
+        ledger.pause(number)
+
+
+def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
+    spec = population_in(tmp_path, spec)
+    build = registry.load(registry.SCHEDULERS["pbt"].target)
+    with Ledger.open(spec) as ledger:
+        begin_population(ledger, STEP)
+        assert build(ledger).promotable(alone=True) == 0
+        decided = ledger.generations.all()
+        assert [generation.step for generation in decided] == [STEP]
+        assert [len(generation.exploits) for generation in decided] == [1]
+    with Ledger.open(spec) as ledger:
+        scheduler = build(ledger)
+        assert ledger.generations.all() == decided
+        assert scheduler.promotable() == 0
+        assert ledger.record(3).lineage[0].donor == 0
+        # Ray writes scheduler and searcher down now and then, and no connection with them
+        copy = pickle.loads(cloudpickle.dumps(scheduler))
+        assert vars(copy) == {}
 
 
 def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):

@@ -12,6 +12,7 @@ from gdpo_tune.clusters.backends import Job, Look
 from gdpo_tune.clusters.book import Book
 from gdpo_tune.clusters.load import ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.log import EventLog
+from gdpo_tune.clusters.shapes import NamedJob, Shape
 from gdpo_tune.clusters.store import Store
 from gdpo_tune.clusters.tick import Desk, tick
 from gdpo_tune.errors import BackendUnreachableError
@@ -84,6 +85,7 @@ class FakeBackend:
     """Jobs that take as long as planned, by the test's clock."""
 
     kind: ClassVar[str] = "fake"
+    job_shape: ClassVar[type[Shape]] = NamedJob
     clock: Clock
     plan: Callable[[str], Plan]
     jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
@@ -140,7 +142,7 @@ def desk_of(
 
     def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, Any]:
         found = {"trials": 3, "front": 2, "gpu_hours": backend.gpu_hours(run)}
-        return {**found, "comparison": {"with": against}} if against else found
+        return {**found, "comparison": {"with": against, "unknown": "faked"}} if against else found
 
     desk = Desk(
         sweep,

@@ -58,6 +58,14 @@ CASES = {
         "not the address of a PostgreSQL database",
         "postgresql+psycopg2://USER@HOST/DATABASE",
     ),
+    "ledger with a port that is no number": (
+        "search:",
+        "ledger: postgresql://me@db:port/sweeps\nsearch:",
+        14,
+        "ledger",
+        "not the address of a PostgreSQL database",
+        "postgresql+psycopg2://USER@HOST/DATABASE",
+    ),
     "ledger not text": (
         "search:",
         "ledger: [a]\nsearch:",
@@ -1807,6 +1815,22 @@ CASES = {
         "storage",
         "not the address of a folder on an object store",
         "s3://bucket/sweeps",
+    ),
+    "storage an address with a password": (
+        "search:",
+        "ledger: postgresql://me@db/sweeps\nstorage: s3://me:secret@bucket/runs\nsearch:",
+        15,
+        "storage",
+        "with a password or a query",
+        "AWS_SECRET_ACCESS_KEY",
+    ),
+    "storage an address with a query": (
+        "search:",
+        "ledger: postgresql://me@db/sweeps\nstorage: az://box/runs?sig=secret\nsearch:",
+        15,
+        "storage",
+        "with a password or a query",
+        "AWS_SECRET_ACCESS_KEY",
     ),
     "storage an address with a way back": (
         "search:",

@@ -577,6 +577,18 @@ def test_damage_before_the_end_is_refused_with_its_line(
     assert len(reopened(spec)) == 2  # the refusal gave the lease back
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_ledger_without_its_beginning_does_not_begin_anew(spec: SweepSpec, read_only: bool):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+    journal = spec.directory / "ledger.journal"
+    rest = journal.read_bytes().split(b"\n", 1)[1]
+    journal.write_bytes(rest)
+    with pytest.raises(UsageError, match=r"ledger.journal: its first record.* is gone.*--fresh"):
+        Ledger.open(spec, read_only=read_only)
+    assert journal.read_bytes() == rest
+
+
 def test_opening_a_ledger_reads_each_record_once(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
     with Ledger.open(spec) as ledger:
         for number in range(10):

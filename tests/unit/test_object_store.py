@@ -138,6 +138,11 @@ def test_a_scheme_that_nobody_reads():
         open_filesystem("nowhere://bucket")
 
 
+def test_a_scheme_that_asks_for_more_than_an_address():
+    with pytest.raises(StoreError, match=r"storage reference://x: .*argument.*\n    fix: "):
+        open_filesystem("reference://x")
+
+
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch):
     import fsspec
 

@@ -113,13 +113,14 @@ def test_the_last_time_before_a_moment():
         ("60 2 * * *", "bad minute", "ranges"),
         ("0 24 * * *", "bad hour", "ranges"),
         ("0 2 32 * *", "bad day-of-month", "ranges"),
-        ("0 2 31 2 *", "bad day-of-month", "ranges"),
+        ("0 2 31 2 *", "there is no such day", "a day that comes"),
         ("0 2 * 13 *", "bad month", "ranges"),
         ("0 2 * * 8", "bad day-of-week", "ranges"),
         ("*/0 2 * * *", "bad minute", "ranges"),
         ("5-1 2 * * *", "bad minute", "ranges"),
         ("0 2 * 2 1#5 x", "6 fields, not five", "0 2 * * *"),
-        ("0 0 30 2 *", "bad day-of-month", "ranges"),
+        ("0 0 30,31 2 *", "there is no such day", "a day that comes"),
+        ("0 0 30 2 8", "bad day-of-week", "ranges"),
     ],
 )
 def test_lines_that_cannot_be_used(line, reason, fix):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -417,12 +418,24 @@ def test_an_object_store_beside_a_database_is_what_a_job_is_told(tmp_path):
     assert 'storage="s3://bucket/sweeps"' in overrides(sweep.settings, sweep.root)
 
 
-def test_a_ledger_shows_no_password(tmp_path):
-    ledger = "ledger: postgresql+psycopg2://me:secret@db/sweeps"
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("me:secret@db/sweeps", "me:***@db/sweeps"),
+        ("me:s/ecret@db/sweeps", "me:***@db/sweeps"),
+        (
+            "me@db/sweeps?password=secret&sslmode=require",
+            "me@db/sweeps?password=***&sslmode=require",
+        ),
+    ],
+)
+def test_a_ledger_shows_no_password(tmp_path, written, shown):
+    ledger = f"ledger: postgresql+psycopg2://{written}"
     problems = problems_of(tmp_path, GOOD.replace("storage: runs", ledger))
     (found,) = [p for p in problems if "password" in p.reason]
-    assert found.value == "postgresql+psycopg2://me:***@db/sweeps"
+    assert found.value == f"postgresql+psycopg2://{shown}"
     assert "~/.pgpass" in found.fix
+    assert not [problem for problem in problems if "ecret" in str(problem)]
 
 
 @pytest.mark.parametrize(
@@ -432,6 +445,32 @@ def test_a_ledger_shows_no_password(tmp_path):
 def test_files_that_are_no_mapping(tmp_path, text, reason):
     (problem,) = problems_of(tmp_path, text)
     assert reason in problem.reason
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_not_read_and_keeps_no_other_from_running(tmp_path, make):
+    scheduled(tmp_path, GOOD)
+    make(tmp_path / "sweeps" / "x.yaml")
+    loaded = load_sweeps(tmp_path / "sweeps")
+    assert [sweep.name for sweep in loaded.sweeps] == ["nightly"]
+    assert loaded.error is not None
+    assert "x.yaml: not a file\n    fix: move it out of the folder" in str(loaded.error)
+
+
+def test_what_an_editor_keeps_beside_a_file_is_no_sweep(tmp_path):
+    scheduled(tmp_path, GOOD)
+    (tmp_path / "sweeps" / ".#nightly.yaml").symlink_to("somebody@machine.4711:1")
+    (tmp_path / "sweeps" / ".nightly.yaml").write_text("spa")
+    loaded = load_sweeps(tmp_path / "sweeps")
+    assert (len(loaded.sweeps), loaded.error) == (1, None)
+
+
+def test_a_link_that_leads_nowhere_is_not_suggested_for_itself(tmp_path):
+    scheduled(tmp_path, GOOD)
+    (tmp_path / "sweeps" / "x.yaml").symlink_to("nowhere")
+    told = str(load_sweeps(tmp_path / "sweeps").error)
+    assert "x.yaml: there is no such file" in told
+    assert "did you mean" not in told
 
 
 def test_no_file_at_all(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import uuid
@@ -9,9 +10,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from schedule_support import START, Clock, FakeBackend, MemoryStore, Plan, desk_of, scheduled
+from schedule_support import (
+    START,
+    Clock,
+    FakeBackend,
+    MemoryStore,
+    Plan,
+    Scene,
+    desk_of,
+    scheduled,
+)
 
+from gdpo_tune.clusters import asking
+from gdpo_tune.clusters.backends import Job
+from gdpo_tune.clusters.kuberay import KubeRay
+from gdpo_tune.clusters.local import Local
 from gdpo_tune.clusters.log import SEGMENT, Event, EventLog, TooLate
+from gdpo_tune.clusters.ray_jobs import RayJobs
+from gdpo_tune.clusters.slurm import Slurm
 from gdpo_tune.clusters.store import FolderStore, ObjectStore, Store, open_store
 from gdpo_tune.clusters.tick import Desk, tick
 from gdpo_tune.errors import StoreError
@@ -95,6 +111,7 @@ START_OF = '{"event": "started", "at": "2026-01-01T00:00:00+00:00"'
         "",
         "{",
         "[]",
+        "[" * 10**5,
         "{}",
         '{"event": "seen", "at": "yesterday"}',
         '{"event": "seen", "at": "2026-01-01T00:00:00", "schedule": ""}',
@@ -116,6 +133,56 @@ def test_a_history_that_is_damaged_is_named(tmp_path, content, where):
     store.files[f".schedule/nightly/{where}"] = content.encode()
     with pytest.raises(StoreError, match=r"0000000\d.*json.* is not what was written there"):
         desk_of(sweep, clock, backend, store)
+
+
+UNDER_WAY = "00000003.json"
+"""The event that says what the first run of a `Scene` is known by."""
+
+
+def forge(scene: Scene, key: str, value: object) -> None:
+    path = f".schedule/nightly/{UNDER_WAY}"
+    event = json.loads(scene.store.files[path])
+    scene.store.files[path] = json.dumps({**event, key: value}).encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("at", "0001-01-01T00:00:00+14:00"),
+        ("at", 0),
+        ("attempt", "one"),
+        ("attempt", 10**400),
+        ("run", "of nobody"),
+        ("job", None),
+        ("job", []),
+    ],
+)
+def test_an_event_with_one_wrong_value_is_named(tmp_path, key, value):
+    scene = Scene(tmp_path)
+    assert scene.at(2) == ["started", "submitted"]
+    path = f".schedule/nightly/{UNDER_WAY}"
+    scene.store.files[path] = json.dumps(
+        {**json.loads(scene.store.files[path]), key: value}
+    ).encode()
+    with pytest.raises(StoreError, match=f"{UNDER_WAY} is not what was written there"):
+        scene.open()
+
+
+@pytest.mark.parametrize("backend", [Local, RayJobs, KubeRay, Slurm])
+@pytest.mark.parametrize("job", [{}, {"id": 7, "folder": None}, {"folder": "/x", "processes": []}])
+def test_a_job_that_its_backend_did_not_write_is_not_looked_for(
+    tmp_path, monkeypatch, backend, job
+):
+    scene = Scene(tmp_path)
+    scene.at(2)
+    path = f".schedule/nightly/{UNDER_WAY}"
+    scene.store.files[path] = json.dumps(
+        {**json.loads(scene.store.files[path]), "job": job}
+    ).encode()
+    monkeypatch.setattr(scene.backend, "job_shape", backend.job_shape, raising=False)
+    scene.desk = scene.open()
+    with pytest.raises(StoreError, match=f"{UNDER_WAY} is not what was written there"):
+        scene.at(2.1)
 
 
 def test_a_history_that_was_moved_away_under_a_reader():
@@ -232,3 +299,34 @@ def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same
     assert list(backend.jobs) == ["nightly-20260101T020000Z-a1"]
     (run,) = desk_of(sweep, clock, backend, store).book.runs.values()
     assert run.state == "finished"
+
+
+def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+
+    def stopped_meanwhile(job: Job) -> dict[str, object]:
+        taken = submit(job)
+        assert asking.stop(scene.open())
+        return taken
+
+    scene.backend.submit = stopped_meanwhile
+    scene.at(2)
+    assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
+    (run,) = scene.open().book.runs.values()
+    assert (run.state, scene.open().book.active) == ("stopped", None)
+
+
+def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+
+    def submitted_twice(job: Job) -> dict[str, object]:
+        scene.backend.submit = submit
+        tick(scene.open())
+        return submit(job)
+
+    scene.backend.submit = submitted_twice
+    scene.at(2)
+    assert scene.backend.stops == {}
+    assert [event.kind for event in scene.open().log.events].count("submitted") == 1

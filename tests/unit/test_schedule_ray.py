@@ -210,6 +210,8 @@ def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypat
     ("name", "value", "told"),
     [
         ("RAY_HEAD", "http://me:secret@127.0.0.1:9", "a user or a password stands in it"),
+        ("RAY_HEAD", "http://127.0.0.1:9/?token=secret", "something stands behind . or #"),
+        ("RAY_HEAD", "http://127.0.0.1:9#secret", "something stands behind . or #"),
         ("RAY_TOKEN", "sec\nret", "the token has characters that cannot be sent"),
         ("RAY_TOKEN", "secret\u20ac", "the token has characters that cannot be sent"),
     ],

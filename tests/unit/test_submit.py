@@ -73,6 +73,28 @@ def test_a_tracking_file_that_ray_would_delete_is_warned_of(head, client, capsys
     )
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracking.uri=http://me:secret@mlflow:5000",
+        "ledger=postgresql://me:sec/ret@db/sweeps",
+        "ledger=postgresql://me@db/sweeps?password=secret",
+    ],
+)
+def test_no_password_is_sent_along_for_all_to_see(head, client, override):
+    with pytest.raises(UsageError) as caught:
+        sweep.main(["code.yaml", "--submit", head.url, "--detach", "--set", override])
+    assert "sec" not in str(caught.value).replace("tracking", "")
+    assert client.submitted == []
+
+
+@pytest.mark.parametrize("option", ["--address", "--submit"])
+def test_an_address_that_is_empty_starts_no_sweep_here(head, option, monkeypatch):
+    monkeypatch.setattr(sweep, "run", lambda *_, **__: pytest.fail("it runs here"))
+    with pytest.raises(UsageError, match=r"address|--address"):
+        sweep.main(["code.yaml", f"{option}="])
+
+
 def test_the_same_command_finds_its_job_again_while_it_runs(head, client, capsys):
     for _ in range(2):
         assert sweep.main(["code.yaml", "--submit", head.url, "--detach"]) == 0

@@ -9,6 +9,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tuning_support import spec_in
 
+from gdpo_tune.choosing import chosen_in
+from gdpo_tune.errors import UsageError
 from gdpo_tune.object_store import CACHE, ObjectFolder
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.sweep_store import SweepStore, fetch_spec
@@ -130,3 +132,16 @@ def test_what_a_person_makes_of_trials_is_not_among_copies(spec: SweepSpec, tmp_
     assert spec_in(tmp_path).beside == tmp_path
     assert spec.place == "memory://bucket/runs/sweep"
     assert spec_in(tmp_path).place == str(tmp_path / "sweep")
+
+
+def test_the_name_of_a_sweep_that_this_machine_has_copies_of_leads_to_its_address(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    SweepStore(spec).write_spec()
+    assert fetch_spec(spec.address, spec.directory)
+    with pytest.raises(UsageError, match="--from sweep:knee: there is no sweep") as caught:
+        chosen_in("sweep:knee", None, "--from")
+    assert str(caught.value).endswith("fix: give its address: memory://bucket/runs/sweep")
+    with pytest.raises(UsageError, match=r"it has no spec.yaml$"):
+        chosen_in("trials:knee", None, "--from")

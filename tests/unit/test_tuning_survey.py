@@ -32,6 +32,10 @@ class Asked:
         return answers
 
 
+def all_there(node: Node) -> bool:
+    return True
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "runs" / "code"
@@ -40,13 +44,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_every_node_sees_is_left_as_it_was(tmp_path, folder):
-    survey(spec_in(tmp_path), folder, NODES, Asked(tmp_path))
+    survey(spec_in(tmp_path), folder, NODES, all_there, Asked(tmp_path))
     assert os.listdir(folder) == []
 
 
 def test_a_folder_that_is_local_to_a_node_is_refused(tmp_path, folder):
     with pytest.raises(ClusterError, match=r"is another folder on node two \(bbbbbbbb\)") as caught:
-        survey(spec_in(tmp_path), folder, NODES, Asked(tmp_path, local=["two"]))
+        survey(spec_in(tmp_path), folder, NODES, all_there, Asked(tmp_path, local=["two"]))
     assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
     assert os.listdir(folder) == []
 
@@ -56,7 +60,7 @@ def test_a_node_that_sees_the_folder_and_writes_elsewhere_is_refused(tmp_path, f
         return [Answer(sees=True) for _ in nodes]
 
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
-        survey(spec_in(tmp_path), folder, NODES, ask)
+        survey(spec_in(tmp_path), folder, NODES, all_there, ask)
 
 
 def test_a_node_that_may_not_write(tmp_path, folder, monkeypatch):
@@ -68,7 +72,7 @@ def test_a_node_that_may_not_write(tmp_path, folder, monkeypatch):
         return [look(mark, "x", needed) for _ in nodes]
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's folder \(Perm"):
-        survey(spec_in(tmp_path), folder, NODES, ask)
+        survey(spec_in(tmp_path), folder, NODES, all_there, ask)
 
 
 def test_what_trials_read_has_to_be_everywhere(tmp_path, folder):
@@ -78,7 +82,7 @@ def test_what_trials_read_has_to_be_everywhere(tmp_path, folder):
     assert needed_paths(spec) == [str(policy)]
     assert needed_paths(spec_in(tmp_path)) == []
     with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
-        survey(spec, folder, NODES, Asked(tmp_path, lacking="two"))
+        survey(spec, folder, NODES, all_there, Asked(tmp_path, lacking="two"))
 
 
 def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
@@ -86,3 +90,15 @@ def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
     file.touch()
     spec = spec_in(tmp_path).model_copy(update={"task": f"{file}:Mine"})
     assert needed_paths(spec) == [str(file)]
+
+
+def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(tmp_path, folder):
+    died = ClusterError("node two cannot run trials: The node died.")
+
+    def ask(mark: Path, nodes: Sequence[Node], needed: Sequence[str]) -> list[object]:
+        return [look(mark, f"{mark.name}-{NODES[0].id}", needed), died]
+
+    survey(spec_in(tmp_path), folder, NODES, lambda node: node is NODES[0], ask)
+    with pytest.raises(ClusterError) as caught:
+        survey(spec_in(tmp_path), folder, NODES, all_there, ask)
+    assert caught.value is died
