@@ -10,8 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 
-from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, table
-from killed_sweeps import KilledSweep
+from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, Whole, slow_sweep, table
 from ray_nodes import RayCluster, ray_nodes, short_folder
 
 
@@ -35,21 +34,18 @@ def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
 def cluster(no_authentication: None) -> Iterator[RayCluster]:
     """Two nodes, for who leaves them as they were."""
     with short_folder() as folder, ray_nodes(folder, **VARIABLES) as cluster:
-        cluster.start_head(**NODE)
-        cluster.add_node(**NODE)
+        cluster.start(2, **NODE)
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, KilledSweep]:
-    """Undisturbed sweeps: `fifo` and `asha`."""
+def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
     sweeps = {
-        name: KilledSweep(folder / name, given, fake=True, address=cluster.address)
+        name: slow_sweep(folder / name, given, cluster)
         for name, given in (("fifo", FIFO), ("asha", ASHA))
     }
     for sweep in sweeps.values():
-        sweep.slow_down()
         sweep.finish()
     return sweeps
 
