@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_sweeps import MARKS, NODE, VARIABLES, told
+from cluster_sweeps import NODE, VARIABLES, told
 from gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from killed_sweeps import KilledSweep, wait_until
 from mlflow_servers import postgres
@@ -18,7 +18,7 @@ from sweep_properties import no_trial_goes_back_behind_a_checkpoint
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.object_store import CACHE
 
-pytestmark = MARKS
+pytestmark = pytest.mark.fault
 
 
 class StoredSweep(KilledSweep):
@@ -40,13 +40,13 @@ def store() -> Iterator[S3Server]:
 def sweep(
     tmp_path: Path, store: S3Server, no_authentication: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[StoredSweep, RayNode]]:
-    """Not started yet, on two nodes with local folders of their own; and the one that is no head."""
+    """Not started yet, on two nodes with folders of their own; and the one that is no head."""
     monkeypatch.setenv("FAKE_SWEEP", str(tmp_path / "fake"))
     monkeypatch.setenv(CACHE, str(tmp_path / "driver"))
     one, two = (("env", f"{CACHE}={tmp_path / name}") for name in ("one", "two"))
     with (
-        postgres(tmp_path) as ledger,
-        short_folder() as folder,
+        short_folder() as folder,  # pytest takes its own away from other users again
+        postgres(folder) as ledger,
         ray_nodes(folder, **VARIABLES) as cluster,
     ):
         cluster.start_head(one, **NODE, gpus=1)
