@@ -108,9 +108,9 @@ def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
     for entry in sweep.log():
         newest[entry["trial"]] = entry.get("checkpoint", 0)
         places[entry["trial"]] = entry.get("node", places.get(entry["trial"]))
-    under_way = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
-    there = [trial for trial in under_way if node is None or places[trial] == node.id]
-    return len(under_way) >= 2 and bool(there)
+    running = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
+    there = [trial for trial in running if node is None or places[trial] == node.id]
+    return len(running) >= 2 and bool(there)
 
 
 def trials_on(*nodes: RayNode) -> list[psutil.Process]:
