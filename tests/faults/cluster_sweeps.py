@@ -6,7 +6,6 @@ seconds and its log says who did what when.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -14,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
 
 import psutil
-from killed_sweeps import FAKE_TRAINING, KilledSweep
+import pytest
+from killed_sweeps import FAKE_TRAINING, ROOT, KilledSweep, wait_until
 from ray_nodes import RayCluster, RayNode, words_of
 from sweep_properties import (
     every_trial_is_there_once,
@@ -28,6 +28,15 @@ from sweep_properties import (
 
 from gdpo_tune.ledger import Ledger
 
+MARKS = [
+    pytest.mark.fault,
+    # Ray's clients leave sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""Of every test that disturbs a cluster on which such a sweep runs."""
+Whole = dict[str, KilledSweep]
+"""Sweeps that nothing has disturbed: `fifo` and `asha`."""
 NODE = {"cpus": 2}
 SLOTS = 4
 """Of two such nodes."""
@@ -49,7 +58,8 @@ MINUTE = 60.0
 ROWS: list[tuple[str, ...]] = []
 """Of the table that is printed at the end of all tests."""
 HEADER = ("fault", "lasted", "trials hit", "begun again", "steps again", "first back", "all back")
-VARIABLES = {"PYTHONPATH": os.pathsep.join([str(FAKE_TRAINING), os.environ.get("PYTHONPATH", "")])}
+PATHS = (str(ROOT), str(FAKE_TRAINING), os.environ.get("PYTHONPATH", ""))
+VARIABLES = {"PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 """For nodes whose trials import the fake training."""
 
 
@@ -76,23 +86,31 @@ def lasting(seconds: float, process: subprocess.Popen[bytes]) -> None:
         process.wait(seconds)
 
 
-def log_of(sweep: KilledSweep) -> list[dict[str, Any]]:
-    """What trials have done, line by line."""
-    file = sweep.spec.directory / "log.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def slow_sweep(folder: Path, given: tuple[str, ...], cluster: RayCluster) -> KilledSweep:
+    """Not started yet."""
+    sweep = KilledSweep(folder, given, fake=True, address=cluster.address)
+    sweep.slow_down()
+    return sweep
+
+
+@contextmanager
+def under_way(sweep: KilledSweep, node: RayNode | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A sweep that runs, once it is worth disturbing."""
+    with sweep.running() as process:
+        wait_until(process, lambda: well_under_way(sweep, node), sweep.told)
+        yield process
 
 
 def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
     """Whether two trials at least run side by side, each beyond a checkpoint and with a way to go;
     one of them on a node. On a busy machine no more may be up before the first ones end."""
     newest, places = dict[str, int](), dict[str, str]()
-    for entry in log_of(sweep):
+    for entry in sweep.log():
         newest[entry["trial"]] = entry.get("checkpoint", 0)
         places[entry["trial"]] = entry.get("node", places.get(entry["trial"]))
-    under_way = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
-    there = [trial for trial in under_way if node is None or places[trial] == node.id]
-    return len(under_way) >= 2 and bool(there)
+    running = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
+    there = [trial for trial in running if node is None or places[trial] == node.id]
+    return len(running) >= 2 and bool(there)
 
 
 def trials_on(*nodes: RayNode) -> list[psutil.Process]:
@@ -102,7 +120,7 @@ def trials_on(*nodes: RayNode) -> list[psutil.Process]:
 
 def row(name: str, sweep: KilledSweep, known: Fault) -> int:
     """Put what a fault has cost into the table; return how many trials have felt it."""
-    log = log_of(sweep)
+    log = sweep.log()
     hit, begun, again = dict[str, float](), 0, 0
     for trial in {entry["trial"] for entry in log}:
         entries = [entry for entry in log if entry["trial"] == trial]

@@ -10,18 +10,20 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 
-from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, table
-from killed_sweeps import KilledSweep
+from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, Whole, slow_sweep, table
 from ray_nodes import RayCluster, ray_nodes, short_folder
 
 
-@pytest.fixture(scope="session")
-def no_authentication() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield
+def let_in_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("RAY_AUTH_MODE", "disabled")
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def no_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one test: those that come after it in the same session have what they had."""
+    let_in_all(monkeypatch)
 
 
 @pytest.fixture
@@ -32,24 +34,26 @@ def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="session")
-def cluster(no_authentication: None) -> Iterator[RayCluster]:
+def cluster() -> Iterator[RayCluster]:
     """Two nodes, for who leaves them as they were."""
-    with short_folder() as folder, ray_nodes(folder, **VARIABLES) as cluster:
-        cluster.start_head(**NODE)
-        cluster.add_node(**NODE)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        short_folder() as folder,
+        ray_nodes(folder, **VARIABLES) as cluster,
+    ):
+        let_in_all(patch)
+        cluster.start(2, **NODE)
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, KilledSweep]:
-    """Undisturbed sweeps: `fifo` and `asha`."""
+def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
     sweeps = {
-        name: KilledSweep(folder / name, given, fake=True, address=cluster.address)
+        name: slow_sweep(folder / name, given, cluster)
         for name, given in (("fifo", FIFO), ("asha", ASHA))
     }
     for sweep in sweeps.values():
-        sweep.slow_down()
         sweep.finish()
     return sweeps
 

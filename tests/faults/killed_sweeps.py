@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ray._private.node import Node
 
 from gdpo_tune.spec import SweepSpec, load_spec
 
@@ -107,18 +106,34 @@ class KilledSweep:
 
     def journal(self) -> list[str]:
         """The records of the ledger's file that are whole."""
-        file = self.spec.directory / "ledger.journal"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [line for line in lines if line.endswith("\n")]
+        return whole_lines(self.spec.directory / "ledger.journal")
 
     def has_records(self, count: int) -> bool:
         """Whether so many were written."""
         return len(self.journal()) >= count
 
+    @property
+    def fake_folder(self) -> Path:
+        """Where the fake training has its log and is told what to do."""
+        return self.spec.directory
+
+    def misbehave(self, faults: dict[str, str]) -> None:
+        """Let trials of the fake training do something wrong, by their numbers, or `all`."""
+        self.fake_folder.mkdir(parents=True, exist_ok=True)
+        (self.fake_folder / "faults.json").write_text(json.dumps(faults))
+
     def slow_down(self) -> None:
         """Let each step of the fake training take a while, so that kills find it at work."""
-        self.spec.directory.mkdir(parents=True, exist_ok=True)
-        (self.spec.directory / "faults.json").write_text(json.dumps({"all": "slow"}))
+        self.misbehave({"all": "slow"})
+
+    def log(self) -> list[dict[str, Any]]:
+        """What trials of the fake training have done, line by line."""
+        file = self.fake_folder / "log.jsonl"
+        return [json.loads(line) for line in whole_lines(file)]
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Which trials have begun, where, and from which step on."""
+        return [entry for entry in self.log() if "from" in entry]
 
 
 def kill_again_and_again(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:
@@ -184,9 +199,7 @@ def step_lines(directory: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
 
-def kill_node(node: Node) -> None:
-    """`kill -9` of all that runs on a node."""
-    (raylet,) = node.all_processes["raylet"]
-    processes = psutil.Process(raylet.process.pid).children(recursive=True)
-    for process in [psutil.Process(raylet.process.pid), *processes]:
-        process.kill()
+def whole_lines(file: Path) -> list[str]:
+    """Those that were written to their end; none of a file that is not there yet."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [line for line in lines if line.endswith("\n")]

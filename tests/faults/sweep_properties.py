@@ -64,8 +64,7 @@ def no_trial_goes_back_behind_a_checkpoint(sweep: KilledSweep) -> None:
         numbers = [record.number for record in ledger.records()]
     if sweep.fake:
         newest: dict[int, int] = {}
-        for line in (spec.directory / "log.jsonl").read_text().splitlines():
-            entry = json.loads(line)
+        for entry in sweep.log():
             number = int(entry["trial"])
             known = newest.get(number, 0)
             assert entry.get("from", known) >= known, entry

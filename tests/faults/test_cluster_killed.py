@@ -8,38 +8,27 @@ import pytest
 from cluster_sweeps import (
     ASHA,
     FIFO,
+    MARKS,
     NODE,
     SLOTS,
+    Whole,
     came_back,
     fault,
-    log_of,
     row,
+    slow_sweep,
     told,
     trials_on,
-    well_under_way,
+    under_way,
 )
-from killed_sweeps import KilledSweep, wait_until
+from killed_sweeps import wait_until
 from ray_nodes import RayCluster
 
-pytestmark = [
-    pytest.mark.fault,
-    # Ray's clients leave sockets to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-Whole = dict[str, KilledSweep]
-
-
-def begun(folder: Path, given: tuple[str, ...], cluster: RayCluster) -> KilledSweep:
-    sweep = KilledSweep(folder, given, fake=True, address=cluster.address)
-    sweep.slow_down()
-    return sweep
+pytestmark = MARKS
 
 
 def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Whole):
-    sweep = begun(tmp_path, ASHA, cluster)
-    with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+    sweep = slow_sweep(tmp_path, ASHA, cluster)
+    with under_way(sweep) as process:
         with fault() as known:
             for victim in trials_on(*cluster.nodes)[:2]:
                 victim.kill()
@@ -50,12 +39,10 @@ def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Whole):
 
 
 def test_the_driver(tmp_path: Path, cluster: RayCluster, whole: Whole):
-    sweep = begun(tmp_path, ASHA, cluster)
-    with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep), sweep.told)
-        with fault() as known:
-            process.kill()
-            process.wait()
+    sweep = slow_sweep(tmp_path, ASHA, cluster)
+    with under_way(sweep) as process, fault() as known:
+        process.kill()
+        process.wait()
     sweep.finish()
     came_back(cluster, sweep, whole["asha"])
     assert row("driver killed, command repeated at once", sweep, known)
@@ -67,9 +54,8 @@ def test_the_only_other_node_until_it_is_replaced(
     """Nothing has room for a trial until a new machine joins."""
     empty_cluster.start_head(cpus=0)
     node = empty_cluster.add_node(cpus=SLOTS)
-    sweep = begun(tmp_path, FIFO, empty_cluster)
-    with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+    sweep = slow_sweep(tmp_path, FIFO, empty_cluster)
+    with under_way(sweep) as process:
         with fault() as known:
             node.kill()
             empty_cluster.nodes.remove(node)
@@ -86,10 +72,9 @@ def test_the_only_other_node_until_it_is_replaced(
 def test_the_head(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, what: str):
     """It is started again at its address, with the other node; the same command goes on."""
     cluster = empty_cluster
-    head, other = cluster.start_head(**NODE), cluster.add_node(**NODE)
-    sweep = begun(tmp_path, ASHA, cluster)
-    with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep), sweep.told)
+    head, other = cluster.start(2, **NODE)
+    sweep = slow_sweep(tmp_path, ASHA, cluster)
+    with under_way(sweep) as process:
         with fault() as known:
             if what == "gcs_server":
                 head.server(what).kill()
@@ -101,10 +86,9 @@ def test_the_head(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, what:
     for node in (head, other):  # what is left of them; nothing of it goes on writing
         node.kill()
         cluster.nodes.remove(node)
-    written = len(log_of(sweep))
-    cluster.start_head(**NODE)
-    cluster.add_node(**NODE)
-    assert len(log_of(sweep)) == written
+    written = len(sweep.log())
+    cluster.start(2, **NODE)
+    assert len(sweep.log()) == written
     sweep.finish()
     came_back(cluster, sweep, whole["asha"])
     assert row(f"head killed ({what}), cluster and command begun again", sweep, known)

@@ -15,26 +15,23 @@ import pytest
 from cluster_sweeps import (
     ASHA,
     FIFO,
+    MARKS,
     MINUTE,
     NODE,
     VARIABLES,
+    Whole,
     came_back,
     fault,
     lasting,
     row,
+    slow_sweep,
     trials_on,
-    well_under_way,
+    under_way,
 )
-from killed_sweeps import KilledSweep, wait_until
+from killed_sweeps import KilledSweep
 from ray_nodes import RayCluster, RayNode, ray_nodes, short_folder
 
-pytestmark = [
-    pytest.mark.fault,
-    # Ray's clients leave sockets to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-Whole = dict[str, KilledSweep]
+pytestmark = MARKS
 NETWORK = "10.231.77"
 """First three numbers of the addresses of a network that exists on this machine alone."""
 
@@ -51,9 +48,7 @@ def disturbed(
     Returns:
         How many trials have felt it.
     """
-    sweep.slow_down()
-    with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep, node), sweep.told)
+    with under_way(sweep, node) as process:
         with fault() as known:
             go_on = stop(process)
             lasting(seconds, process)
@@ -70,15 +65,14 @@ def stopped(process: psutil.Process) -> Callable[[], None]:
 @pytest.mark.parametrize("who", ["driver", "trial", "raylet"])
 def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who: str):
     cluster = empty_cluster
-    cluster.start_head(**NODE)
-    node = cluster.add_node(**NODE)
+    _, node = cluster.start(2, **NODE)
 
     def stop(driver: subprocess.Popen[bytes]) -> Callable[[], None]:
         if who == "driver":
             return stopped(psutil.Process(driver.pid))
         return stopped(trials_on(node)[0] if who == "trial" else node.server("raylet"))
 
-    sweep = KilledSweep(tmp_path, ASHA, fake=True, address=cluster.address)
+    sweep = slow_sweep(tmp_path, ASHA, cluster)
     hit = disturbed(sweep, node, stop, f"{who} stopped")
     assert hit or who == "raylet"  # those that run need none, and may be done before it is back
     came_back(cluster, sweep, whole["asha"])
@@ -87,14 +81,13 @@ def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who:
 def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
     """As a hypervisor does that moves a machine, or a laptop that is closed."""
     cluster = empty_cluster
-    cluster.start_head(**NODE)
-    node = cluster.add_node(**NODE)
+    _, node = cluster.start(2, **NODE)
 
     def stop(_: subprocess.Popen[bytes]) -> Callable[[], None]:
         node.pause()
         return node.resume
 
-    sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
+    sweep = slow_sweep(tmp_path, FIFO, cluster)
     assert disturbed(sweep, node, stop, "node stopped")
     came_back(cluster, sweep, whole["fifo"])
 
@@ -157,6 +150,6 @@ def test_the_network_of_a_node(
             ip("link", "set", "gdpo-cable", "down")
             return lambda: ip("link", "set", "gdpo-cable", "up")
 
-        sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
+        sweep = slow_sweep(tmp_path, FIFO, cluster)
         assert disturbed(sweep, node, cut, "network of a node cut", seconds)
         came_back(cluster, sweep, whole["fifo"])

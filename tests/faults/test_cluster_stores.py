@@ -14,29 +14,25 @@ import pytest
 from cluster_sweeps import (
     ASHA,
     FIFO,
+    MARKS,
     MINUTE,
+    Whole,
     came_back,
     fault,
     lasting,
-    log_of,
     row,
+    slow_sweep,
     told,
-    well_under_way,
+    under_way,
 )
-from killed_sweeps import KilledSweep, wait_until
+from killed_sweeps import KilledSweep
 from mlflow_servers import PostgresServer
 from ray_nodes import RayCluster, short_folder
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.table import JournalTable
 
-pytestmark = [
-    pytest.mark.fault,
-    # Ray's clients leave sockets to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-Whole = dict[str, KilledSweep]
+pytestmark = MARKS
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 
 
@@ -62,8 +58,7 @@ def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: 
             given = (f"ledger={server.uri}", *ASHA)
             sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
             sweep.slow_down()
-            with sweep.running() as process:
-                wait_until(process, lambda: well_under_way(sweep), sweep.told)
+            with under_way(sweep) as process:
                 with fault() as known:
                     server.kill()
                     lasting(MINUTE, process)
@@ -105,10 +100,8 @@ def test_the_shared_folder(tmp_path: Path, cluster: RayCluster, whole: Whole, mo
             if mountpoint == "read-only":
                 mount("-o", "remount,ro", tmp_path / "place")
             given = (f"storage={place}", *FIFO)
-            sweep = KilledSweep(tmp_path, given, fake=True, address=cluster.address)
-            sweep.slow_down()
-            with sweep.running() as process:
-                wait_until(process, lambda: well_under_way(sweep), sweep.told)
+            sweep = slow_sweep(tmp_path, given, cluster)
+            with under_way(sweep) as process:
                 with fault() as known:
                     unmount(place)
                     lasting(MINUTE, process)
@@ -122,14 +115,11 @@ def test_the_shared_folder(tmp_path: Path, cluster: RayCluster, whole: Whole, mo
 def test_the_disk(tmp_path: Path, cluster: RayCluster, whole: Whole):
     """It is full until somebody makes room; then the command is repeated."""
     with mounted(tmp_path / "runs", "-t", "tmpfs", "-o", "size=32m", "none"):
-        sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
-        sweep.slow_down()
-        with sweep.running() as process:
-            wait_until(process, lambda: well_under_way(sweep), sweep.told)
-            with fault() as known:
-                fill(tmp_path / "runs" / "others")
-                assert process.wait(300) == 1
-                (tmp_path / "runs" / "others").unlink()
+        sweep = slow_sweep(tmp_path, FIFO, cluster)
+        with under_way(sweep) as process, fault() as known:
+            fill(tmp_path / "runs" / "others")
+            assert process.wait(300) == 1
+            (tmp_path / "runs" / "others").unlink()
         assert "no space left for" in sweep.told()
         sweep.finish()
         came_back(cluster, sweep, whole["fifo"])
@@ -150,9 +140,7 @@ def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
 ):
     """NaN, a GPU that is too small, and a process that the kernel kills for its memory."""
     sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
-    sweep.slow_down()
-    faults = {"all": "slow", "3": "nonfinite", "4": "memory", "5": "die"}
-    (sweep.spec.directory / "faults.json").write_text(json.dumps(faults))
+    sweep.misbehave({"all": "slow", "3": "nonfinite", "4": "memory", "5": "die"})
     sweep.finish()
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         failed = {r.number: r.reason for r in ledger.records() if r.state == "failed"}
@@ -161,6 +149,6 @@ def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
     assert "out of memory" in failed.pop(4).lower()
     assert "process died" in failed.pop(5)
     assert failed == {}
-    starts = [entry["trial"] for entry in log_of(sweep) if "from" in entry]
+    starts = [entry["trial"] for entry in sweep.starts()]
     assert [starts.count(trial) for trial in ("3", "4", "5")] == [1, 1, 3]
     assert sum("is tried again" in what for what in told(sweep)) == 2

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from killed_sweeps import WAIT, step_lines, wait_until
+from killed_sweeps import ROOT, SPACE, WAIT, step_lines, wait_until
 from sweep_properties import mlflow_trials
 
 from gdpo_tune.ledger import Ledger
@@ -23,8 +23,6 @@ from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpo
 
 pytestmark = pytest.mark.fault
 
-ROOT = Path(__file__).resolve().parents[2]
-SPACE = ROOT / "search_spaces" / "code.yaml"
 SHORT = (
     "search.trials=4",
     "search.scheduler={type: fifo}",

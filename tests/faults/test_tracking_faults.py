@@ -1,13 +1,9 @@
 """Tracking servers that fail while a sweep runs: nothing is lost, and nothing is there twice."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
-
 from mlflow import MlflowClient
 from mlflow_checks import check_whole_sweep, wait_until_begun
 from mlflow_servers import PATIENCE, MlflowServer, start_driver

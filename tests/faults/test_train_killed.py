@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from killed_sweeps import ROOT, SPACE, wait_until
 
 from gdpo_tune.policies.load import load_policy
 
-ROOT = Path(__file__).parents[2]
 ARGUMENTS = [
-    str(ROOT / "search_spaces" / "code.yaml"),
+    str(SPACE),
     *("--set", "space={normalization: gdpo, group_size: 8, learning_rate: 1e-4}"),
     *("--set", "space.reward_weights.format=0.5", "--set", "space.reward_weights.length=0.5"),
     *("--set", "training.validation_prompts=8"),
@@ -58,11 +57,7 @@ def test_a_training_that_is_killed_is_continued_bitwise(tmp_path):
     finish(whole)
     process = start(broken)
     checkpoint = broken / "runs" / "code-train-8" / "checkpoint-4"
-    deadline = time.monotonic() + 200
-    while not checkpoint.exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(process, checkpoint.exists, lambda: process.communicate()[0])
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert "goes on from checkpoint-" in finish(broken)

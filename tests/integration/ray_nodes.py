@@ -66,7 +66,10 @@ class RayNode:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
-        psutil.wait_procs(processes, PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not all(map(is_dead, processes)):
+            assert time.monotonic() < deadline, processes
+            time.sleep(0.02)
 
     def pause(self) -> None:
         """Stop the clock of all of it, as a hypervisor does."""
@@ -110,14 +113,20 @@ class RayCluster:
             **variables,
         }
 
-    def start_head(self, *, dashboard: bool = False, **resources: float) -> RayNode:
-        """Start the head, always at the same address."""
-        options = [
-            *("--head", f"--port={self.port}", f"--node-ip-address={self.ip}"),
-            *(f"--dashboard-host={self.ip}", f"--dashboard-port={self._dashboard}"),
-            f"--include-dashboard={str(dashboard).lower()}",
-        ]
-        node = self._start("head", options, resources)
+    def start(self, count: int, **resources: float) -> list[RayNode]:
+        """Start the head and others beside it, each with `cpus` and `gpus`.
+
+        They wait for the head by themselves, so all are up sooner than one after the other.
+        """
+        begun = [self._start("head", self._as_head(), resources)]
+        begun += [self._start("node", self._as_node(), resources) for _ in range(count - 1)]
+        return [self._wait_for(node) for node in begun]
+
+    def start_head(
+        self, within: Sequence[str] = (), *, dashboard: bool = False, **resources: float
+    ) -> RayNode:
+        """Start the head, always at the same address; `within` and `resources`: of `add_node`."""
+        node = self._start("head", self._as_head(dashboard), resources, within)
         if dashboard:
             wait_for_dashboard(self.url, node.process, node.folder / "out.txt")
         return self._wait_for(node)
@@ -127,11 +136,10 @@ class RayCluster:
 
         Args:
             ip: its address; empty: that of the head.
-            within: what comes before the command, such as `ip netns exec NAME`.
+            within: what comes before the command, such as `ip netns exec NAME` or `env NAME=VALUE`.
             resources: `cpus` and `gpus`.
         """
-        options = [f"--address={self.address}", f"--node-ip-address={ip or self.ip}"]
-        return self._wait_for(self._start("node", options, resources, within))
+        return self._wait_for(self._start("node", self._as_node(ip), resources, within))
 
     def alive(self) -> dict[str, str]:
         """Name of each node that the head takes for alive, and its id."""
@@ -143,6 +151,16 @@ class RayCluster:
         for node in self.nodes:
             node.kill()
         self.nodes.clear()
+
+    def _as_head(self, dashboard: bool = False) -> list[str]:
+        return [
+            *("--head", f"--port={self.port}", f"--node-ip-address={self.ip}"),
+            *(f"--dashboard-host={self.ip}", f"--dashboard-port={self._dashboard}"),
+            f"--include-dashboard={str(dashboard).lower()}",
+        ]
+
+    def _as_node(self, ip: str = "") -> list[str]:
+        return [f"--address={self.address}", f"--node-ip-address={ip or self.ip}"]
 
     def _start(
         self,
@@ -206,6 +224,14 @@ def session_of(pid: int) -> int:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Whether a process has ended; it may be long until somebody buries an orphan."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def name_of(process: psutil.Process) -> str:
