@@ -10,7 +10,9 @@ WIDTH, HEIGHT = 0.57, 1.36
 """Of a character and of a line, as shares of the font size."""
 RADII = (20.0, 32.0, 46.0, 62.0, 80.0)
 FORBIDDEN = 1000.0
-"""Cost of a square pixel beyond the panel or on another label; covering a point costs 1.5."""
+"""Cost of a square pixel beyond the panel or near another label; covering a point costs 1.5."""
+APART = 0.8
+"""Free space around a label as a share of the font size: nearer, two of them read as one."""
 DOT = 6.0
 """Half the side of a point."""
 CROSSING = 150.0
@@ -33,6 +35,10 @@ class Box:
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.top, other.top) - max(self.bottom, other.bottom)
         return max(0.0, width) * max(0.0, height)
+
+    def grown(self, margin: float) -> Box:
+        """The rectangle with a margin on all sides, in pixels."""
+        return Box(self.left - margin, self.bottom - margin, self.right + margin, self.top + margin)
 
     @property
     def area(self) -> float:
@@ -57,7 +63,7 @@ def arrange(
         font: font size in pixels.
     """
     whole = Box(0.0, 0.0, *size)
-    taken: list[Box] = []
+    taken: list[Box] = []  # with the free space around them
     offsets: list[tuple[float, float]] = []
     dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in obstacles]
     for (x, y), text in zip(anchors, texts, strict=True):
@@ -74,7 +80,7 @@ def arrange(
             for index, (box, offset) in enumerate(zip(boxes, candidates, strict=True))
         ]
         chosen = costs.index(min(costs))
-        taken.append(boxes[chosen])
+        taken.append(boxes[chosen].grown(APART * font))
         offsets.append(candidates[chosen])
     return offsets
 

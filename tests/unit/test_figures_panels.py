@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gdpo_tune import registry
 from gdpo_tune.analysis import build_front
 from gdpo_tune.figures import style
-from gdpo_tune.figures.labels import HEIGHT, WIDTH, Box, arrange
+from gdpo_tune.figures.labels import APART, HEIGHT, WIDTH, Box, arrange
 from gdpo_tune.figures.panels import PADDING, panels
 from gdpo_tune.trials import Estimate, Objective, TrialRecord
 
@@ -133,6 +133,13 @@ def test_labels_stay_inside_and_apart(anchors):
     for index, box in enumerate(boxes):
         assert box.area - box.overlap(Box(0, 0, 300, 300)) < 1
         assert all(box.overlap(other) < 1 for other in boxes[index + 1 :])
+
+
+def test_labels_of_two_points_that_touch_do_not_read_as_one():
+    anchors, texts = [(40, 275), (42, 277)], ["knee", "ahead in format"]
+    offsets = arrange(anchors, texts, anchors, (300, 300), 11.0)
+    knee, ahead = (label_box(*rest) for rest in zip(anchors, offsets, texts, strict=True))
+    assert knee.grown(APART * 11.0).overlap(ahead) < 1
 
 
 def test_a_label_avoids_a_point():
