@@ -135,11 +135,13 @@ def test_labels_stay_inside_and_apart(anchors):
         assert all(box.overlap(other) < 1 for other in boxes[index + 1 :])
 
 
-def test_labels_of_two_points_that_touch_do_not_read_as_one():
-    anchors, texts = [(40, 275), (42, 277)], ["knee", "ahead in format"]
-    offsets = arrange(anchors, texts, anchors, (300, 300), 11.0)
-    knee, ahead = (label_box(*rest) for rest in zip(anchors, offsets, texts, strict=True))
-    assert knee.grown(APART * 11.0).overlap(ahead) < 1
+def test_labels_of_neighbours_do_not_read_as_one():
+    """Points of a panel in which both labels stood in one line, less than a space apart."""
+    points = [(40, 202), (25, 211), (76, 210), (22, 200), (154, 210), (163, 204), (181, 197)]
+    anchors, texts, font = points[:2], ["knee", "ahead in format"], 8.5
+    offsets = arrange(anchors, texts, points, (204, 230), font)
+    knee, ahead = (label_box(*rest, font) for rest in zip(anchors, offsets, texts, strict=True))
+    assert knee.grown(APART * font).overlap(ahead) < 1
 
 
 def test_a_label_avoids_a_point():
