@@ -68,7 +68,12 @@ def arrange(
     dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in obstacles]
     for (x, y), text in zip(anchors, texts, strict=True):
         others = [(a - x, b - y) for a, b in obstacles if math.dist((a, b), (x, y)) > DOT]
-        candidates = [_candidate(radius, angle, text, font) for radius in RADII for angle in ANGLES]
+        half = len(text) * WIDTH * font / 2
+        candidates = [
+            (_inside(x + dx, half, size[0]) - x, dy)
+            for radius in RADII
+            for dx, dy in (_candidate(radius, angle, text, font) for angle in ANGLES)
+        ]
         boxes = [_box(x + dx, y + dy, text, font) for dx, dy in candidates]
         costs = [
             FORBIDDEN * (box.area - box.overlap(whole))
@@ -89,6 +94,11 @@ def _candidate(radius: float, angle: float, text: str, font: float) -> tuple[flo
     # The text's near end, not its centre, is to lie at the radius.
     half = len(text) * WIDTH * font / 2
     return (math.cos(angle) * (radius + half), math.sin(angle) * radius)
+
+
+def _inside(center: float, half: float, width: float) -> float:
+    """The nearest centre at which a text lies within the panel, as far as it fits at all."""
+    return min(max(center, half), max(width - half, half))
 
 
 def _runs_over(end: tuple[float, float], point: tuple[float, float]) -> bool:

@@ -144,6 +144,14 @@ def test_labels_of_neighbours_do_not_read_as_one():
     assert knee.grown(APART * font).overlap(ahead) < 1
 
 
+def test_a_long_label_stays_inside():
+    anchor, text = (135, 178), "knee, ahead in format, ahead in correctness"
+    (offset,) = arrange([anchor], [text], [anchor], (230, 230), 8.5)
+    box = label_box(anchor, offset, text, 8.5)
+    assert box.area - box.overlap(Box(0, 0, 230, 230)) < 1
+    assert box.overlap(Box(129, 172, 141, 184)) == 0
+
+
 def test_a_label_avoids_a_point():
     free = arrange([(150, 150)], ["knee"], [], (300, 300), 11.0)[0]
     blocked = (150 + free[0], 150 + free[1])
