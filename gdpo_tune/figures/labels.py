@@ -10,7 +10,9 @@ WIDTH, HEIGHT = 0.57, 1.36
 """Of a character and of a line, as shares of the font size."""
 RADII = (20.0, 32.0, 46.0, 62.0, 80.0)
 FORBIDDEN = 1000.0
-"""Cost of a square pixel beyond the panel or on another label; covering a point costs 1.5."""
+"""Cost of a square pixel beyond the panel or near another label; covering a point costs 1.5."""
+APART = 0.8
+"""Free space around a label as a share of the font size: nearer, two of them read as one."""
 DOT = 6.0
 """Half the side of a point."""
 CROSSING = 150.0
@@ -33,6 +35,10 @@ class Box:
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.top, other.top) - max(self.bottom, other.bottom)
         return max(0.0, width) * max(0.0, height)
+
+    def grown(self, margin: float) -> Box:
+        """The rectangle with a margin on all sides, in pixels."""
+        return Box(self.left - margin, self.bottom - margin, self.right + margin, self.top + margin)
 
     @property
     def area(self) -> float:
@@ -57,12 +63,17 @@ def arrange(
         font: font size in pixels.
     """
     whole = Box(0.0, 0.0, *size)
-    taken: list[Box] = []
+    taken: list[Box] = []  # with the free space around them
     offsets: list[tuple[float, float]] = []
     dots = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in obstacles]
     for (x, y), text in zip(anchors, texts, strict=True):
         others = [(a - x, b - y) for a, b in obstacles if math.dist((a, b), (x, y)) > DOT]
-        candidates = [_candidate(radius, angle, text, font) for radius in RADII for angle in ANGLES]
+        half = len(text) * WIDTH * font / 2
+        candidates = [
+            (_inside(x + dx, half, size[0]) - x, dy)
+            for radius in RADII
+            for dx, dy in (_candidate(radius, angle, text, font) for angle in ANGLES)
+        ]
         boxes = [_box(x + dx, y + dy, text, font) for dx, dy in candidates]
         costs = [
             FORBIDDEN * (box.area - box.overlap(whole))
@@ -74,7 +85,7 @@ def arrange(
             for index, (box, offset) in enumerate(zip(boxes, candidates, strict=True))
         ]
         chosen = costs.index(min(costs))
-        taken.append(boxes[chosen])
+        taken.append(boxes[chosen].grown(APART * font))
         offsets.append(candidates[chosen])
     return offsets
 
@@ -83,6 +94,11 @@ def _candidate(radius: float, angle: float, text: str, font: float) -> tuple[flo
     # The text's near end, not its centre, is to lie at the radius.
     half = len(text) * WIDTH * font / 2
     return (math.cos(angle) * (radius + half), math.sin(angle) * radius)
+
+
+def _inside(center: float, half: float, width: float) -> float:
+    """The nearest centre at which a text lies within the panel, as far as it fits at all."""
+    return min(max(center, half), max(width - half, half))
 
 
 def _runs_over(end: tuple[float, float], point: tuple[float, float]) -> bool:

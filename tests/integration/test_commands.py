@@ -117,8 +117,8 @@ def test_the_readme_commands_exist(line):
         assert "completions" in command(dry, ROOT).stdout
 
 
-def test_the_file_tree_of_the_readme_is_the_package():
-    tree = (ROOT / "README.md").read_text().split("## Files")[1].split("```")[1]
+def test_the_file_tree_of_the_docs_is_the_package():
+    tree = (ROOT / "docs" / "files.md").read_text().split("```")[1]
     listed, folders = set(), []
     for line in tree.strip().splitlines():
         name = line.split()[0]

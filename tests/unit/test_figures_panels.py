@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gdpo_tune import registry
 from gdpo_tune.analysis import build_front
 from gdpo_tune.figures import style
-from gdpo_tune.figures.labels import HEIGHT, WIDTH, Box, arrange
+from gdpo_tune.figures.labels import APART, HEIGHT, WIDTH, Box, arrange
 from gdpo_tune.figures.panels import PADDING, panels
 from gdpo_tune.trials import Estimate, Objective, TrialRecord
 
@@ -133,6 +133,23 @@ def test_labels_stay_inside_and_apart(anchors):
     for index, box in enumerate(boxes):
         assert box.area - box.overlap(Box(0, 0, 300, 300)) < 1
         assert all(box.overlap(other) < 1 for other in boxes[index + 1 :])
+
+
+def test_labels_of_neighbours_do_not_read_as_one():
+    """Points of a panel in which both labels stood in one line, less than a space apart."""
+    points = [(40, 202), (25, 211), (76, 210), (22, 200), (154, 210), (163, 204), (181, 197)]
+    anchors, texts, font = points[:2], ["knee", "ahead in format"], 8.5
+    offsets = arrange(anchors, texts, points, (204, 230), font)
+    knee, ahead = (label_box(*rest, font) for rest in zip(anchors, offsets, texts, strict=True))
+    assert knee.grown(APART * font).overlap(ahead) < 1
+
+
+def test_a_long_label_stays_inside():
+    anchor, text = (135, 178), "knee, ahead in format, ahead in correctness"
+    (offset,) = arrange([anchor], [text], [anchor], (230, 230), 8.5)
+    box = label_box(anchor, offset, text, 8.5)
+    assert box.area - box.overlap(Box(0, 0, 230, 230)) < 1
+    assert box.overlap(Box(129, 172, 141, 184)) == 0
 
 
 def test_a_label_avoids_a_point():
