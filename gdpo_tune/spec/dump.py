@@ -34,8 +34,9 @@ def dump_yaml(spec: SweepSpec) -> str:
 
 def without_password(uri: str) -> str:
     """`uri` as it may be shown."""
-    # a password may hold what ends it elsewhere, and stand among the options of a database
-    uri = re.sub(r"(://[^/@:]*):[^@\s]*@", r"\1:***@", uri)
+    # in the address of a database a password may hold a slash, and stand among the options
+    ends = "/" if uri.startswith("http") else ""
+    uri = re.sub(rf"(://[^/@:]*):[^@\s{ends}]*@", r"\1:***@", uri)
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", uri)
 
 

@@ -34,7 +34,7 @@ class Answer:
     """Why it could not write beside that file."""
 
 
-Ask = Callable[[Path | str, Sequence[Node], Sequence[str]], Sequence[Answer | ClusterError]]
+Ask = Callable[[Path | str, Sequence[Node], Sequence[str]], Sequence[Answer | ClusterError | None]]
 """Lets nodes `look`; an answer a node, in their order, or why one gives none."""
 
 
@@ -111,7 +111,7 @@ def survey(
 
 def given(
     nodes: Sequence[Node],
-    answers: Sequence[Answer | ClusterError],
+    answers: Sequence[Answer | ClusterError | None],
     is_there: Callable[[Node], bool],
 ) -> list[tuple[Node, Answer]]:
     """The answers of the nodes that are still there.
@@ -123,7 +123,7 @@ def given(
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, Answer):
             found.append((node, answer))
-        elif is_there(node):
+        elif answer is not None and is_there(node):
             raise answer
     return found
 
@@ -154,10 +154,11 @@ def needed_paths(spec: SweepSpec) -> list[str]:
 
 def ask_by_tasks(
     mark: Path | str, nodes: Sequence[Node], needed: Sequence[str]
-) -> list[Answer | ClusterError]:
-    """Let every node answer, side by side; of one that does not, or cannot, why."""
+) -> list[Answer | ClusterError | None]:
+    """Let every node answer, side by side; of one that does not, or cannot, why; of one that is
+    gone, None."""
     import ray
-    from ray.exceptions import GetTimeoutError, RayError
+    from ray.exceptions import GetTimeoutError, RayError, TaskUnschedulableError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=1)(look)
@@ -167,7 +168,7 @@ def ask_by_tasks(
         ).remote(mark, "" if isinstance(mark, str) else _own(mark, node).name, list(needed))
         for node in nodes
     ]
-    answers: list[Answer | ClusterError] = []
+    answers: list[Answer | ClusterError | None] = []
     for node, reference in zip(nodes, asked, strict=True):
         try:
             answers.append(ray.get(reference, timeout=PATIENCE))
@@ -177,6 +178,8 @@ def ask_by_tasks(
                 "    fix: look at that node, or take it out of the cluster"
             )
             answers.append(ClusterError(told))
+        except TaskUnschedulableError:  # Ray lists a node for a while that it knows to be dead
+            answers.append(None)
         except (RayError, ImportError) as error:  # the second one where the package is missing
             words = str(error).strip().splitlines()
             told = (

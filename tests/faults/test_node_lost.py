@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster_sweeps import told
 from gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
-from killed_sweeps import WAIT, KilledSweep, wait_until
+from killed_sweeps import KilledSweep, wait_until
 from ray_nodes import RayCluster, RayNode
 from sweep_properties import every_trial_is_there_once, no_trial_goes_back_behind_a_checkpoint
 
@@ -53,17 +53,13 @@ def test_what_ran_on_a_lost_node_goes_on_elsewhere(tmp_path: Path, empty_cluster
 
 @pytest.mark.fault
 def test_a_node_and_then_the_driver_are_lost(tmp_path: Path, empty_cluster: RayCluster):
-    with just_lost(tmp_path, empty_cluster, gpus=2, trials=12) as (sweep, process, node):
+    with just_lost(tmp_path, empty_cluster, gpus=2, trials=12) as (sweep, process, _):
         lost = time.monotonic()
         wait_until(process, lambda: len(sweep.starts()) > 8, sweep.told)
         print(f"{time.monotonic() - lost:.1f} s from the loss of the node to the next start")
         wait_until(process, lambda: sum("goes on" in w for w in told(sweep)) == 4, sweep.told)
         process.kill()
         process.wait()
-    # until Ray says that the node is gone, no command begins that would have to ask it
-    while node.name in empty_cluster.alive():
-        assert time.monotonic() < lost + WAIT
-        time.sleep(0.2)
     sweep.finish()
     check(sweep, moved=4)
     print("\n".join(told(sweep)))

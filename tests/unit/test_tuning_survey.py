@@ -99,6 +99,9 @@ def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(tmp_path, 
         return [look(mark, f"{mark.name}-{NODES[0].id}", needed), died]
 
     survey(spec_in(tmp_path), folder, NODES, lambda node: node is NODES[0], ask)
+    died = None  # Ray would not place a task there
+    survey(spec_in(tmp_path), folder, NODES, all_there, ask)
+    died = ClusterError("node two cannot run trials: The node died.")
     with pytest.raises(ClusterError) as caught:
         survey(spec_in(tmp_path), folder, NODES, all_there, ask)
     assert caught.value is died
