@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         print(line)
     print(f"{exported.library}: {folder / exported.file}")
     print(f"what you supply, and what differs: {folder / PAGE}")
-    print(f"start it with: {exported.command}")
+    print(f"in {exported.place}, start it with: {exported.command}")
     return 0
 
 

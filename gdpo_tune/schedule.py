@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -75,12 +76,12 @@ def validate(options: argparse.Namespace) -> int:
 
     loaded = load(options)
     found = [] if options.files_only else reach.problems(loaded.sweeps)
-    for sweep in loaded.sweeps:
-        for doubt in reach.doubts(sweep):
-            print(f"warning: {doubt}", file=sys.stderr)
+    for doubt in [doubt for sweep in loaded.sweeps for doubt in reach.doubts(sweep)]:
+        print(f"warning: {doubt}", file=sys.stderr)
     waiting = [(sweep, error) for sweep, error in found if not sweep.settings.enabled]
     for sweep, error in waiting:
-        print(f"warning: {sweep.file}: disabled, and could not run here: {error}", file=sys.stderr)
+        why = textwrap.shorten(str(error).splitlines()[0], 100, placeholder=" ...")
+        print(f"{sweep.file}: disabled; here it could not run: {why}", file=sys.stderr)
     status = status_of(loaded, [each for each in found if each not in waiting])
     if not status:
         names = ", ".join(sweep.name for sweep in loaded.sweeps)

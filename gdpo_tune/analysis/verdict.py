@@ -32,14 +32,14 @@ class Verdict:
 def judge(comparison: Comparison) -> Verdict:
     """The verdict. Of two equal searches, at most 5 % are called different in anything."""
     left, right = comparison.left.name, comparison.right.name
-    reasons = tuple(_reasons(comparison))
     called = _called(comparison)
     if comparison.smallest_p > ALPHA:
         text = (
             f"Too few trials to tell {left} from {right}: {comparison.left.tried} and "
             f"{comparison.right.tried}. No difference, however large, could be told from luck."
         )
-        return Verdict("too few", text, reasons)
+        return Verdict("too few", text, ())  # figures would be taken for a finding
+    reasons = tuple(_reasons(comparison))
     if _clear(comparison.ratio, 1.0):
         first, other = (left, right) if comparison.ratio.value > 1 else (right, left)
         winner: Winner = "left" if comparison.ratio.value > 1 else "right"

@@ -46,8 +46,10 @@ def check_backend(sweep: ScheduledSweep) -> None:
 
 
 def doubts(sweep: ScheduledSweep) -> list[str]:
-    """What is allowed, and probably not meant."""
+    """What is allowed, and probably not meant, of a sweep that runs."""
     found: list[str] = []
+    if not sweep.settings.enabled:
+        return found
     notify = sweep.settings.notify
     if notify is not None and (why := why_no_webhook(os.environ.get(notify.webhook_env, ""))):
         found.append(f"{sweep.file}: {notify.webhook_env} is {why}, so nobody would be told")

@@ -38,6 +38,8 @@ class Exported:
     differences: tuple[Difference, ...]
     yours: Mapping[str, str]
     """Key -> what a person has to put there."""
+    place: str = "the folder of that file"
+    """Where the command works."""
 
 
 @dataclass

@@ -87,6 +87,7 @@ def export(recipe: Recipe) -> Exported:
         file="nemo_rl.yaml",
         text=yaml_text(tree, (recipe.note, "Lay it into examples/configs/, then:", _COMMAND)),
         command=_COMMAND,
+        place="a checkout of NeMo-RL",
         differences=tuple(_differences(recipe)),
         yours={
             "the file's place": "`examples/configs/`, beside the file that it inherits from",

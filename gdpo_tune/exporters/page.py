@@ -18,7 +18,7 @@ def page(recipe: Recipe, exported: Exported, objectives: Sequence[Objective]) ->
     lines = [
         f"# {recipe.name} in {exported.library}",
         "",
-        f"`{exported.file}` repeats {recipe.note}. Start it with",
+        f"`{exported.file}` repeats {recipe.note}. In {exported.place}, start it with",
         "",
         f"    {exported.command}",
         "",

@@ -97,7 +97,9 @@ def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
 def test_too_few_trials_are_said_to_be_too_few():
     found = compare(side(1, 3, 2.0), side(2, 3))
     assert found.smallest_p == pytest.approx(3 * 2 / 20)
-    assert judge(found).winner == "too few"
+    verdict = judge(found)
+    assert verdict.winner == "too few"
+    assert verdict.reasons == ()  # figures of so few would be taken for a finding
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 5), (5, 0)])

@@ -363,6 +363,7 @@ def test_a_trial_of_a_sweep_is_exported(searched, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "trial 1: correctness 0.700" in printed
     assert str(written / "verl.yaml") in printed
+    assert "in the folder of that file, start it with: python -m verl" in printed
     assert export.main([f"{folder}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
     assert (tmp_path / "o" / "grpo.yaml").is_file()
 
