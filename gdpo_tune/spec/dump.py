@@ -35,8 +35,8 @@ def dump_yaml(spec: SweepSpec) -> str:
 def without_password(uri: str) -> str:
     """`uri` as it may be shown."""
     # in the address of a database a password may hold a slash, and stand among the options
-    ends = "/" if uri.startswith("http") else ""
-    uri = re.sub(rf"(://[^/@:]*):[^@\s{ends}]*@", r"\1:***@", uri)
+    uri = re.sub(r"(https?://[^/@:]*):[^@\s/]*@", r"\1:***@", uri)
+    uri = re.sub(r"(?<!http)(?<!https)(://[^/@:]*):[^@\s]*@", r"\1:***@", uri)
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", uri)
 
 

@@ -81,7 +81,9 @@ def test_passwords_are_not_shown(load):
     assert "postgresql://me:***@host/trials" in text
     assert "secret" not in text
     assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
-    assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"
+    for shown in ("http://host:5000/a@b", "tracking.uri=https://host:5000/a@b"):
+        assert without_password(shown) == shown
+    assert without_password("x=https://me:pw@host/a@b") == "x=https://me:***@host/a@b"
 
 
 def test_dry_run_tells_the_sandbox(load):
