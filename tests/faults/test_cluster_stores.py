@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +25,8 @@ from cluster_sweeps import (
     under_way,
 )
 from killed_sweeps import KilledSweep
-from mlflow_servers import PostgresServer
-from ray_nodes import RayCluster, short_folder
+from mlflow_servers import postgres_server
+from ray_nodes import RayCluster
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.table import JournalTable
@@ -48,27 +47,21 @@ class InDatabase(KilledSweep):
             table.close()
 
 
-@pytest.mark.skipif(shutil.which("initdb") is None, reason="no PostgreSQL on this machine")
 def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: Whole):
     """`kill -9` of all of its processes, and a start a minute later."""
-    with short_folder() as folder:  # pytest takes its own away from other users again
-        server = PostgresServer(folder)
-        server.start()
-        try:
-            given = (f"ledger={server.uri}", *ASHA)
-            sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
-            sweep.slow_down()
-            with under_way(sweep) as process:
-                with fault() as known:
-                    server.kill()
-                    lasting(MINUTE, process)
-                    server.start()
-                assert process.wait(600) == 0, sweep.told()
-            assert "waiting for the ledger" in sweep.told()
-            came_back(cluster, sweep, whole["asha"])
-            assert row("database of the ledger killed", sweep, known)
-        finally:
-            server.stop()
+    with postgres_server() as server:
+        given = (f"ledger={server.uri}", *ASHA)
+        sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
+        sweep.slow_down()
+        with under_way(sweep) as process:
+            with fault() as known:
+                server.kill()
+                lasting(MINUTE, process)
+                server.start()
+            assert process.wait(600) == 0, sweep.told()
+        assert "waiting for the ledger" in sweep.told()
+        came_back(cluster, sweep, whole["asha"])
+        assert row("database of the ledger killed", sweep, known)
 
 
 def mount(*words: str | Path) -> None:

@@ -45,8 +45,8 @@ def sweep(
     monkeypatch.setenv(CACHE, str(tmp_path / "driver"))
     one, two = (("env", f"{CACHE}={tmp_path / name}") for name in ("one", "two"))
     with (
-        short_folder() as folder,  # pytest takes its own away from other users again
-        postgres(folder) as ledger,
+        short_folder() as folder,
+        postgres() as ledger,
         ray_nodes(folder, **VARIABLES) as cluster,
     ):
         cluster.start_head(one, **NODE, gpus=1)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -152,9 +153,7 @@ class PostgresServer:
         if os.geteuid() == 0:
             self._who = {"user": "postgres", "group": "postgres"}
             shutil.chown(self._data, **self._who)
-            for parent in self._data.parents:  # pytest makes folders that no other user may enter
-                if parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
-                    parent.chmod(parent.stat().st_mode | 0o011)
+            folder.chmod(0o711)
         self._run("initdb", "-D", str(self._data), "-U", "me", "-A", "trust", "-N")
         self._options = (
             f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._data} -F"
@@ -185,20 +184,24 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server(folder: Path) -> Iterator[PostgresServer]:
-    """A server that runs; without PostgreSQL on this machine, the test is skipped."""
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server that runs; without PostgreSQL on this machine, the test is skipped.
+
+    Its folder is none of pytest's, which each new run of pytest closes to other users again.
+    """
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
         pytest.skip("no PostgreSQL on this machine")
-    server = PostgresServer(folder)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = PostgresServer(Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """URI of such a server."""
-    with postgres_server(folder) as server:
+    with postgres_server() as server:
         yield server.uri

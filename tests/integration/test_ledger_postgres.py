@@ -42,8 +42,8 @@ with Ledger.open(load_spec(sys.argv[1], sys.argv[2:], "sweep")):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with postgres_server(tmp_path_factory.mktemp("database")) as made:
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as made:
         yield made
 
 

@@ -29,8 +29,8 @@ SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with postgres_server(tmp_path_factory.mktemp("database")) as made:
+def database() -> Iterator[PostgresServer]:
+    with postgres_server() as made:
         yield made
 
 

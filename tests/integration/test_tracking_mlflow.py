@@ -198,7 +198,7 @@ def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, mon
 def test_postgresql(tmp_path, server, monkeypatch, through_server):
     pytest.importorskip("psycopg2")
     monkeypatch.chdir(tmp_path)  # where MLflow puts the artifacts of a database
-    with postgres(tmp_path) as database:
+    with postgres() as database:
         uri = server(database) if through_server else database
         assert tracking_driver.main(tmp_path, uri) == ""
         check_whole_sweep(MlflowClient(uri))
