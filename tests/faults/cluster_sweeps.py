@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -102,15 +103,24 @@ def under_way(sweep: KilledSweep, node: RayNode | None = None) -> Iterator[subpr
 
 
 def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
-    """Whether two trials at least run side by side, each beyond a checkpoint and with a way to go;
-    one of them on a node. On a busy machine no more may be up before the first ones end."""
-    newest, places = dict[str, int](), dict[str, str]()
+    """Whether two trials at least run side by side, one of them on a node. On a busy machine no
+    more may be up before the first ones end."""
+    return len(training(sweep)) >= 2 and bool(training(sweep, node))
+
+
+def training(sweep: KilledSweep, node: RayNode | None = None) -> list[psutil.Process]:
+    """Processes that train a trial, beyond a checkpoint and with a way to go, on a node or all."""
+    starts, newest = dict[str, dict[str, Any]](), dict[int, dict[str, Any]]()
     for entry in sweep.log():
-        newest[entry["trial"]] = entry.get("checkpoint", 0)
-        places[entry["trial"]] = entry.get("node", places.get(entry["trial"]))
-    running = [trial for trial, step in newest.items() if 2 <= step <= STEPS - 5]
-    there = [trial for trial in running if node is None or places[trial] == node.id]
-    return len(running) >= 2 and bool(there)
+        start = starts[entry["trial"]] = entry if "from" in entry else starts[entry["trial"]]
+        newest[start["pid"]] = {**start, **entry}
+    return [
+        psutil.Process(pid)
+        for pid, entry in newest.items()
+        if 2 <= entry.get("checkpoint", 0) <= STEPS - 5
+        and time.time() - entry["time"] < STOOD_STILL
+        and (node is None or entry["node"] == node.id)
+    ]
 
 
 def trials_on(*nodes: RayNode) -> list[psutil.Process]:

@@ -17,7 +17,7 @@ from cluster_sweeps import (
     row,
     slow_sweep,
     told,
-    trials_on,
+    training,
     under_way,
 )
 from killed_sweeps import wait_until
@@ -30,7 +30,7 @@ def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Whole):
     sweep = slow_sweep(tmp_path, ASHA, cluster)
     with under_way(sweep) as process:
         with fault() as known:
-            for victim in trials_on(*cluster.nodes)[:2]:
+            for victim in training(sweep)[:2]:
                 victim.kill()
         assert process.wait() == 0, sweep.told()
     came_back(cluster, sweep, whole["asha"])

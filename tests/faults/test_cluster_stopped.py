@@ -25,7 +25,7 @@ from cluster_sweeps import (
     lasting,
     row,
     slow_sweep,
-    trials_on,
+    training,
     under_way,
 )
 from killed_sweeps import KilledSweep
@@ -70,7 +70,7 @@ def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who:
     def stop(driver: subprocess.Popen[bytes]) -> Callable[[], None]:
         if who == "driver":
             return stopped(psutil.Process(driver.pid))
-        return stopped(trials_on(node)[0] if who == "trial" else node.server("raylet"))
+        return stopped(training(sweep, node)[0] if who == "trial" else node.server("raylet"))
 
     sweep = slow_sweep(tmp_path, ASHA, cluster)
     hit = disturbed(sweep, node, stop, f"{who} stopped")
