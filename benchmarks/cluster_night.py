@@ -161,9 +161,9 @@ def run(
 def main() -> None:
     """Run both and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="shorter trials, and fewer: minutes")
+    parser.add_argument("--small", action="store_true", help="shorter trials: minutes")
     options = parser.parse_args()
-    size = {"steps": 30, "trials": 12} if options.small else {"steps": 60, "trials": 14}
+    size = {"steps": 40, "trials": 14} if options.small else {"steps": 60, "trials": 14}
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with tempfile.TemporaryDirectory() as name, short_folder() as short:
         folder = Path(name)
