@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_support import measured
+from tuning_support import measured, sent_to_ray, trial_in
 
 from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.tracking.curves import curve_values
@@ -18,17 +18,13 @@ from gdpo_tune.tuning.reporter import HALT, Reporter, pace_of
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrialConfig:
-    return TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=100), tmp_path)
+    return trial_in(tmp_path)
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Measurements that reached Ray."""
-    arrived: list[Measurement] = []
-    monkeypatch.setattr(
-        reporter.tune, "report", lambda result: arrived.append(result["measurement"])
-    )
-    return arrived
+    return sent_to_ray(monkeypatch)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 20, 21, 59, 60, 61, 100, 119, 199, 200, 400, 1000, 5000])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
-from tuning_support import outcome, spec_in
+from tuning_support import outcome, sent_to_ray, spec_in, trial_in
 
 from gdpo_tune.errors import (
     DiskFullError,
@@ -21,10 +21,9 @@ from gdpo_tune.errors import (
     SandboxUnavailable,
 )
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.spec import Resources
 from gdpo_tune.trials import Cost, Measurement, TrialConfig
-from gdpo_tune.tuning import reporter, runner, trainable, workers
+from gdpo_tune.tuning import runner, trainable, workers
 from gdpo_tune.tuning.cluster import Cluster
 from gdpo_tune.tuning.lost import ActorWornOut
 from gdpo_tune.tuning.nodes import Node, Nodes
@@ -47,18 +46,14 @@ def train(config: TrialConfig, *, resume: Path | None, report: Reporter) -> Any:
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrialConfig:
-    return TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=100), tmp_path)
+    return trial_in(tmp_path)
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Measurements that reached Ray."""
-    arrived: list[Measurement] = []
-    monkeypatch.setattr(
-        reporter.tune, "report", lambda result: arrived.append(result["measurement"])
-    )
     monkeypatch.setattr(trainable, "_trials_served", 0)
-    return arrived
+    return sent_to_ray(monkeypatch)
 
 
 def run(config: TrialConfig) -> dict[str, Any]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from gdpo_tune.settings import TrainingSettings
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Params
+from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Params, TrialConfig
+from gdpo_tune.tuning import reporter
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 
@@ -41,3 +45,17 @@ def measured(step: int, cost: Cost | None = None, se: float = 0.01, **values: fl
     found = {name: Estimate(value, se) for name, value in values.items()}
     flat = {f"validation/{name}": value for name, value in values.items()}
     return Measurement(step, flat, cost or Cost(completions=64 * step), found)
+
+
+def trial_in(folder: Path) -> TrialConfig:
+    """A trial of 100 steps."""
+    return TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=100), folder)
+
+
+def sent_to_ray(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+    """Measurements that reach Ray from now on."""
+    arrived: list[Measurement] = []
+    monkeypatch.setattr(
+        reporter.tune, "report", lambda result: arrived.append(result["measurement"])
+    )
+    return arrived
