@@ -36,9 +36,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gdpo_tune.events import Event, TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.events import Event, TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
 
 LIMIT_MS = 15.0
 """CPU a trial that the driver may cost."""
@@ -165,7 +165,7 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
     from driver import report_only
     from ray import tune
 
-    from gdpo_tune.tuning.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import ray_cluster
 
     samples = Samples(max(1, spec.search.trials // SAMPLES))
     ended = 0

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gdpo_tune.errors import GdpoTuneError, ResourcesError
+from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
 from gdpo_tune.spec.machine import visible_gpus
 
 

@@ -31,10 +31,10 @@ from peaks import Peak, ask_gpu, used_below, used_on_gpu
 from utilisation import measure as measure_sweep
 
 from gdpo_tune import cli
-from gdpo_tune.engines import choose, installed_vllm
+from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec, check_resources, load_spec, local_cpus
 from gdpo_tune.sweep import probe_environment
-from gdpo_tune.trials import TrialRecord
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "math.yaml"
 SHARES = (1.0, 0.5, 0.25)

@@ -27,9 +27,9 @@ from alternation import Block, Side, alternate
 from gpu_options import at_least, refusals, require_gpu
 from gpu_step_plan import Plan
 
-from gdpo_tune.engines import choose, installed_vllm
-from gdpo_tune.policies.load import check_available
-from gdpo_tune.settings import ModelSettings, RolloutSettings
+from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.policies.load_policy import check_available
 from gdpo_tune.spec import local_cpus
 
 LIKE_A_GPU = ModelSettings(dtype="bfloat16", gradient_checkpointing="on")

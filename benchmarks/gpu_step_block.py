@@ -20,14 +20,14 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
+from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.custom import RewardFunctionTask
 from gdpo_tune.training import train, vllm_engine
 from gdpo_tune.training.build import training_order
-from gdpo_tune.training.settings import prompts_per_step, trainer_arguments
+from gdpo_tune.training.trl_arguments import prompts_per_step, trainer_arguments
 from gdpo_tune.training.warm import warm
-from gdpo_tune.trials import TrialConfig
 
 ROWS = 2000
 """Prompts; about 70 of 100 are for training."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdpo_tune import task_files
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.settings import ModelSettings, RolloutSettings, TrainingSettings
-from gdpo_tune.trials import TrialConfig
+from gdpo_tune.core import task_files
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
 
 TASK = f"{Path(__file__).resolve().with_name('gpu_step_block.py')}:LookedUp"
 TRAIN_PROMPTS = 1024

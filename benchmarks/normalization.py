@@ -29,7 +29,7 @@ from normalization_fronts import hypervolume
 from normalization_report import BOXES, Cell, figures, markdown
 from normalization_trials import LENGTHS, MODES, RANGES, Result, Setting, run, training_of
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
 
 STEP = 6**0.5
 """Two steps of the grid make up for the sixfold range of correctness."""

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from normalization_report import Cell
 from normalization_trials import MODES, RANGES
 
+from gdpo_tune.core.files import write_whole
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
-from gdpo_tune.files import write_whole
 
 ACROSS, UP = "correctness", ("length", "format")
 

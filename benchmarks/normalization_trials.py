@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from normalization_fronts import distinct
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Measurement, TrialConfig
 from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train
 from gdpo_tune.training.normalization import compute_advantages
-from gdpo_tune.trials import Measurement, TrialConfig
 
 MODES = ("gdpo", "grpo", "grpo_no_std")
 RANGES = {"equal": (0.0, 1.0), "mixed": (-3.0, 3.0)}

@@ -16,7 +16,7 @@ from scale_executor import CLOCK, TALLY, SimulatedActors
 from scale_parts import Parts
 from scale_trials import flat_results, results_of
 
-from gdpo_tune.events import Event, TrialFinished, TrialStarted
+from gdpo_tune.core.events import Event, TrialFinished, TrialStarted
 from gdpo_tune.spec import SweepSpec
 
 SAMPLES = 40
@@ -120,8 +120,8 @@ def simulated(slots: int, make: Any) -> Generator[None]:
     """Ray Tune with simulated processes on one node that holds all of them."""
     from ray.tune.execution import tune_controller
 
-    from gdpo_tune.tuning import cluster
-    from gdpo_tune.tuning.nodes import Nodes
+    from gdpo_tune.tuning.ray import cluster
+    from gdpo_tune.tuning.ray.nodes import Nodes
 
     real_manager, real_cluster = tune_controller.RayActorManager, cluster.ray_cluster
     node = {
@@ -154,7 +154,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
     from gdpo_tune.display import LiveDisplay
     from gdpo_tune.tracking import MlflowSink
     from gdpo_tune.tuning import run_sweep
-    from gdpo_tune.tuning.projection import Projection
+    from gdpo_tune.tuning.search.projection import Projection
 
     parts.watch()
     ask = Projection.ask
@@ -192,7 +192,7 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     from ray import tune
     from ray.tune.search import Searcher
 
-    from gdpo_tune.tuning.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import ray_cluster
 
     parts = Parts()
     samples: list[dict[str, float]] = []

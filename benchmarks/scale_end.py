@@ -51,8 +51,8 @@ def draw(spec: SweepSpec, records: Any) -> None:
     """The display of a terminal, once, with all trials known."""
     from rich.console import Console
 
+    from gdpo_tune.core.events import SweepStarted
     from gdpo_tune.display import LiveDisplay
-    from gdpo_tune.events import SweepStarted
 
     with Path(os.devnull).open("w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=120)

@@ -12,16 +12,16 @@ from typing import Any
 PARTS: Mapping[str, tuple[str, ...]] = {
     "Ray Tune's loop": ("ray.tune.execution.tune_controller:TuneController.step",),
     "searcher": (
-        "gdpo_tune.tuning.searcher:LedgerSearcher.suggest",
-        "gdpo_tune.tuning.searcher:LedgerSearcher.on_trial_result",
-        "gdpo_tune.tuning.searcher:LedgerSearcher.on_trial_complete",
+        "gdpo_tune.tuning.search.searcher:LedgerSearcher.suggest",
+        "gdpo_tune.tuning.search.searcher:LedgerSearcher.on_trial_result",
+        "gdpo_tune.tuning.search.searcher:LedgerSearcher.on_trial_complete",
     ),
-    "plan": ("gdpo_tune.tuning.agenda:next_step",),
+    "plan": ("gdpo_tune.tuning.search.agenda:next_step",),
     "proposals (loop)": (
-        "gdpo_tune.tuning.proposals:Proposals.next",
-        "gdpo_tune.tuning.proposals:Proposals.observe",
+        "gdpo_tune.tuning.search.proposals:Proposals.next",
+        "gdpo_tune.tuning.search.proposals:Proposals.observe",
     ),
-    "proposals (thread)": ("gdpo_tune.tuning.projection:Projection.ask",),
+    "proposals (thread)": ("gdpo_tune.tuning.search.projection:Projection.ask",),
     "scheduler": (
         "gdpo_tune.tuning.schedulers.base:Scheduler.choose_trial_to_run",
         "gdpo_tune.tuning.schedulers.asha:Asha.judge",
@@ -34,9 +34,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         for name in ("start", "progress", "complete", "prune", "pause", "resume", "records")
     ),
     "attempts": (
-        "gdpo_tune.tuning.failures:Attempts.on_trial_start",
-        "gdpo_tune.tuning.failures:Attempts.on_trial_result",
-        "gdpo_tune.tuning.failures:Attempts.on_trial_complete",
+        "gdpo_tune.tuning.ray.failures:Attempts.on_trial_start",
+        "gdpo_tune.tuning.ray.failures:Attempts.on_trial_result",
+        "gdpo_tune.tuning.ray.failures:Attempts.on_trial_complete",
     ),
     "spool": ("gdpo_tune.tracking.mlflow_sink:MlflowSink.__call__",),
     "display": ("gdpo_tune.display.live:LiveDisplay.__call__",),

@@ -34,7 +34,7 @@ def loop_costs(told: Path, slots: list[int]) -> None:
     import ray
     from scale_trials import METRICS, filled
 
-    from gdpo_tune.tuning.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import ray_cluster
 
     result = filled({f"train/{name}": 0.5 for name in METRICS}, 1, {"results": 30})
     with ray_cluster(told.with_suffix(".processes")):

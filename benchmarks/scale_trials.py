@@ -11,10 +11,10 @@ import numpy as np
 from driver import worth
 from scale_executor import CLOCK
 
-from gdpo_tune.steps import FILE
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
-from gdpo_tune.tuning.reporter import Reporter
-from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.core.steps import FILE
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
+from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.setup import Setup
 
 METRICS = (
     "loss",

@@ -24,15 +24,15 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
-from gdpo_tune.tuning import quasi_random
-from gdpo_tune.tuning.referee import Referee
+from gdpo_tune.tuning.ray.setup import Setup
 from gdpo_tune.tuning.schedulers import asha
+from gdpo_tune.tuning.schedulers.referee import Referee
 from gdpo_tune.tuning.schedulers.rungs import Variant
-from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.tuning.search import quasi_random
+from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 120

@@ -31,9 +31,9 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
-from gdpo_tune.policies.load import load_policy
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code_problems import generate
-from gdpo_tune.training.accumulation import MicroBatchTrainer
+from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.rollout import rollout
 from gdpo_tune.training.trainer import GDPOTrainer
 

@@ -49,7 +49,7 @@ class Ours:
     """The listener of a sweep."""
 
     def __init__(self, uri: str, folder: Path, load: Load) -> None:
-        from gdpo_tune.events import SweepStarted
+        from gdpo_tune.core.events import SweepStarted
         from gdpo_tune.spec import load_spec
         from gdpo_tune.tracking import MlflowSink
 
@@ -63,28 +63,28 @@ class Ours:
 
     def start(self, trial: int) -> None:
         """A trial begins."""
-        from gdpo_tune.events import TrialStarted
+        from gdpo_tune.core.events import TrialStarted
 
         self._records.append(_record(trial))
         self._sink(TrialStarted(self._records[trial]))
 
     def result(self, trial: int, step: int, values: dict[str, float]) -> None:
         """A trial reports."""
-        from gdpo_tune.events import TrialProgress
-        from gdpo_tune.trials import Cost, Measurement
+        from gdpo_tune.core.events import TrialProgress
+        from gdpo_tune.core.trials import Cost, Measurement
 
         self._sink(TrialProgress(trial, Measurement(step, values, Cost(step, 1.0, 1.0))))
 
     def end(self, trial: int) -> None:
         """A trial ends."""
-        from gdpo_tune.events import TrialFinished
+        from gdpo_tune.core.events import TrialFinished
 
         self._records[trial] = _record(trial, ended=True)
         self._sink(TrialFinished(self._records[trial]))
 
     def close(self) -> None:
         """The sweep ends."""
-        from gdpo_tune.events import SweepFinished
+        from gdpo_tune.core.events import SweepFinished
 
         self._sink(SweepFinished(tuple(self._records), interrupted=False))
         problem = self._sink.close(120.0)
@@ -93,7 +93,7 @@ class Ours:
 
 
 def _record(number: int, *, ended: bool = False) -> Any:
-    from gdpo_tune.trials import Cost, Estimate, TrialRecord
+    from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 
     draw = np.random.default_rng(number)
     test = {name: Estimate(float(draw.random()), 0.02) for name in ("correctness", "length")}

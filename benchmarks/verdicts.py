@@ -32,7 +32,7 @@ from gdpo_tune.analysis.comparison import ALPHA, compare, p_values
 from gdpo_tune.analysis.resampling import holm
 from gdpo_tune.analysis.sides import Side, side_of
 from gdpo_tune.analysis.verdict import judge
-from gdpo_tune.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))
 NOISE = 0.04

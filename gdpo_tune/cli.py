@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from gdpo_tune.errors import GdpoTuneError
-from gdpo_tune.files import is_disk_full
+from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.files import is_disk_full
 
 INTERRUPTED = 130
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.registry import EXPORTERS, load
+from gdpo_tune.core.registry import EXPORTERS, load
 
 if TYPE_CHECKING:
     from gdpo_tune.exporters.base import Exported
-    from gdpo_tune.request import Request
+    from gdpo_tune.results.retrain import Request
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,9 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = parser().parse_args(arguments)
 
-    from gdpo_tune.exporters.page import PAGE, page
+    from gdpo_tune.exporters.differences_page import PAGE, page
     from gdpo_tune.exporters.recipe import recipe_of
-    from gdpo_tune.policies.load import policy_folder
+    from gdpo_tune.policies.load_policy import policy_folder
 
     asked = _asked(options)
     name = f"{asked.spec.name}-{asked.label}"
@@ -82,8 +82,8 @@ def _asked(options: argparse.Namespace) -> Request:
     Raises:
         UsageError: there is none, or it is not one.
     """
-    from gdpo_tune.errors import UsageError
-    from gdpo_tune.request import from_file, from_sweep
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.results.retrain import from_file, from_sweep
 
     if not Path(options.source).is_file():
         source, overrides = options.source, options.overrides
@@ -99,8 +99,8 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
     Raises:
         UsageError: somebody may have edited that one.
     """
-    from gdpo_tune.errors import UsageError
-    from gdpo_tune.files import write_whole, writing
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import write_whole, writing
 
     with writing("the export"):
         for name, text in texts.items():

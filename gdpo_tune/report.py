@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.trials import TrialRecord
     from gdpo_tune.figures import Choice
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.trials import TrialRecord
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,11 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.against is not None or options.modes:
         return _compare(options)
 
+    from gdpo_tune.core.files import writing
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
-    from gdpo_tune.files import writing
     from gdpo_tune.ledger import Ledger
-    from gdpo_tune.reading import bring_here
+    from gdpo_tune.results.open_sweep import bring_here
 
     spec, pick = _asked(options)
     bring_here(spec)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Compare two sweeps or two modes; print the verdict and where its page is."""
-    from gdpo_tune.errors import UsageError
+    from gdpo_tune.core.errors import UsageError
 
     if options.against is not None and options.modes:
         raise UsageError("compare two sweeps, or two --modes of one: not both")
@@ -95,11 +95,11 @@ def _compare(options: argparse.Namespace) -> int:
             "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
         )
 
-    from gdpo_tune.comparing import compare_modes, compare_sweeps
+    from gdpo_tune.core.files import writing
     from gdpo_tune.display import print_comparison
     from gdpo_tune.figures import write_comparison
-    from gdpo_tune.files import writing
-    from gdpo_tune.reading import find_sweep
+    from gdpo_tune.results.compare import compare_modes, compare_sweeps
+    from gdpo_tune.results.open_sweep import find_sweep
 
     first = find_sweep(options.space)
     if options.against is None:
@@ -114,7 +114,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """The sweep, by its file or by its folder, and the choice, by `--pick` or behind a colon."""
-    from gdpo_tune.reading import place_named, split_source, sweep_file
+    from gdpo_tune.results.open_sweep import place_named, split_source, sweep_file
     from gdpo_tune.spec import load_spec
 
     if Path(options.space).is_file():
@@ -127,9 +127,9 @@ def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
 
 
 def _chosen(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> Choice:
-    from gdpo_tune.choosing import choose, told_of
     from gdpo_tune.figures import Choice
-    from gdpo_tune.picks import parse
+    from gdpo_tune.results.pick_language import parse
+    from gdpo_tune.results.picking import choose, told_of
 
     found = choose(records, spec, parse(pick))
     return Choice(found.record.number, tuple(told_of(found, spec)))

@@ -27,12 +27,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune import cli, schedule_arguments
+from gdpo_tune import cli
+from gdpo_tune.clusters import arguments
 
 if TYPE_CHECKING:
-    from gdpo_tune.clusters.load import Loaded, ScheduledSweep
+    from gdpo_tune.clusters.load_schedules import Loaded, ScheduledSweep
     from gdpo_tune.clusters.tick import Desk
-    from gdpo_tune.errors import GdpoTuneError
+    from gdpo_tune.core.errors import GdpoTuneError
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def validate(options: argparse.Namespace) -> int:
 
 def show_next(options: argparse.Namespace) -> int:
     """Print the next times of every schedule."""
-    from gdpo_tune.display.schedule import print_next
+    from gdpo_tune.clusters.console import print_next
 
     loaded = load(options)
     print_next(loaded.sweeps, clock(), options.count)
@@ -100,15 +101,15 @@ def show_next(options: argparse.Namespace) -> int:
 
 def tick(options: argparse.Namespace) -> int:
     """Do everything that is due; files that are wrong keep none of the others from running."""
-    from gdpo_tune.schedule_rounds import Rounds
+    from gdpo_tune.clusters.rounds import Rounds
 
     return Rounds(options.sweeps, clock).once()
 
 
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
-    from gdpo_tune.schedule_rounds import Rounds
-    from gdpo_tune.signals import on_signals
+    from gdpo_tune.clusters.rounds import Rounds
+    from gdpo_tune.core.signals import on_signals
 
     ended, rounds = threading.Event(), Rounds(options.sweeps, clock)
     with on_signals(ended.set):
@@ -121,8 +122,8 @@ def serve(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run one sweep now, for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters import asking
-    from gdpo_tune.display.schedule import print_events
-    from gdpo_tune.signals import on_signals
+    from gdpo_tune.clusters.console import print_events
+    from gdpo_tune.core.signals import on_signals
 
     desk = desk_of(options)
     tick = asking.time_asked_for(desk, options.at, now=options.now)
@@ -159,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
 
 def desk_of(options: argparse.Namespace) -> Desk:
     """The schedule that a name means; with `--here` for a machine that runs it itself."""
-    from gdpo_tune.clusters import local
+    from gdpo_tune.clusters.backends.base import local
     from gdpo_tune.clusters.tick import open_desk
 
     desk = open_desk(load(options).named(options.name), clock)
@@ -170,10 +171,10 @@ def desk_of(options: argparse.Namespace) -> Desk:
 
 def show_status(options: argparse.Namespace) -> int:
     """Print how runs stand, as far as the last tick knows."""
-    from gdpo_tune.clusters.load import ScheduledSweep
+    from gdpo_tune.clusters.console import print_status
+    from gdpo_tune.clusters.load_schedules import ScheduledSweep
     from gdpo_tune.clusters.tick import open_desk
-    from gdpo_tune.display.schedule import print_status
-    from gdpo_tune.errors import GdpoTuneError
+    from gdpo_tune.core.errors import GdpoTuneError
 
     loaded, found = load(options), list[tuple[ScheduledSweep, GdpoTuneError]]()
     for sweep in loaded.sweeps:
@@ -189,7 +190,7 @@ def show_status(options: argparse.Namespace) -> int:
 def stop(options: argparse.Namespace) -> int:
     """Ask the run under way to end. The tick that sees its end writes it down."""
     from gdpo_tune.clusters import asking
-    from gdpo_tune.display.schedule import print_events
+    from gdpo_tune.clusters.console import print_events
 
     desk = desk_of(options)
     if not asking.stop(desk):
@@ -206,7 +207,7 @@ def render(options: argparse.Namespace) -> int:
     """Write the schedules for another scheduler, and tell what that cannot express."""
     from gdpo_tune.clusters.render.names import NEWEST_KUBERAY, TARGETS
     from gdpo_tune.clusters.render.targets import render_all
-    from gdpo_tune.files import write_whole, writing
+    from gdpo_tune.core.files import write_whole, writing
 
     refuse_idle(options)
     loaded = load(options)
@@ -243,7 +244,7 @@ def refuse_idle(options: argparse.Namespace) -> None:
     Raises:
         UsageError: there is one.
     """
-    from gdpo_tune.errors import UsageError
+    from gdpo_tune.core.errors import UsageError
 
     heeded = {"--ray-cron-job": ("kuberay",), "--kuberay": ("kuberay", "rayjob")}
     given = {"--ray-cron-job": options.ray_cron_job, "--kuberay": options.kuberay}
@@ -257,14 +258,14 @@ def refuse_idle(options: argparse.Namespace) -> None:
 
 def load(options: argparse.Namespace) -> Loaded:
     """The sweeps of the folder."""
-    from gdpo_tune.clusters.load import load_sweeps
+    from gdpo_tune.clusters.load_schedules import load_sweeps
 
     return load_sweeps(options.sweeps)
 
 
 def status_of(loaded: Loaded, found: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()) -> int:
     """Print what is wrong with sweeps, and with files that are none; return the exit status."""
-    from gdpo_tune.schedule_rounds import worst
+    from gdpo_tune.clusters.rounds import worst
 
     for sweep, error in found:
         print(f"error: {sweep.file}: {error}", file=sys.stderr)
@@ -276,16 +277,14 @@ def status_of(loaded: Loaded, found: Sequence[tuple[ScheduledSweep, GdpoTuneErro
 
 
 COMMANDS: dict[str, Command] = {
-    "validate": Command(
-        validate, "check every file, and this machine", schedule_arguments.of_validate
-    ),
-    "next": Command(show_next, "print when runs are due", schedule_arguments.of_next),
+    "validate": Command(validate, "check every file, and this machine", arguments.of_validate),
+    "next": Command(show_next, "print when runs are due", arguments.of_next),
     "tick": Command(tick, "do what is due, once"),
-    "serve": Command(serve, "tick again and again", schedule_arguments.of_serve),
-    "run": Command(run, "run one sweep, now or for a time", schedule_arguments.of_run),
+    "serve": Command(serve, "tick again and again", arguments.of_serve),
+    "run": Command(run, "run one sweep, now or for a time", arguments.of_run),
     "status": Command(show_status, "print how runs stand"),
-    "stop": Command(stop, "end the run of a sweep", schedule_arguments.of_stop),
-    "render": Command(render, "write it for another scheduler", schedule_arguments.of_render),
+    "stop": Command(stop, "end the run of a sweep", arguments.of_stop),
+    "render": Command(render, "write it for another scheduler", arguments.of_render),
 }
 """Word -> what it does."""
 

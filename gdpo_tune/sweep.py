@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune import cli, ray_access
-from gdpo_tune.errors import UsageError
+from gdpo_tune import cli
+from gdpo_tune.core import ray_access
+from gdpo_tune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -115,8 +116,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
     """Run the sweep as a job of a cluster; return the exit status."""
+    from gdpo_tune.clusters.backends.submit import Submission, cluster_at, submit
     from gdpo_tune.clusters.reach import lost_tracking
-    from gdpo_tune.clusters.submit import Submission, cluster_at, submit
 
     refuse_passwords(options.overrides)
     storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
@@ -167,8 +168,8 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
         SandboxUnavailable: the task runs code, and the sandbox for it is not to be had.
         TrackingError: `tracking.required` and the server does not answer.
     """
-    from gdpo_tune import task_files
-    from gdpo_tune.policies.load import check_available
+    from gdpo_tune.core import task_files
+    from gdpo_tune.policies.load_policy import check_available
     from gdpo_tune.tasks.data import check_data
     from gdpo_tune.tracking import check_server
 
@@ -197,7 +198,7 @@ def check_share(spec: SweepSpec) -> None:
 
 def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
     """Run the sweep; return the exit status, and say how to go on where it ended too soon."""
-    from gdpo_tune.errors import ClusterLostError
+    from gdpo_tune.core.errors import ClusterLostError
 
     try:
         return searched(spec, fresh=fresh, command=command)

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.request import Request
-    from gdpo_tune.trials import Measurement, TrialConfig
+    from gdpo_tune.core.trials import Measurement, TrialConfig
+    from gdpo_tune.results.retrain import Request
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """In the training's folder: what was asked, what came of it, who is at it."""
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.pick is not None and options.source is None:
         parser().error("--pick goes with --from")
 
-    from gdpo_tune.request import from_file, from_sweep, trial_config
+    from gdpo_tune.results.retrain import from_file, from_sweep, trial_config
 
     overrides = list(options.overrides)
     if options.steps is not None:
@@ -88,7 +88,7 @@ def run(asked: Request, config: TrialConfig, command: str) -> int:
     Raises:
         UsageError: another training lives there, or another process is at it.
     """
-    from gdpo_tune.errors import UsageError
+    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.ledger.journal import Lease
 
     try:
@@ -117,9 +117,9 @@ def remember(config: TrialConfig) -> None:
     """
     import json
 
-    from gdpo_tune.errors import UsageError
-    from gdpo_tune.files import write_whole
-    from gdpo_tune.request import meaning
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import write_whole
+    from gdpo_tune.results.retrain import meaning
     from gdpo_tune.spec.identity import differences
 
     file, wanted = config.directory / REQUEST, meaning(config)
@@ -138,10 +138,10 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     """Train to the end and keep the result; False if a signal came first."""
     import json
 
+    from gdpo_tune.core.files import write_whole
+    from gdpo_tune.core.signals import on_signals
     from gdpo_tune.display.training import TrainingDisplay
-    from gdpo_tune.files import write_whole
     from gdpo_tune.ledger.format import encode
-    from gdpo_tune.signals import on_signals
     from gdpo_tune.spec import check_resources, sandbox_doubts
     from gdpo_tune.sweep import probe_environment
     from gdpo_tune.training.checkpoints import find_checkpoint

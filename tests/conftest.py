@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from gdpo_tune import parameters, registry
+from gdpo_tune.core import parameters, registry
 
 # No deadline: a test says nothing about time. CI has the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)

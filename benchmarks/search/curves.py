@@ -25,9 +25,9 @@ from kept import done_in, finish, key_of
 from sheet import write_sheet
 from table import SHIPPED, write_table
 
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung
 from gdpo_tune.spec import load_spec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Rung
-from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.search import quasi_random
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 STEPS = (4, 7, 10, 14, 20, 30, 40, 50, 60)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 from problems import Curve, exactly
 
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Uniform
-from gdpo_tune.trials import Params
 
 LEVELS = (1, 3, 9, 27)
 """Budget of a trial in units of simulated training; a fidelity of 1 is the last one."""

@@ -18,9 +18,9 @@ from optuna.trial import Trial
 from problems import REDUCTION, Estimates, Problem, spec_of
 from simulator import Verdict
 
+from gdpo_tune.core.trials import Params
 from gdpo_tune.ledger import create_study, distribution, excess, quiet_optuna
 from gdpo_tune.spec import Choice, Search, Uniform
-from gdpo_tune.trials import Params
 
 
 class OptunaAlone:

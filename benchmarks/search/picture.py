@@ -13,9 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from measures import at_budgets, median_of
 
+from gdpo_tune.core.files import write_whole
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
-from gdpo_tune.files import write_whole
 
 OURS = "gdpo_tune"
 ACROSS = 3

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.trials import Estimate, Params
 
 Estimates = Mapping[str, Estimate]
 Curve = Callable[[int], Estimates]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from problems import REDUCTION, Estimates, Problem, spec_of
 from simulator import Verdict
 
+from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
 from gdpo_tune.ledger import excess
 from gdpo_tune.spec import Search, SweepSpec
-from gdpo_tune.trials import Cost, Params, Rung, State, TrialRecord
-from gdpo_tune.tuning.projection import Projection
 from gdpo_tune.tuning.schedulers.rungs import Rungs
+from gdpo_tune.tuning.search.projection import Projection
 
 Core = Callable[[Problem, SweepSpec], Rungs]
 

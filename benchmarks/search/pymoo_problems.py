@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from problems import Curve, exactly
 
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Uniform
-from gdpo_tune.trials import Params
 
 REFERENCES: Mapping[str, tuple[float, ...]] = {
     "zdt1": (1.1, 6.0),

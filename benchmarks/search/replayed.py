@@ -18,7 +18,8 @@ from problems import Curve, Estimates
 from surrogate import Floats, Surrogate, features, nearest
 from table import SHIPPED, Curves, read_table
 
-from gdpo_tune import registry
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import (
     AshaSettings,
     Choice,
@@ -28,7 +29,6 @@ from gdpo_tune.spec import (
     Uniform,
     load_spec,
 )
-from gdpo_tune.trials import Estimate, Params
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 

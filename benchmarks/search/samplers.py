@@ -21,10 +21,10 @@ import numpy as np
 from comparison import Plan, asked, compare, show
 from pymoo_problems import REFERENCES
 
+from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.spec import Choice, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.trials import Estimate, TrialRecord
-from gdpo_tune.tuning import quasi_random
-from gdpo_tune.tuning.projection import Projection
+from gdpo_tune.tuning.search import quasi_random
+from gdpo_tune.tuning.search.projection import Projection
 
 OURS = ("auto", "gp", "tpe", "nsga2", "nsga3", "random")
 PEERS = ("optuna random", "optuna tpe", "optuna nsga2", "optuna gp", "botorch qnehvi")

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from surrogate import Surrogate, explained, features
 from table import Curves, read_table
 
-from gdpo_tune.files import write_whole
+from gdpo_tune.core.files import write_whole
 from gdpo_tune.spec import SweepSpec
 
 PACKAGES = ("gdpo-tune", "torch", "trl", "transformers")

@@ -16,8 +16,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choice, Uniform
-from gdpo_tune.trials import Params
 
 Floats = NDArray[np.float64]
 LENGTHS = (0.05, 50.0)

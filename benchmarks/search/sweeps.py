@@ -37,9 +37,9 @@ from measures import at_budgets, reached
 from picture import write_picture
 
 from gdpo_tune.analysis.pareto import hypervolume
+from gdpo_tune.core.trials import Cost, Objective, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Objective, TrialRecord
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 SLOTS = 2

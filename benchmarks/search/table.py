@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from gdpo_tune.files import write_whole
-from gdpo_tune.trials import Params
+from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.trials import Params
 
 Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).with_name("curves_math.parquet")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdpo_tune.analysis.pareto import Floats, ranks
-from gdpo_tune.trials import Objective, Rung, TrialRecord
+from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 
 FEWEST = 5
 """Trials below which a rank correlation says nothing."""

@@ -41,7 +41,7 @@ from gdpo_tune.analysis.resampling import (
 )
 from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.analysis.sides import Side, front_of, volume_at
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 ALPHA = 0.04
 """Corrected p up to which a difference is called. A little below the .05 that is promised: 999

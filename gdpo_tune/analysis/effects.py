@@ -24,7 +24,7 @@ from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.analysis.probability import LEVEL, Interval
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.resampling import holm
-from gdpo_tune.trials import Objective, ParamValue
+from gdpo_tune.core.trials import Objective, ParamValue
 
 WIDE = 5.0
 """Ratio of the largest to the smallest value from which a parameter counts on a log scale."""

@@ -26,7 +26,7 @@ from gdpo_tune.analysis.replicates import (
     pooled,
 )
 from gdpo_tune.analysis.selection import extremes, is_ahead, knee
-from gdpo_tune.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, TrialRecord
 
 
 @dataclass(frozen=True)

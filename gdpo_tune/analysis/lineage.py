@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdpo_tune.trials import Params, Segment, TrialRecord
+from gdpo_tune.core.trials import Params, Segment, TrialRecord
 
 
 @dataclass(frozen=True)

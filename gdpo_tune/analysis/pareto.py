@@ -13,7 +13,7 @@ import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 Floats = NDArray[np.float64]
 NOT_RANKED = -1

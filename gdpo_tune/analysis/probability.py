@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000
 """Gives a probability a standard error of at most .016."""

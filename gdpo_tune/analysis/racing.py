@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gdpo_tune.analysis.pareto import Floats, losses
 from gdpo_tune.analysis.replicates import Configuration, configurations, first_of, grouped
-from gdpo_tune.trials import Objective, Replicate, TrialRecord
+from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import NOT_RANKED, ranks
 from gdpo_tune.analysis.probability import front_probability
-from gdpo_tune.trials import Estimate, Objective, Params, Role, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, Params, Role, TrialRecord
 
 Key = tuple[object, ...]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gdpo_tune.analysis.pareto import Floats, losses
-from gdpo_tune.trials import Estimate, Objective
+from gdpo_tune.core.trials import Estimate, Objective
 
 CLEAR = 1.96
 """Standard errors of a difference beyond which noise alone is an unlikely reason for it."""

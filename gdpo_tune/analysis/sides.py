@@ -19,7 +19,7 @@ from gdpo_tune.analysis.replicates import (
     grouped,
     is_measured,
 )
-from gdpo_tune.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, TrialRecord
 
 CHOICES = 200
 """Random choices of as many configurations as the smaller side has."""

@@ -10,7 +10,7 @@ import numpy as np
 from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
 from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
 LEAST = 0.01

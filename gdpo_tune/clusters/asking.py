@@ -7,11 +7,11 @@ from collections.abc import Callable
 from datetime import datetime
 
 from gdpo_tune.clusters import cron, decide, notify
-from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS
 from gdpo_tune.clusters.book import ACTIVE, time_of
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.tick import Desk, look_after
-from gdpo_tune.errors import BackendError, UsageError
+from gdpo_tune.core.errors import BackendError, UsageError
 
 STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
 """How a run ended, or why there is none -> exit status."""

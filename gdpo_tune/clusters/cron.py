@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from cronsim import CronSim, CronSimError
 
-from gdpo_tune.clusters.model import Schedule
+from gdpo_tune.clusters.schedule_spec import Schedule
 from gdpo_tune.spec.problems import did_you_mean
 
 FIELDS = 5

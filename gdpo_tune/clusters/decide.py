@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.backends import Look
+from gdpo_tune.clusters.backends.base import Look
 from gdpo_tune.clusters.book import Book, Run, RunState
 from gdpo_tune.clusters.durations import shown
-from gdpo_tune.clusters.load import ScheduledSweep
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.log import Event
 
 ON_TIME = timedelta(minutes=10)

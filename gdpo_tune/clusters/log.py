@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from gdpo_tune.clusters.shapes import EVENTS
 from gdpo_tune.clusters.store import Store
-from gdpo_tune.errors import StoreError
+from gdpo_tune.core.errors import StoreError
 
 SEGMENT = 100
 """Events of a segment."""

@@ -20,7 +20,7 @@ from gdpo_tune.clusters.deadline import within
 from gdpo_tune.clusters.decide import run_name
 from gdpo_tune.clusters.log import Event
 from gdpo_tune.clusters.outcome import told
-from gdpo_tune.service_url import split_service_url
+from gdpo_tune.core.service_url import split_service_url
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.tick import Desk

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.clusters.load import ScheduledSweep
-from gdpo_tune.clusters.model import LocalBackend, SlurmBackend
-from gdpo_tune.errors import GdpoTuneError
-from gdpo_tune.object_store import is_url
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
+from gdpo_tune.clusters.schedule_spec import LocalBackend, SlurmBackend
+from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.object_store import is_url
 
 WORDS = {"left": "better", "right": "worse"}
 """Verdict on this run against the last one -> how it is told; others stand for themselves."""
@@ -31,8 +31,8 @@ def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, A
     """
     # Only now: numpy and Optuna take a second to import, and most calls find nothing that ended.
     from gdpo_tune.analysis.front import build_front
-    from gdpo_tune.costs import gpu_hours
-    from gdpo_tune.reading import read_sweep
+    from gdpo_tune.core.costs import gpu_hours
+    from gdpo_tune.results.open_sweep import read_sweep
 
     if never_began(sweep, run):
         return {"gpu_hours": 0.0}
@@ -68,8 +68,8 @@ def never_began(sweep: ScheduledSweep, run: str) -> bool:
 
 
 def _comparison(sweep: ScheduledSweep, run: str, against: str) -> dict[str, Any]:
-    from gdpo_tune.comparing import compare_sweeps
-    from gdpo_tune.reading import read_sweep
+    from gdpo_tune.results.compare import compare_sweeps
+    from gdpo_tune.results.open_sweep import read_sweep
 
     places = [f"{sweep.storage}/{name}" for name in (run, against)]
     try:

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from gdpo_tune.object_store import is_url
-from gdpo_tune.service_url import split_service_url
+from gdpo_tune.core.object_store import is_url
+from gdpo_tune.core.service_url import split_service_url
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """RFC 1035, which RayJobs need: RFC 1123 without a digit at the start."""

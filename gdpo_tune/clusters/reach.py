@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gdpo_tune.clusters.backends import backend_of
-from gdpo_tune.clusters.load import ScheduledSweep
-from gdpo_tune.clusters.model import KubeRayBackend, RayJobBackend
+from gdpo_tune.clusters.backends.base import backend_of
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.notify import why_no_webhook
+from gdpo_tune.clusters.schedule_spec import KubeRayBackend, RayJobBackend
 from gdpo_tune.clusters.store import open_store
-from gdpo_tune.errors import GdpoTuneError
+from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.spec import SweepSpec
 
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from gdpo_tune.errors import StoreError
-from gdpo_tune.object_store import is_url, open_filesystem, unusable
+from gdpo_tune.core.errors import StoreError
+from gdpo_tune.core.object_store import is_url, open_filesystem, unusable
 
 
 class Store(ABC):

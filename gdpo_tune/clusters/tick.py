@@ -13,12 +13,12 @@ from datetime import datetime
 from typing import Any
 
 from gdpo_tune.clusters import decide, notify, outcome
-from gdpo_tune.clusters.backends import Backend, Job, Look, backend_of
+from gdpo_tune.clusters.backends.base import Backend, Job, Look, backend_of
 from gdpo_tune.clusters.book import Book, Run
-from gdpo_tune.clusters.load import ScheduledSweep, overrides
+from gdpo_tune.clusters.load_schedules import ScheduledSweep, overrides
 from gdpo_tune.clusters.log import Event, EventLog, TooLate, file_name
 from gdpo_tune.clusters.store import open_store
-from gdpo_tune.errors import BackendError, BackendUnreachableError, GdpoTuneError
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError, GdpoTuneError
 
 Clock = Callable[[], datetime]
 """The time, in UTC."""

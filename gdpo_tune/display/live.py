@@ -12,10 +12,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gdpo_tune.closing import Closing
-from gdpo_tune.display.progress import ENDED, Progress
-from gdpo_tune.display.tables import front_table, role, running_table
-from gdpo_tune.events import (
+from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.events import (
     Disturbed,
     Event,
     SearchStarted,
@@ -25,8 +23,10 @@ from gdpo_tune.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.display.progress import ENDED, Progress
+from gdpo_tune.display.tables import front_table, role, running_table
 from gdpo_tune.figures import style
-from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

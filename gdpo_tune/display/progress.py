@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.events import (
+from gdpo_tune.core.events import (
     Disturbed,
     Event,
     SearchStarted,
@@ -18,7 +18,7 @@ from gdpo_tune.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.trials import Measurement, Objective, TrialRecord
+from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
 PATIENCE = 1.0

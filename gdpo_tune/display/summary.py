@@ -13,12 +13,12 @@ from rich.text import Text
 
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import FRONT, REPORT, Choice, style
 from gdpo_tune.figures.header import other_states
 from gdpo_tune.figures.incidents import incidents_of
 from gdpo_tune.spec import without_password
-from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

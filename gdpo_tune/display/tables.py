@@ -11,9 +11,9 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.progress import Running
 from gdpo_tune.figures import style
-from gdpo_tune.trials import TrialRecord
 
 REMARKS = 18
 """Columns of the remarks, which may take several lines."""

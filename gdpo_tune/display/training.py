@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gdpo_tune.closing import Closing
+from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.steps import is_kept
+from gdpo_tune.core.trials import Estimate, Measurement, Objective
 from gdpo_tune.figures import style
-from gdpo_tune.steps import is_kept
-from gdpo_tune.trials import Estimate, Measurement, Objective
 
 REWARD = "train/reward/"
 VALIDATION = "validation/"

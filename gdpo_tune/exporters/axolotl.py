@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import trl
 from gdpo_tune.exporters.base import REWARDS_FILE, Difference, Exported, Refusals
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.text import yaml_text
-from gdpo_tune.settings import EVERY_LINEAR
 
 LIBRARY = "Axolotl 0.19.0"
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdpo_tune.errors import ExportError, Problem
+from gdpo_tune.core.errors import ExportError, Problem
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.spec.problems import one_of, show
 

@@ -6,10 +6,10 @@ utils.py of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 
 from __future__ import annotations
 
+from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters.base import Difference, Exported, Refusals, same_everywhere, sum_of
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.text import yaml_text
-from gdpo_tune.settings import EVERY_LINEAR
 
 LIBRARY = "NeMo-RL 7ea279a"
 MODES = {"gdpo": True, "gdpo_no_std": False, "grpo": True, "grpo_no_std": False}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import NO_CONDITION, PARTIAL_CREDIT
-from gdpo_tune.registry import TaskInfo
-from gdpo_tune.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
+from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.task_files import task_info
+from gdpo_tune.core.trials import Params, Segment
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.task_files import task_info
-from gdpo_tune.trials import Params, Segment
 
 LORA_SCALE = 2
 """`lora_alpha: 0` stands for so many times the rank."""

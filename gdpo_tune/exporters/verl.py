@@ -6,6 +6,7 @@ trainer/ppo/core_algos.py and trainer/ppo/ray_trainer.py of verl 0.9.1.
 
 from __future__ import annotations
 
+from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters.base import (
     REWARDS_FILE,
     Difference,
@@ -16,7 +17,6 @@ from gdpo_tune.exporters.base import (
 )
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.text import yaml_text
-from gdpo_tune.settings import EVERY_LINEAR
 
 LIBRARY = "verl 0.9.1"
 MODES = ("gdpo", "grpo", "grpo_no_std")

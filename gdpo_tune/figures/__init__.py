@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdpo_tune.figures.comparison import write_comparison
+    from gdpo_tune.figures.comparison_page import write_comparison
     from gdpo_tune.figures.front_png import write_front_png
-    from gdpo_tune.figures.report import write_report
+    from gdpo_tune.figures.report_page import write_report
 
 REPORT = "report.html"
 FRONT = "front.png"
@@ -30,8 +30,8 @@ __all__ = ["FRONT", "REPORT", "Choice", "write_comparison", "write_front_png", "
 
 
 _PLOTLY = {
-    "write_comparison": "gdpo_tune.figures.comparison",
-    "write_report": "gdpo_tune.figures.report",
+    "write_comparison": "gdpo_tune.figures.comparison_page",
+    "write_report": "gdpo_tune.figures.report_page",
 }
 """What draws with plotly, and where it is."""
 

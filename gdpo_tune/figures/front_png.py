@@ -14,12 +14,12 @@ from matplotlib.lines import Line2D
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import FRONT, style
 from gdpo_tune.figures.labels import arrange
 from gdpo_tune.figures.pairs import grid_of
 from gdpo_tune.figures.panels import Panel, panels
-from gdpo_tune.files import write_whole
-from gdpo_tune.trials import TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -7,9 +7,9 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading
-from gdpo_tune.trials import Estimate
 
 
 def front_table(front: Front, dimensions: Sequence[str]) -> str:

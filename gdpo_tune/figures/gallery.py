@@ -14,11 +14,11 @@ from gdpo_tune.figures.importance import importance_figure
 from gdpo_tune.figures.learning import learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import is_drawable, parallel_figure
-from gdpo_tune.figures.population import has_moved, population_figure
-from gdpo_tune.figures.rungs import measured_on_the_way, rungs_figure
+from gdpo_tune.figures.population_curves import has_moved, population_figure
+from gdpo_tune.figures.rung_curves import measured_on_the_way, rungs_figure
 from gdpo_tune.figures.shares import shares_figure
 from gdpo_tune.figures.slices import sliced, slices_figure
-from gdpo_tune.figures.steps import steps_of
+from gdpo_tune.figures.step_curves import steps_of
 from gdpo_tune.figures.surfaces import surfaces_figure
 from gdpo_tune.figures.timeline import timeline_figure
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.trials import LEFT_OUT, TrialRecord
 from gdpo_tune.figures import Choice, style
-from gdpo_tune.trials import LEFT_OUT, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

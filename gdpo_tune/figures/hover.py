@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
-from gdpo_tune.trials import Objective
 
 
 def hover_text(configuration: Configuration, objectives: Sequence[Objective]) -> str:

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.effects import Effects
-from gdpo_tune.analysis.reading import SURE
+from gdpo_tune.analysis.findings import SURE
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from gdpo_tune.trials import Incident
+from gdpo_tune.core.trials import Incident
 
 
 def incidents_of(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:

@@ -8,10 +8,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.figures.steps import REWARD, reward_names
-from gdpo_tune.trials import Measurement, TrialRecord
+from gdpo_tune.figures.step_curves import REWARD, reward_names
 
 MAX_CURVES = 60
 """Trials that are drawn: those of the front first, then the latest."""

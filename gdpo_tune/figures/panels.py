@@ -13,8 +13,8 @@ from itertools import combinations
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import non_dominated
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
-from gdpo_tune.trials import Estimate, Objective
 
 PADDING = 0.09
 """Share of the spread that is left free beyond the outermost points."""

@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.trials import ParamValue
 
 
 def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:

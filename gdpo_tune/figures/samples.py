@@ -6,7 +6,7 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.completions import Completion, read_completions
+from gdpo_tune.core.completions import Completion, read_completions
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading
 

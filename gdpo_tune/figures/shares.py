@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.trials import Measurement
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.figures.steps import REWARD, reward_names
-from gdpo_tune.trials import Measurement
+from gdpo_tune.figures.step_curves import REWARD, reward_names
 
 MAX_BARS = 24
 

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.trials import Estimate, Params, ParamValue
+from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
 INK = "#1c2430"
 MUTED = "#667085"

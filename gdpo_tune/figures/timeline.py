@@ -8,10 +8,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gdpo_tune.costs import HOUR
+from gdpo_tune.core.costs import HOUR
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.trials import TrialRecord
 
 KINDS = (
     ("complete", "complete", "#0072b2"),

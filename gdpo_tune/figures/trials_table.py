@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_table import html_table, mode_cell, value_cell
-from gdpo_tune.trials import Objective, TrialRecord
 
 Cell = tuple[str, str | float]
 """HTML of a cell, and what it is sorted by."""

@@ -15,11 +15,11 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from gdpo_tune.ledger.costs import with_costs
-from gdpo_tune.ledger.rungs import estimates, pairs, rungs_of
-from gdpo_tune.object_store import joined
+from gdpo_tune.core.object_store import joined
+from gdpo_tune.core.trials import Cost, Estimate, Exploit, Outcome, Params, State, TrialRecord
+from gdpo_tune.ledger.cost_metrics import with_costs
+from gdpo_tune.ledger.rung_records import estimates, pairs, rungs_of
 from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
-from gdpo_tune.trials import Cost, Estimate, Exploit, Outcome, Params, State, TrialRecord
 
 STATES: Mapping[TrialState, State] = {
     TrialState.RUNNING: "running",

@@ -7,7 +7,7 @@ from typing import Any
 
 from optuna.storages import BaseStorage
 
-from gdpo_tune.trials import Exploit, Generation
+from gdpo_tune.core.trials import Exploit, Generation
 
 GENERATION = "generation:"
 """Before the number of a generation, in the name of its attribute of the study."""

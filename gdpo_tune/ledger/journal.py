@@ -24,7 +24,7 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
-from gdpo_tune.errors import GdpoTuneError, LedgerHeldError, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, LedgerHeldError, UsageError
 
 
 class Lease:

@@ -20,18 +20,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from gdpo_tune.closing import Closing
-from gdpo_tune.errors import UsageError
-from gdpo_tune.ledger.costs import outcome_with_costs
-from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
-from gdpo_tune.ledger.generations import Generations
-from gdpo_tune.ledger.journal import Journal, Lease, replayed
-from gdpo_tune.ledger.opening import for_reading, for_writing
-from gdpo_tune.ledger.rungs import RUNG, encode_rung, in_order, stored_rungs
-from gdpo_tune.ledger.sessions import Sessions
-from gdpo_tune.ledger.study import open_study, write_spec
-from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import (
+from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.trials import (
     Cost,
     Measurement,
     Outcome,
@@ -42,6 +33,15 @@ from gdpo_tune.trials import (
     State,
     TrialRecord,
 )
+from gdpo_tune.ledger.cost_metrics import outcome_with_costs
+from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
+from gdpo_tune.ledger.generations import Generations
+from gdpo_tune.ledger.journal import Journal, Lease, replayed
+from gdpo_tune.ledger.opening import for_reading, for_writing
+from gdpo_tune.ledger.rung_records import RUNG, encode_rung, in_order, stored_rungs
+from gdpo_tune.ledger.sessions import Sessions
+from gdpo_tune.ledger.study import open_study, write_spec
+from gdpo_tune.spec import SweepSpec
 
 
 class Ledger(Sessions, Closing):

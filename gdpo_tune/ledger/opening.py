@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.errors import SpecError, UsageError
+from gdpo_tune.core.errors import SpecError, UsageError
 from gdpo_tune.ledger.journal import Journal, JournalFile, Lease, move_aside, repair
+from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.model import JOURNAL, SPEC
-from gdpo_tune.sweep_store import SweepStore, fetch_spec
 
 if TYPE_CHECKING:
     from gdpo_tune.ledger.table import JournalTable

@@ -10,8 +10,8 @@ from typing import Any
 from optuna import Study
 from optuna.storages import BaseStorage
 
+from gdpo_tune.core.trials import Incident
 from gdpo_tune.ledger.study import STUDY
-from gdpo_tune.trials import Incident
 
 SESSION, INCIDENT = "session:", "incident:"
 """Before the number of each, in the name of its attribute of the study."""

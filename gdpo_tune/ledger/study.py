@@ -9,8 +9,8 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 
-from gdpo_tune.errors import IdentityError, SpecError, UsageError
-from gdpo_tune.files import write_whole
+from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
+from gdpo_tune.core.files import write_whole
 from gdpo_tune.spec import SweepSpec, load_spec, shown_yaml
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.model import SPEC

@@ -20,9 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
-from gdpo_tune.errors import LedgerHeldError, LedgerUnreachableError, UsageError
+from gdpo_tune.core.errors import LedgerHeldError, LedgerUnreachableError, UsageError
+from gdpo_tune.core.outages import PATIENCE, attempts
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
-from gdpo_tune.outages import PATIENCE, attempts
 from gdpo_tune.spec import without_password
 
 TABLE = "gdpo_tune_ledger"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gdpo_tune.errors import PolicyError
-from gdpo_tune.policies.load import policy_folder
-from gdpo_tune.registry import POLICIES
+from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.policies.load_policy import policy_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.policies.load import policy_folder
+from gdpo_tune.policies.load_policy import policy_folder
 
 _LONGEST_HEADER = 100 * 2**20
 """Bytes; the format's own limit."""

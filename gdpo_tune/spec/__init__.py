@@ -18,7 +18,7 @@ from gdpo_tune.spec.model import (
     Tracking,
 )
 from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler, most_trials
-from gdpo_tune.spec.sandbox import sandbox_doubts
+from gdpo_tune.spec.sandbox_checks import sandbox_doubts
 from gdpo_tune.spec.schedulers import AshaSettings, PbtSettings
 from gdpo_tune.spec.space import Space
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from gdpo_tune import registry, task_files
-from gdpo_tune.files import is_file
-from gdpo_tune.object_store import is_url
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.files import is_file
+from gdpo_tune.core.object_store import is_url
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.spec.dump import without_password
 from gdpo_tune.spec.model import LEAST_RESOURCE, Resources, Search
 from gdpo_tune.spec.parse_space import parameter_node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gdpo_tune.settings import RolloutSettings, TrainingSettings
+from gdpo_tune.core.settings import RolloutSettings, TrainingSettings
 from gdpo_tune.spec.domains import Domain, Uniform
 from gdpo_tune.spec.model import Resources
 from gdpo_tune.spec.parse_space import parameter_node

@@ -6,7 +6,7 @@ import math
 
 from pydantic import BaseModel, ConfigDict
 
-from gdpo_tune.trials import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue
 
 Number = int | float
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gdpo_tune.spec.budget import shares, total
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
 from gdpo_tune.spec.dump import shown_service, shown_yaml
 from gdpo_tune.spec.lint import lint
@@ -10,6 +9,7 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import describe
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
+from gdpo_tune.spec.sampling_budget import shares, total
 from gdpo_tune.spec.schedulers import PbtSettings
 
 

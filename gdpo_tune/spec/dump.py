@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from gdpo_tune.spec.domains import Choice, Domain, Fixed
-from gdpo_tune.spec.sandbox import UNUSED
+from gdpo_tune.spec.sandbox_checks import UNUSED
 
 if TYPE_CHECKING:
     from gdpo_tune.spec.model import SweepSpec

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdpo_tune import registry, task_files
-from gdpo_tune.parameters import ParameterInfo
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.parameters import ParameterInfo
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.domains import Fixed
 from gdpo_tune.spec.notation import Reader, describe
 from gdpo_tune.spec.parse_space import flatten
 from gdpo_tune.spec.problems import Node, Problems, one_of, show
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import ParamValue
 
 PUBLISHED = "published"
 """A word that stands for the points of `published_points`."""

@@ -6,8 +6,8 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from gdpo_tune.engines import installed_vllm
-from gdpo_tune.errors import ResourcesError
+from gdpo_tune.core.engines import installed_vllm
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec.model import SweepSpec
 
 GIB = 2**30

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.settings import INDIFFERENT_TRAINING, SandboxSettings, TrainingSettings
+from gdpo_tune.core.settings import INDIFFERENT_TRAINING, SandboxSettings, TrainingSettings
 from gdpo_tune.spec.dump import notation
 from gdpo_tune.spec.problems import show
 

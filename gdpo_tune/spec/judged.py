@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from gdpo_tune import registry, task_files
-from gdpo_tune.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.spec.model import Constraint, ObjectiveSpec
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of
 from gdpo_tune.spec.sections import section

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune import registry, task_files
-from gdpo_tune.settings import DataSettings, TrainingSettings
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.spec.problems import Node, Problems
 
 

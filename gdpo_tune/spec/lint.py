@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gdpo_tune import registry, task_files
+from gdpo_tune.core import registry, task_files
 from gdpo_tune.spec.lint_rewards import (
     different_scales,
     few_prompts,
@@ -28,7 +28,7 @@ from gdpo_tune.spec.lint_sizes import (
 )
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
-from gdpo_tune.spec.sandbox import lacking_memory, sandbox_doubts
+from gdpo_tune.spec.sandbox_checks import lacking_memory, sandbox_doubts
 from gdpo_tune.spec.warm_start import warm_start_doubts
 
 LARGEST_SE = 0.05

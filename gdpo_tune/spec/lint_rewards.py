@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gdpo_tune import registry, task_files
-from gdpo_tune.parameters import PARTIAL_CREDIT, parameters_of
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.parameters import PARTIAL_CREDIT, parameters_of
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import ParamValue
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""

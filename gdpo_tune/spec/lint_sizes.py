@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gdpo_tune.spec.budget import total
 from gdpo_tune.spec.domains import Number, Uniform
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.sampling_budget import total
 from gdpo_tune.spec.schedulers import AshaSettings
 from gdpo_tune.spec.space import Space
 

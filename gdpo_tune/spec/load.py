@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from gdpo_tune import registry, task_files
-from gdpo_tune.errors import TaskFileError
-from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo, parameters_of
-from gdpo_tune.settings import (
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.errors import TaskFileError
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo, parameters_of
+from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
     RolloutSettings,
@@ -20,8 +20,8 @@ from gdpo_tune.settings import (
     TrainingSettings,
 )
 from gdpo_tune.spec import checks, divisors, limits
-from gdpo_tune.spec.adapters import check_model
-from gdpo_tune.spec.data import check_data
+from gdpo_tune.spec.adapters_checks import check_model
+from gdpo_tune.spec.data_checks import check_data
 from gdpo_tune.spec.enqueue import parse_enqueue
 from gdpo_tune.spec.judged import parse_constraints, parse_objectives
 from gdpo_tune.spec.model import (
@@ -32,10 +32,10 @@ from gdpo_tune.spec.model import (
     Tracking,
 )
 from gdpo_tune.spec.parse_space import parse_space
-from gdpo_tune.spec.population import check_population
+from gdpo_tune.spec.population_checks import check_population
 from gdpo_tune.spec.problems import Mark, Node, Problems, did_you_mean, one_of, scalars
-from gdpo_tune.spec.rollout import check_rollout
-from gdpo_tune.spec.sandbox import check_sandbox
+from gdpo_tune.spec.rollout_checks import check_rollout
+from gdpo_tune.spec.sandbox_checks import check_sandbox
 from gdpo_tune.spec.sections import section, settings
 from gdpo_tune.spec.source import read
 from gdpo_tune.spec.space import Space

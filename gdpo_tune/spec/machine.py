@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gdpo_tune.engines import choose, installed_vllm
-from gdpo_tune.errors import ResourcesError
+from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec.model import Resources, SweepSpec
-from gdpo_tune.spec.sandbox import lacking_memory
+from gdpo_tune.spec.sandbox_checks import lacking_memory
 
 DEVICES = Path("/dev")
 DEVICE = re.compile(r"nvidia\d+")

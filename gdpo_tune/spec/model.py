@@ -8,19 +8,19 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
 
-from gdpo_tune.object_store import is_url, joined, local_folder
-from gdpo_tune.settings import (
+from gdpo_tune.core.object_store import is_url, joined, local_folder
+from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
     TrainingSettings,
 )
+from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialConfig
 from gdpo_tune.spec.base import Finite, Section
 from gdpo_tune.spec.problems import show
 from gdpo_tune.spec.schedulers import AshaSettings, SchedulerSettings
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import Direction, Objective, Params, ParamValue, TrialConfig
 
 RUNS = "runs"
 """Where sweeps are kept if their files do not say otherwise."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gdpo_tune.parameters import ParameterInfo
+from gdpo_tune.core.parameters import ParameterInfo
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.domains import Choice, Domain, Fixed, Number, Uniform, is_one_of, on_grid
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
-from gdpo_tune.trials import ParamValue
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Of the numbers of 32 bits: the least that keeps all its digits, and the greatest."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import ParameterInfo
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import ParameterInfo
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.domains import Domain, Fixed
 from gdpo_tune.spec.notation import Reader
 from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Space
-from gdpo_tune.trials import ParamValue
 
 
 def parse_space(

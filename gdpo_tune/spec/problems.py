@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from gdpo_tune.errors import Problem, SpecError
-from gdpo_tune.trials import ParamValue
+from gdpo_tune.core.errors import Problem, SpecError
+from gdpo_tune.core.trials import ParamValue
 
 KeyPath = tuple[str | int, ...]
 

@@ -11,11 +11,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gdpo_tune.files import is_file
+from gdpo_tune.core.files import is_file
 from gdpo_tune.spec.dump import without_password
 from gdpo_tune.spec.merge import at_mark, merge, nest
-from gdpo_tune.spec.nodes import DEEPEST, Expansion
 from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, did_you_mean
+from gdpo_tune.spec.yaml_nodes import DEEPEST, Expansion
 
 EXTENDS = "extends"
 

@@ -7,9 +7,9 @@ from graphlib import TopologicalSorter
 
 from pydantic import BaseModel, ConfigDict
 
-from gdpo_tune.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.trials import Params, ParamValue
 from gdpo_tune.spec.domains import Choice, Domain, Uniform
-from gdpo_tune.trials import Params, ParamValue
 
 
 class Space(BaseModel):

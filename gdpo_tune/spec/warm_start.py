@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gdpo_tune import registry
-from gdpo_tune.errors import SpecError
-from gdpo_tune.files import is_file
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.files import is_file
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.model import JOURNAL, SPEC, Constraint, ObjectiveSpec, Search, SweepSpec
 from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, one_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from gdpo_tune.closing import Closing
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.rewards import length_reward
 
 _OWN_PROBLEMS = DataSettings()

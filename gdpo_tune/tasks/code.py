@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from gdpo_tune.closing import Closing
+from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Call, Job, Limits, Result, Sandbox
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.code_tests import job_of

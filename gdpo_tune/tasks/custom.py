@@ -24,11 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from gdpo_tune.closing import Closing
-from gdpo_tune.errors import UsageError
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
-from gdpo_tune.trials import Direction
 
 RewardFunction = Callable[..., Sequence[float | None]]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}

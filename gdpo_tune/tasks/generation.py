@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Problem, Split
 
 Family = tuple[float, Callable[[random.Random], Problem]]

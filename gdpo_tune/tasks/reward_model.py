@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core.errors import UsageError
 
 
 class RewardModel:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.sandbox import CodeSandbox, Sandbox, UnsafeNoIsolationSandbox
-from gdpo_tune.settings import SandboxSettings
 
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:

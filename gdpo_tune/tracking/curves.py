@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gdpo_tune.events import TrialProgress
-from gdpo_tune.settings import TrainingSettings
-from gdpo_tune.steps import is_kept
-from gdpo_tune.tracking.projection import finite, milliseconds
-from gdpo_tune.trials import Measurement
+from gdpo_tune.core.events import TrialProgress
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.steps import is_kept
+from gdpo_tune.core.trials import Measurement
+from gdpo_tune.tracking.run_content import finite, milliseconds
 
 
 def curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:

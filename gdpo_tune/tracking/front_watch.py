@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gdpo_tune.tracking.projection import Content
-from gdpo_tune.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.tracking.run_content import Content
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tracking.front import FrontContent
+    from gdpo_tune.tracking.front_projection import FrontContent
 
 SECONDS = 2.0
 """Least time between two computations."""
@@ -26,9 +26,9 @@ class FrontWatch:
 
     def __init__(self, spec: SweepSpec) -> None:
         # Not at the top: `check_server` runs before anything is known to be right, and numpy costs.
-        from gdpo_tune.tracking import front
+        from gdpo_tune.tracking import front_projection
 
-        self._project = front.project_front
+        self._project = front_projection.project_front
         self._spec = spec
         self._worker = ThreadPoolExecutor(1, "front")
         self._job: Future[FrontContent] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gdpo_tune.tracking.projection import SWEEP, Identity
+from gdpo_tune.tracking.run_content import SWEEP, Identity
 from gdpo_tune.tracking.server import artifact_location
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gdpo_tune.events import (
+from gdpo_tune.core.events import (
     Disturbed,
     Event,
     SearchStarted,
@@ -22,24 +22,24 @@ from gdpo_tune.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.spec import shown_yaml, without_password
-from gdpo_tune.steps import read_steps
-from gdpo_tune.tracking import projection
+from gdpo_tune.tracking import run_content
 from gdpo_tune.tracking.curves import curve_points, dated
 from gdpo_tune.tracking.datasets import dataset_inputs
 from gdpo_tune.tracking.front_watch import FrontWatch
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
-from gdpo_tune.tracking.projection import SWEEP, Content, Identity, Known, milliseconds
-from gdpo_tune.tracking.registry import FOLDER
+from gdpo_tune.tracking.model_registry import FOLDER
+from gdpo_tune.tracking.run_content import SWEEP, Content, Identity, Known, milliseconds
 from gdpo_tune.tracking.sender import Sender, State
 from gdpo_tune.tracking.server import absolute_uri, set_environment
 from gdpo_tune.tracking.spool import Message, Spool
 from gdpo_tune.tracking.sweep_run import experiment_content, sweep_content
-from gdpo_tune.trials import Measurement, TrialRecord
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tracking.front import FrontContent
+    from gdpo_tune.tracking.front_projection import FrontContent
 
 SPOOL = "spool.jsonl"
 """A trial's own record of its step metrics, in its folder."""
@@ -168,7 +168,7 @@ class MlflowSink:
         path = self._directory / SPOOL
         spool = Spool(path, f"{self._uri}#{experiment}")
         self._known = _read_back(spool)
-        if not projection.is_ours(self._known, records):
+        if not run_content.is_ours(self._known, records):
             spool.move_aside()
             spool, self._known = Spool(path, f"{self._uri}#{experiment}"), {}
         self._spool = spool
@@ -200,7 +200,7 @@ class MlflowSink:
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record
-        content = projection.trial_content(
+        content = run_content.trial_content(
             record, self._spec.name, self._objectives, dataset_inputs(self._spec)
         )
         known = self._known.get(str(record.number), Known())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.datasets import Input
 from gdpo_tune.tracking.mlflow_runs import find_experiment, find_runs
-from gdpo_tune.tracking.projection import SWEEP, Identity, is_apart
+from gdpo_tune.tracking.run_content import SWEEP, Identity, is_apart
 from gdpo_tune.tracking.sender import Away, Refused
 from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, sqlite_path
 from gdpo_tune.tracking.spool import Message
@@ -167,7 +167,7 @@ class MlflowWriter:
 
     def _place(self, client: MlflowClient, message: Message) -> bool:
         """Store what lies apart from runs; False if its store does not take it for now."""
-        from gdpo_tune.tracking.registry import register
+        from gdpo_tune.tracking.model_registry import register
 
         try:
             with _translated():

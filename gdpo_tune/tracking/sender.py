@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gdpo_tune.tracking.projection import is_apart
+from gdpo_tune.tracking.run_content import is_apart
 from gdpo_tune.tracking.spool import BATCH_BYTES, Message, Spool
 
 INTERVAL = 5.0

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.errors import TrackingError
+from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.spec import without_password
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.files import write_whole
+from gdpo_tune.core.files import write_whole
 
 Message = dict[str, Any]
-"""One JSON object; `gdpo_tune.tracking.projection` says what it holds."""
+"""One JSON object; `gdpo_tune.tracking.run_content` says what it holds."""
 
 BATCH_BYTES = 1 << 20
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.datasets import dataset_inputs
-from gdpo_tune.tracking.projection import SWEEP, Content, Identity
+from gdpo_tune.tracking.run_content import SWEEP, Content, Identity
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from gdpo_tune.events import SweepFinished, SweepStarted
+from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tracking.mlflow_sink import MlflowSink
 from gdpo_tune.tracking.server import check_server

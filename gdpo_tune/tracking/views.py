@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.tracking.projection import clean_name
+from gdpo_tune.tracking.run_content import clean_name
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -10,23 +10,23 @@ from accelerate.utils import set_seed
 from datasets import Dataset
 from transformers import PrinterCallback
 
-from gdpo_tune import task_files
-from gdpo_tune.engines import choose, installed_vllm
-from gdpo_tune.training import processes, vllm_engine
-from gdpo_tune.training.adapters import adapter_config
+from gdpo_tune.core import task_files
+from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.training import ranks, vllm_engine
 from gdpo_tune.training.evaluation import Generate
 from gdpo_tune.training.held_out import held_out_sampler
+from gdpo_tune.training.lora import adapter_config
 from gdpo_tune.training.rollout import rollout, supports
 from gdpo_tune.training.scoring import reward_functions
-from gdpo_tune.training.settings import (
+from gdpo_tune.training.shaping import shaping_of
+from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trl_arguments import (
     computes_in_bfloat16,
     prompts_per_step,
     trainer_arguments,
 )
-from gdpo_tune.training.shaping import shaping_of
-from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.warm import Warm
-from gdpo_tune.trials import TrialConfig
 
 
 def build_trainer(config: TrialConfig, state: Warm) -> tuple[GDPOTrainer, Generate]:
@@ -42,7 +42,7 @@ def build_trainer(config: TrialConfig, state: Warm) -> tuple[GDPOTrainer, Genera
         config.rollout,
         gpu=torch.cuda.is_available(),
         lean=plain and supports(model),
-        vllm=installed_vllm() if processes.count() == 1 else None,
+        vllm=installed_vllm() if ranks.count() == 1 else None,
     )
     uses_vllm = engine == "vllm"
     asked = vllm_engine.arguments(config, model) if uses_vllm else {}

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.checkpoint_names import BEGIN, MARKER, step_of
-from gdpo_tune.errors import TrialFailure
-from gdpo_tune.files import room_in
-from gdpo_tune.trials import Cost, Estimate
+from gdpo_tune.core.checkpoint_names import BEGIN, MARKER, step_of
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.files import room_in
+from gdpo_tune.core.trials import Cost, Estimate
 
 _UNFINISHED = ".unfinished-"
 _KEPT = 2

@@ -10,8 +10,8 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from gdpo_tune.errors import SupersededError
-from gdpo_tune.files import room_in, write_whole
+from gdpo_tune.core.errors import SupersededError
+from gdpo_tune.core.files import room_in, write_whole
 
 WRITER = "writer"
 """File of a trial's folder that names it."""

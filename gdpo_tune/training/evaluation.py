@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_tune.completions import MOST, Completion, shortened
-from gdpo_tune.errors import TrialFailure
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.completions import MOST, Completion, shortened
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Estimate
 from gdpo_tune.tasks.base import Problem, Task
-from gdpo_tune.training import processes
+from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, generate
 from gdpo_tune.training.scoring import require_finite, require_judged
-from gdpo_tune.trials import Estimate
 
 Generate = Callable[
     [PreTrainedModel, Sequence[Sequence[int]], Decoding, torch.Generator], list[list[int]]
@@ -74,15 +74,15 @@ def evaluate(
         NonFiniteError: a metric that is not a number.
     """
     # Equal draws in every process would make the noise of different prompts alike.
-    generator = torch.Generator().manual_seed(seed + processes.rank())
+    generator = torch.Generator().manual_seed(seed + ranks.rank())
     decoding = Decoding(
         max_new_tokens=settings.max_completion_length,
         temperature=TEMPERATURE,
         end_tokens=end_tokens(model, tokenizer),
         pad_token=_token_id(tokenizer.pad_token_id),
     )
-    size = settings.completions_per_step // processes.count()
-    mine = range(processes.rank(), len(held_out.prompts), processes.count())
+    size = settings.completions_per_step // ranks.count()
+    mine = range(ranks.rank(), len(held_out.prompts), ranks.count())
     rows = [row for row in mine for _ in range(settings.samples_per_prompt)]
     columns: dict[str, list[float | None]] = {name: [] for name in task.metrics}
     for start in range(0, len(rows), size):
@@ -120,7 +120,7 @@ def _together(
     columns: Mapping[str, Sequence[float | None]], settings: TrainingSettings
 ) -> dict[str, list[float | None]]:
     """The columns of all processes, in the order of the prompts."""
-    width, parts = settings.samples_per_prompt, processes.gather(columns)
+    width, parts = settings.samples_per_prompt, ranks.gather(columns)
 
     def ordered(name: str) -> list[float | None]:
         by_process = [iter(part[name]) for part in parts]

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
-from gdpo_tune.engines import choose, installed_vllm
-from gdpo_tune.errors import TrialFailure
-from gdpo_tune.training import processes
-from gdpo_tune.training.settings import recomputes
-from gdpo_tune.trials import TrialConfig
+from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.training import ranks
+from gdpo_tune.training.trl_arguments import recomputes
 
 _SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -49,7 +49,7 @@ def advice(config: TrialConfig) -> str:
     training, model = config.training, config.model
     gpu = torch.cuda.is_available()
     engine = choose(config.rollout, gpu=gpu, lean=False, vllm=installed_vllm())
-    at_once = training.micro_batch_size or training.completions_per_step // processes.count()
+    at_once = training.micro_batch_size or training.completions_per_step // ranks.count()
     fewer = f"lower training.completions_per_step ({training.completions_per_step})"
     settings = [f"set training.micro_batch_size below {at_once}"] if at_once > 1 else [fewer]
     if at_once > 1 and engine != "vllm":

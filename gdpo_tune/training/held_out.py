@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from gdpo_tune.completions import Completion, write_completions
-from gdpo_tune.files import room_in
-from gdpo_tune.training import processes
+from gdpo_tune.core.completions import Completion, write_completions
+from gdpo_tune.core.files import room_in
+from gdpo_tune.core.trials import Estimate, TrialConfig
+from gdpo_tune.training import ranks
 from gdpo_tune.training.evaluation import Generate, HeldOut, evaluate, evaluation_seed
 from gdpo_tune.training.rollout import generate, generate_in_bfloat16
-from gdpo_tune.training.settings import computes_in_bfloat16
+from gdpo_tune.training.trl_arguments import computes_in_bfloat16
 from gdpo_tune.training.warm import Warm
-from gdpo_tune.trials import Estimate, TrialConfig
 
 
 def held_out_sampler(config: TrialConfig) -> Generate:
@@ -41,7 +41,7 @@ def evaluate_test(
     """Every metric on test prompts; a few of the completions stay in the trial's folder."""
     kept: list[Completion] = []
     found = evaluate_split(config, state, model, state.test(), step, sampler, kept)
-    if processes.is_first():
+    if ranks.is_first():
         with room_in(config.directory, "some completions"):
             write_completions(config.directory, kept)
     return found

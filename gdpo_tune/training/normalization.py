@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gdpo_tune import registry
-from gdpo_tune.errors import NonFiniteError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import NonFiniteError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from gdpo_tune.training.llama import Cache, Llama
+from gdpo_tune.training.fast_cpu.llama import Cache, Llama
 
 _FAST_PARAMETERS = 50_000_000
 """Above this, arithmetic dominates and copies of the weights are no longer cheap."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.tasks.base import Failures, Problem, Task
 from gdpo_tune.training.shaping import Rewards, Shaping
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdpo_tune.parameters import NO_CONDITION
-from gdpo_tune.registry import TaskInfo
-from gdpo_tune.trials import TrialConfig
+from gdpo_tune.core.parameters import NO_CONDITION
+from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.trials import TrialConfig
 
 Values = Sequence[float | None]
 """N values of one reward."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gdpo_tune.training.adapters import has_adapter, save_merged
+from gdpo_tune.training.lora import has_adapter, save_merged
 from gdpo_tune.training.trainer import GDPOTrainer
 
 RandomState = dict[str, Any]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_tune.errors import NonFiniteError
-from gdpo_tune.training.accumulation import MicroBatchTrainer
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.scoring import RewardFunction, require_finite
 

@@ -14,18 +14,18 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from gdpo_tune import task_files
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.training import processes, vllm_engine
-from gdpo_tune.training.adapters import with_adapter
+from gdpo_tune.core import task_files
+from gdpo_tune.core.trials import Cost, Outcome, Report, TrialConfig
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import ranks, vllm_engine
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import read_checkpoint
 from gdpo_tune.training.exhaustion import memory_guard
 from gdpo_tune.training.held_out import evaluate_split, evaluate_test, held_out_sampler
-from gdpo_tune.training.progress import Clock, Progress, say_again
-from gdpo_tune.training.schedule import Schedule
+from gdpo_tune.training.lora import with_adapter
+from gdpo_tune.training.moving_parameters import Schedule
+from gdpo_tune.training.step_end import Clock, Progress, say_again
 from gdpo_tune.training.warm import Warm, warm
-from gdpo_tune.trials import Cost, Outcome, Report, TrialConfig
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
@@ -63,7 +63,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         EngineError: completions are to be sampled with vLLM, which cannot be done here.
     """
     torch.set_num_threads(config.threads)
-    processes.join()
+    ranks.join()
     vllm_engine.limit_gpu_memory(config.gpu_share)
     # Bars and notes about every checkpoint would land in whoever's display it is.
     transformers_logging.disable_progress_bar()

@@ -21,8 +21,8 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
+from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training.rollout import Decoding
-from gdpo_tune.trials import TrialConfig
 
 CONTEXT = 512 * 2**20
 """Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_tune import task_files
-from gdpo_tune.errors import DataError
-from gdpo_tune.policies.load import load_policy
+from gdpo_tune.core import task_files
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.settings import DataSettings, ModelSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import LEFT_OUT, TrialConfig
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, prompt_format
-from gdpo_tune.settings import DataSettings, ModelSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.evaluation import HeldOut
-from gdpo_tune.training.settings import weights_type
-from gdpo_tune.trials import LEFT_OUT, TrialConfig
+from gdpo_tune.training.trl_arguments import weights_type
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 _PROBLEM_SEED = 0

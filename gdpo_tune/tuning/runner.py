@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune import registry
-from gdpo_tune.errors import ClusterLostError
-from gdpo_tune.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
-from gdpo_tune.files import room_in
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.core.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
+from gdpo_tune.core.files import room_in
+from gdpo_tune.core.signals import on_signals
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, quiet_optuna
-from gdpo_tune.signals import on_signals
+from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.sweep_store import SweepStore, check_writable
-from gdpo_tune.trials import TrialRecord
-from gdpo_tune.tuning import cluster
-from gdpo_tune.tuning.budget import hours_of
-from gdpo_tune.tuning.checkpoints import tidy
-from gdpo_tune.tuning.head import LOST
-from gdpo_tune.tuning.plan import ending, is_finished, planned
+from gdpo_tune.tuning.kept_checkpoints import tidy
 from gdpo_tune.tuning.provenance import provenance
-from gdpo_tune.tuning.resources import slots_of, with_room
-from gdpo_tune.tuning.survey import survey
+from gdpo_tune.tuning.ray import cluster
+from gdpo_tune.tuning.ray.head import LOST
+from gdpo_tune.tuning.ray.resources import slots_of, with_room
+from gdpo_tune.tuning.ray.survey import survey
+from gdpo_tune.tuning.search.budget import hours_of
+from gdpo_tune.tuning.search.plan import ending, is_finished, planned
 
 if TYPE_CHECKING:
-    from gdpo_tune.tuning.interruption import Interruption
+    from gdpo_tune.tuning.ray.interruption import Interruption
     from gdpo_tune.tuning.schedulers.base import Scheduler
-    from gdpo_tune.tuning.searcher import LedgerSearcher
+    from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 TRAIN = "gdpo_tune.training:train"
 
@@ -156,12 +156,12 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
     Raises:
         ClusterLostError: it is no longer up.
     """
-    from gdpo_tune.tuning.folder import Folder
-    from gdpo_tune.tuning.interruption import ClusterLost, Interruption
-    from gdpo_tune.tuning.reporter import pace_of
-    from gdpo_tune.tuning.searcher import LedgerSearcher
-    from gdpo_tune.tuning.setup import Group, Setup, Store
-    from gdpo_tune.tuning.window import open_window
+    from gdpo_tune.tuning.ray.folder import Folder
+    from gdpo_tune.tuning.ray.interruption import ClusterLost, Interruption
+    from gdpo_tune.tuning.ray.reporter import pace_of
+    from gdpo_tune.tuning.ray.setup import Group, Setup, Store
+    from gdpo_tune.tuning.ray.window import open_window
+    from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
     stop_file = ledger.directory / "stop"
     stop_file.unlink(missing_ok=True)
@@ -210,8 +210,8 @@ def tune(
     """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
 
-    from gdpo_tune.tuning.failures import FOR_EVER, Attempts
-    from gdpo_tune.tuning.trainable import run_trial
+    from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts
+    from gdpo_tune.tuning.ray.trainable import run_trial
 
     spec = ledger.spec
     # Ray would start one process at a time, each once the one before is up: seconds a slot.

@@ -11,13 +11,13 @@ from typing import Any
 import mlflow
 from killed_sweeps import KilledSweep, step_lines
 
-from gdpo_tune import registry
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.rungs import stored_rungs
+from gdpo_tune.ledger.rung_records import stored_rungs
 from gdpo_tune.spec import AshaSettings
-from gdpo_tune.trials import Rung, TrialRecord
-from gdpo_tune.tuning.referee import NEVER_PROMOTED
 from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.referee import NEVER_PROMOTED
 
 
 def check(sweep: KilledSweep) -> None:

@@ -15,8 +15,8 @@ from ray_nodes import RayNode, ray_nodes, short_folder
 from s3_servers import BUCKET, S3Server, s3_server
 from sweep_properties import no_trial_goes_back_behind_a_checkpoint
 
+from gdpo_tune.core.object_store import CACHE
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.object_store import CACHE
 
 pytestmark = pytest.mark.fault
 

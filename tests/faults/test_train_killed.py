@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from killed_sweeps import ROOT, SPACE, wait_until
 
-from gdpo_tune.policies.load import load_policy
+from gdpo_tune.policies.load_policy import load_policy
 
 ARGUMENTS = [
     str(SPACE),

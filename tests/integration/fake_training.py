@@ -17,10 +17,10 @@ from pathlib import Path
 
 import ray
 
-from gdpo_tune.errors import NonFiniteError, SandboxUnavailable
+from gdpo_tune.core.errors import NonFiniteError, SandboxUnavailable
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
-from gdpo_tune.tuning import trainable
+from gdpo_tune.tuning.ray import trainable
 
 GATE = "go"
 """File of the sweep's folder that opens the gate."""

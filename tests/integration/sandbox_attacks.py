@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import sandbox_containers
 
-from gdpo_tune.errors import SandboxInfraError
+from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
 from gdpo_tune.sandbox.inside.syscalls import MACHINES
 

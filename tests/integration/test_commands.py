@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from gdpo_tune.picks import parse
+from gdpo_tune.results.pick_language import parse
 from gdpo_tune.spec import load_spec
 
 ROOT = Path(__file__).parents[2]

@@ -19,15 +19,15 @@ import sqlalchemy as sa
 from mlflow_servers import PostgresServer, postgres_server
 from ray import cloudpickle
 
-from gdpo_tune import registry
-from gdpo_tune.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
+from gdpo_tune.core.trials import Cost, Estimate, Incident, Measurement, Outcome
 from gdpo_tune.ledger import Ledger, table
 from gdpo_tune.ledger.table import TABLE, JournalTable
-from gdpo_tune.reading import read_sweep
+from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.trials import Cost, Estimate, Incident, Measurement, Outcome
-from gdpo_tune.tuning.warm_start import earlier_trials
+from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
 
 pytestmark = pytest.mark.integration
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"

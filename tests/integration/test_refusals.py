@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import sweep
-from gdpo_tune.errors import (
+from gdpo_tune.core.errors import (
     IdentityError,
     LedgerHeldError,
     PolicyError,

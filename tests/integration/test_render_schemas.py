@@ -29,12 +29,12 @@ sys.path.insert(0, str(UNIT))
 from render_support import HEAD, KUBERAY, LOCAL, SLURM, files, render  # noqa: E402
 from schedule_support import ROOT, scheduled  # noqa: E402
 
-from gdpo_tune.clusters import cron, kuberay  # noqa: E402
-from gdpo_tune.clusters.backends import Job  # noqa: E402
-from gdpo_tune.clusters.kuberay import KubeRay  # noqa: E402
-from gdpo_tune.clusters.load import load_sweeps  # noqa: E402
-from gdpo_tune.clusters.model import Schedule  # noqa: E402
-from gdpo_tune.clusters.tools import Answer  # noqa: E402
+from gdpo_tune.clusters import cron  # noqa: E402
+from gdpo_tune.clusters.backends.base import Job, kuberay  # noqa: E402
+from gdpo_tune.clusters.backends.kuberay import KubeRay  # noqa: E402
+from gdpo_tune.clusters.backends.programs import Answer  # noqa: E402
+from gdpo_tune.clusters.load_schedules import load_sweeps  # noqa: E402
+from gdpo_tune.clusters.schedule_spec import Schedule  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

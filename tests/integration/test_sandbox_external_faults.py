@@ -7,7 +7,7 @@ import pytest
 from external_support import GOOD, answering, hang, hang_up, one, ran
 from sandbox_service import response
 
-from gdpo_tune.errors import SandboxInfraError, SandboxUnavailable
+from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Job, Limits
 from gdpo_tune.sandbox.address import Address
 from gdpo_tune.sandbox.external import ExternalSandbox

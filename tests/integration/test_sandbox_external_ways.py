@@ -11,7 +11,7 @@ import pytest
 from external_support import GOOD, answering, hang, hang_up, one, wait_until
 from sandbox_service import serve
 
-from gdpo_tune.errors import SandboxInfraError, SandboxUnavailable
+from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Call, Job
 from gdpo_tune.sandbox.external import ExternalSandbox
 

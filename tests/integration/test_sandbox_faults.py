@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.errors import SandboxInfraError
+from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
 
 pytestmark = pytest.mark.integration

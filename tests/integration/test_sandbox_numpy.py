@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.sandbox import Call, CodeSandbox, Job
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.sandbox import CodeSandbox, process, worker
 
 pytestmark = pytest.mark.integration

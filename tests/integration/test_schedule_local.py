@@ -18,11 +18,10 @@ import psutil
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import local
-from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job, local
+from gdpo_tune.clusters.backends.local import Local
 from gdpo_tune.clusters.book import Book
-from gdpo_tune.clusters.load import load_sweeps
-from gdpo_tune.clusters.local import Local
+from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.log import EventLog
 from gdpo_tune.clusters.store import open_store
 from gdpo_tune.ledger import Ledger

@@ -10,10 +10,10 @@ import pytest
 from ray_heads import ROOT, ray_head
 
 from gdpo_tune.clusters import asking
-from gdpo_tune.clusters.load import load_sweeps
-from gdpo_tune.clusters.ray_jobs import RayJobs
+from gdpo_tune.clusters.backends.ray_jobs import RayJobs
+from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.tick import job_of, open_desk
-from gdpo_tune.errors import BackendError
+from gdpo_tune.core.errors import BackendError
 
 pytestmark = [
     pytest.mark.integration,

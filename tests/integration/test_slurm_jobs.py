@@ -18,8 +18,8 @@ from render_support import render  # noqa: E402
 from schedule_support import ROOT, scheduled  # noqa: E402
 from slurm_cluster import program, slurm  # noqa: E402
 
-from gdpo_tune.clusters import slurm as slurm_backend  # noqa: E402
-from gdpo_tune.clusters.backends import Job, Look  # noqa: E402
+from gdpo_tune.clusters.backends.base import Job, Look  # noqa: E402
+from gdpo_tune.clusters.backends.base import slurm as slurm_backend  # noqa: E402
 from gdpo_tune.clusters.book import Book  # noqa: E402
 from gdpo_tune.clusters.log import EventLog  # noqa: E402
 from gdpo_tune.clusters.store import open_store  # noqa: E402

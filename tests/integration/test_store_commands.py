@@ -12,17 +12,17 @@ from mlflow_servers import PostgresServer, postgres_server
 from s3_servers import BUCKET, S3Server, s3_server
 
 from gdpo_tune import export, load_sweep, report
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.ledger.table import TABLE
-from gdpo_tune.object_store import CACHE, ObjectFolder
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.steps import append_step
-from gdpo_tune.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.mirror import Mirror
+from gdpo_tune.tuning.ray.mirror import Mirror
 
 pytestmark = pytest.mark.integration
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"

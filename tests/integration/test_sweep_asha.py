@@ -11,7 +11,7 @@ from fake_training import executions
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.reporter import HALT
+from gdpo_tune.tuning.ray.reporter import HALT
 
 pytestmark = [
     pytest.mark.integration,

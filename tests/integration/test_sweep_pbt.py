@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from fake_training import executions
 
+from gdpo_tune.core.steps import read_steps
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.request import from_sweep, trial_config
+from gdpo_tune.results.retrain import from_sweep, trial_config
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.steps import read_steps
 from gdpo_tune.training import train, warm
 from gdpo_tune.tuning import run_sweep
 

@@ -18,8 +18,8 @@ import pytest
 from fake_training import executions
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.errors import DiskFullError, SandboxUnavailable
-from gdpo_tune.events import (
+from gdpo_tune.core.errors import DiskFullError, SandboxUnavailable
+from gdpo_tune.core.events import (
     Event,
     SearchStarted,
     SweepFinished,
@@ -29,7 +29,8 @@ from gdpo_tune.events import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.tuning import cluster, run_sweep, runner
+from gdpo_tune.tuning import run_sweep, runner
+from gdpo_tune.tuning.ray import cluster
 
 pytestmark = [
     pytest.mark.integration,

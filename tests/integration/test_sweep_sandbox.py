@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 
 from gdpo_tune import sweep
-from gdpo_tune.errors import SandboxUnavailable
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core.errors import SandboxUnavailable
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gdpo_tune.core.steps import FILE, read_steps
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.steps import FILE, read_steps
 from gdpo_tune.tuning import run_sweep
 
 pytestmark = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.code import CodeTask
 
 pytestmark = pytest.mark.integration

@@ -12,12 +12,12 @@ from mlflow import MlflowClient
 from tracking_support import measurement, tiny_spec
 
 from gdpo_tune import report
-from gdpo_tune.errors import LedgerHeldError
+from gdpo_tune.core.errors import LedgerHeldError
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.steps import append_step
 from gdpo_tune.tracking import sync
 from gdpo_tune.tracking.mlflow_writer import create_database
-from gdpo_tune.trials import Cost, Estimate, Outcome
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.rollout import Decoding, sample, supports
-from gdpo_tune.trials import TrialConfig
 
 pytestmark = pytest.mark.integration
 

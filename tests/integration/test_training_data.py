@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune import registry, sweep
-from gdpo_tune.errors import DataError
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune import sweep
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
 from gdpo_tune.training import train, warm
-from gdpo_tune.trials import TrialConfig
 
 pytestmark = pytest.mark.integration
 

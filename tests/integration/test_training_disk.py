@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from training_support import toy_info, trial, write_policy
 from gdpo_tune import registry
-from gdpo_tune.errors import DiskFullError
-from gdpo_tune.steps import read_steps
+from gdpo_tune.core.errors import DiskFullError
+from gdpo_tune.core.steps import read_steps
 from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 registry.TASKS["toy"] = toy_info()

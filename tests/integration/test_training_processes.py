@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.registry import NORMALIZATIONS
-from gdpo_tune.steps import FILE, read_steps
+from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.core.steps import FILE, read_steps
 
 SCRIPT = Path(__file__).with_name("training_two_processes.py")
 TRIAL = Path(__file__).with_name("trial_in_processes.py")

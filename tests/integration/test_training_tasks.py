@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.policies.recipe import RECIPES
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.rollout import supports
-from gdpo_tune.trials import TrialConfig
+from recipes.recipe import RECIPES
 
 pytestmark = pytest.mark.integration
 

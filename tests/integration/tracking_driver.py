@@ -11,10 +11,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.events import (
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tracking import MlflowSink, check_server
-from gdpo_tune.trials import Cost, Estimate, Measurement, TrialRecord
 
 SPACE = """
 name: tiny

@@ -15,8 +15,8 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.registry import NORMALIZATIONS
+from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training.trainer import GDPOTrainer
 
 ROWS, GROUP = 24, 8

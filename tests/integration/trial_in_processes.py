@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 from training_support import SETTINGS, toy_info, trial
 
-from gdpo_tune import registry
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.training import build, processes, train
+from gdpo_tune.core import registry
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import build, ranks, train
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 
 LETTERS = list(range(2, 28))
@@ -68,7 +68,7 @@ def main(policy: str, folder: Path) -> None:
     cut = trial(policy, folder / "cut", settings=settings)
     first, _ = run(cut, stop=3)
     # As the adapter does: where to go on from is decided once, before the processes start.
-    resume = processes.from_first(newest_valid_checkpoint(cut.directory))
+    resume = ranks.from_first(newest_valid_checkpoint(cut.directory))
     rest, outcome = run(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
     build.rollout = fixed_rollout
@@ -83,7 +83,7 @@ def main(policy: str, folder: Path) -> None:
         config = trial(policy, folder / name, settings=asked, loss_type=loss_type, beta=0.01)
         result[name] = run(config)
         result[f"{name}_weights"] = weights(folder / name / "checkpoint-4")
-    (folder / f"seen-{processes.rank()}.json").write_text(json.dumps(result))
+    (folder / f"seen-{ranks.rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
 GOALS = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
 

@@ -15,6 +15,6 @@ def ray_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def proposals_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, a quick sampler may be slower than the loop has time for."""
-    if "gdpo_tune.tuning.proposals" in sys.modules:
-        monkeypatch.setattr("gdpo_tune.tuning.proposals.GLANCE", 60.0)
-        monkeypatch.setattr("gdpo_tune.tuning.proposals.IDLE_WAIT", 60.0)
+    if "gdpo_tune.tuning.search.proposals" in sys.modules:
+        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.GLANCE", 60.0)
+        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.IDLE_WAIT", 60.0)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gdpo_tune.settings import DataSettings
+from gdpo_tune.core.settings import DataSettings
 
 FOLDER = Path(__file__).parents[1] / "data"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from gdpo_tune import registry
+from gdpo_tune.core import registry
 from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import Recipe, recipe_of
-from gdpo_tune.policies.load import policy_folder
-from gdpo_tune.request import Request, from_file
+from gdpo_tune.policies.load_policy import policy_folder
+from gdpo_tune.results.retrain import Request, from_file
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ROOT / "tests" / "data" / "export_keys"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.analysis import next_replicate
+from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Estimate, TrialRecord
 
 YAML = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
 OBJECTIVES = {

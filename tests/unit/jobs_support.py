@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune import ray_access
+from gdpo_tune.core import ray_access
 
 
 class Dashboard(BaseHTTPRequestHandler):

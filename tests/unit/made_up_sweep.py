@@ -5,7 +5,7 @@ from pathlib import Path
 
 from figures_support import make_records, make_spec, write_steps
 
-from gdpo_tune.events import SweepFinished, SweepStarted
+from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.tracking import MlflowSink
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schedule_support import ROOT, scheduled
 
-from gdpo_tune.clusters.load import ScheduledSweep
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render.base import Rendered
 from gdpo_tune.clusters.render.names import NEWEST_KUBERAY
 from gdpo_tune.clusters.render.targets import render_all

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gdpo_tune.clusters.backends import Job, Look
+from gdpo_tune.clusters.backends.base import Job, Look
 from gdpo_tune.clusters.book import Book
-from gdpo_tune.clusters.load import ScheduledSweep, load_sweeps
+from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.log import EventLog
 from gdpo_tune.clusters.shapes import NamedJob, Shape
 from gdpo_tune.clusters.store import Store
 from gdpo_tune.clusters.tick import Desk, tick
-from gdpo_tune.errors import BackendUnreachableError
+from gdpo_tune.core.errors import BackendUnreachableError
 
 ROOT = Path(__file__).parents[2]
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,12 +6,12 @@ from typing import Any
 
 from tuning_support import trade_off
 
-from gdpo_tune import registry
-from gdpo_tune.events import Event
+from gdpo_tune.core import registry
+from gdpo_tune.core.events import Event
+from gdpo_tune.core.trials import Measurement, TrialConfig
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Measurement, TrialConfig
-from gdpo_tune.tuning.searcher import LedgerSearcher
-from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 
 class Driver:

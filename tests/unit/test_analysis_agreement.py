@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from gdpo_tune.analysis.agreement import agreements, spearman
-from gdpo_tune.trials import Cost, Estimate, Objective, Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "minimize", 1.0))
 

@@ -17,7 +17,7 @@ from gdpo_tune.analysis.pareto import hypervolume, ranks
 from gdpo_tune.analysis.resampling import holm, middle, permutation_p, smallest_p
 from gdpo_tune.analysis.sides import front_of, side_of
 from gdpo_tune.analysis.verdict import judge
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
 

@@ -9,8 +9,8 @@ from scipy import stats
 
 from gdpo_tune.analysis import build_front
 from gdpo_tune.analysis.effects import Change, ParameterEffect, effects
+from gdpo_tune.analysis.findings import SURE, _told, reading
 from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.analysis.reading import SURE, _told, reading
 
 DIMENSIONS = ("mode", "weight", "idle")
 

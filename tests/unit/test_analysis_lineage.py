@@ -6,7 +6,7 @@ from analysis_support import GOALS, trial
 
 from gdpo_tune.analysis import configurations
 from gdpo_tune.analysis.lineage import Training, training_of
-from gdpo_tune.trials import Exploit, Segment, TrialRecord
+from gdpo_tune.core.trials import Exploit, Segment, TrialRecord
 
 
 def member(number: int, *lineage: Exploit, **fields) -> TrialRecord:

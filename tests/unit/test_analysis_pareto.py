@@ -12,7 +12,7 @@ from gdpo_tune.analysis.pareto import (
     ranks,
 )
 from gdpo_tune.analysis.probability import front_probability
-from gdpo_tune.trials import Direction, Objective
+from gdpo_tune.core.trials import Direction, Objective
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize", "maximize", "minimize")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gdpo_tune.analysis import build_front
 from gdpo_tune.analysis.pareto import hypervolume
 from gdpo_tune.analysis.probability import Interval, front_probability, hypervolume_interval
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 ONE = (Objective("a", "maximize", 0.0),)
 

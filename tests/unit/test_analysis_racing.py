@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis import next_replicate
 from gdpo_tune.analysis.racing import decisiveness
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 
 def test_nothing_to_replicate_without_a_front():

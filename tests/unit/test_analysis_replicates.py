@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gdpo_tune.analysis import build_front, configurations
 from gdpo_tune.analysis.pareto import NOT_RANKED
 from gdpo_tune.analysis.replicates import pooled
-from gdpo_tune.trials import Estimate, Objective
+from gdpo_tune.core.trials import Estimate, Objective
 
 # One configuration over its seeds
 

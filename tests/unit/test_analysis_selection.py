@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.selection import extremes, knee
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 
 UP = [Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0)]
 

@@ -20,9 +20,9 @@ from alternation import Block, Pair, Side, Stopwatch, alternate
 from gpu_options import at_least, refusals, require_gpu
 from processes import memory_mib
 
-from gdpo_tune.errors import ResourcesError
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import local_cpus
-from gdpo_tune.trials import TrialRecord
 
 
 def block(seconds: float, length: float = 10.0) -> Block:

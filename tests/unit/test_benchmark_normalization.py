@@ -34,8 +34,8 @@ from normalization_trials import (
     training_of,
 )
 
-from gdpo_tune import registry
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 
 
 def result_of(setting: Setting, test: tuple[float, float, float], plan: Plan) -> Result:

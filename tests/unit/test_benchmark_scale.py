@@ -17,8 +17,8 @@ import scale_executor
 import scale_trials
 from scale_executor import START, Clock, SimulatedActors, Tally
 
-from gdpo_tune.tuning.reporter import HALT
-from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.tuning.ray.reporter import HALT
+from gdpo_tune.tuning.ray.setup import Setup
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from product import Product, no_rungs, promoting, stopping
 from report import figures, markdown
 from simulator import History, Simulation, Verdict, Visit, completed
 
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
-from gdpo_tune.trials import Params
 
 SEARCH = Path(__file__).resolve().parents[2] / "benchmarks" / "search"
 

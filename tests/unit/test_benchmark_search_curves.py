@@ -18,7 +18,7 @@ from surrogate import Surrogate, explained, features, nearest
 from table import SHIPPED, Curves, read_table, write_table
 
 from gdpo_tune.spec import Choice, SweepSpec, Uniform, load_spec
-from gdpo_tune.tuning import quasi_random
+from gdpo_tune.tuning.search import quasi_random
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 LEVELS = tuple(64 * step for step in STEPS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tuning_support import spec_in
 
-from gdpo_tune.trials import Cost, Estimate, State, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, State, TrialRecord
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "search"))
 

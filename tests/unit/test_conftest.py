@@ -33,8 +33,11 @@ def test_nothing():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (LEAVES, ["left gdpo_tune.registry.SAMPLERS, gdpo_tune.parameters.FAMILIES changed"]),
-        (IMPORTS, ["changed gdpo_tune.registry.SAMPLERS, gdpo_tune.parameters.FAMILIES"]),
+        (
+            LEAVES,
+            ["left gdpo_tune.core.registry.SAMPLERS, gdpo_tune.core.parameters.FAMILIES changed"],
+        ),
+        (IMPORTS, ["changed gdpo_tune.core.registry.SAMPLERS, gdpo_tune.core.parameters.FAMILIES"]),
     ],
     ids=["in a test", "at import"],
 )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gdpo_tune.costs import priced
-from gdpo_tune.trials import Cost, Estimate
+from gdpo_tune.core.costs import priced
+from gdpo_tune.core.trials import Cost, Estimate
 
 COST = Cost(completions=64, seconds=1800.0, cpu_seconds=900.0)
 

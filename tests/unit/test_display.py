@@ -9,10 +9,7 @@ from rich.console import Console
 from tuning_support import measured
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.display import LiveDisplay, print_summary
-from gdpo_tune.display.progress import Progress
-from gdpo_tune.display.tables import front_table
-from gdpo_tune.events import (
+from gdpo_tune.core.events import (
     Disturbed,
     SweepFinished,
     SweepStarted,
@@ -20,9 +17,12 @@ from gdpo_tune.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.trials import Cost, Incident, Measurement
+from gdpo_tune.display import LiveDisplay, print_summary
+from gdpo_tune.display.progress import Progress
+from gdpo_tune.display.tables import front_table
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.spec import Constraint
-from gdpo_tune.trials import Cost, Incident, Measurement
 
 
 @pytest.fixture
@@ -129,7 +129,8 @@ def test_the_note_says_how_a_sweep_ended(spec):
 
 def test_the_display_costs_no_plotting_library():
     """A sweep may still be refused once the display is there."""
-    code = """import sys, gdpo_tune.display, gdpo_tune.tracking, gdpo_tune.tuning.quasi_random
+    code = """import sys, gdpo_tune.display, gdpo_tune.tracking
+import gdpo_tune.tuning.search.quasi_random
 print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -12,12 +12,13 @@ import pytest
 from spec_cases import GOOD
 from trl import import_utils
 
-from gdpo_tune import engines, sweep
-from gdpo_tune.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
-from gdpo_tune.errors import EngineError, ResourcesError
-from gdpo_tune.policies.load import embedded_folder, load_policy
+from gdpo_tune import sweep
+from gdpo_tune.core import engines
+from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
+from gdpo_tune.core.errors import EngineError, ResourcesError
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.policies.load_policy import embedded_folder, load_policy
 from gdpo_tune.policies.size import parameters
-from gdpo_tune.settings import ModelSettings, RolloutSettings
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,

@@ -10,12 +10,13 @@ import pytest
 from export_support import asked, exported, pinned, recipe, settings
 from tuning_support import outcome, spec_in
 
-from gdpo_tune import export, registry
-from gdpo_tune.errors import ExportError, UsageError
-from gdpo_tune.exporters.page import PAGE, page
+from gdpo_tune import export
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ExportError, UsageError
+from gdpo_tune.core.trials import Segment
+from gdpo_tune.exporters.differences_page import PAGE, page
 from gdpo_tune.exporters.text import leaves, toml_text, yaml_text
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Segment
 
 MODES = {
     "trl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),

@@ -14,7 +14,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
 from gdpo_tune.training.normalization import compute_advantages
-from gdpo_tune.training.settings import trainer_arguments
+from gdpo_tune.training.trl_arguments import trainer_arguments
 
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
 

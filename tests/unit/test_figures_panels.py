@@ -6,12 +6,12 @@ from figures_support import make_records, make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune import registry
 from gdpo_tune.analysis import build_front
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import APART, HEIGHT, WIDTH, Box, arrange
 from gdpo_tune.figures.panels import PADDING, panels
-from gdpo_tune.trials import Estimate, Objective, TrialRecord
 
 UP = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
 MIXED = (Objective("a", "maximize", 0.0), Objective("b", "minimize", 1.0))

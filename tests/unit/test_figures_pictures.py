@@ -8,23 +8,23 @@ import pytest
 from figures_support import make_records, make_spec, write_steps
 
 from gdpo_tune.analysis import build_front
-from gdpo_tune.completions import FILE, LONGEST, read_completions, shortened, write_completions
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core.completions import FILE, LONGEST, read_completions, shortened, write_completions
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading, hover_text, standing
 from gdpo_tune.figures.hypervolume import hypervolume_figure
 from gdpo_tune.figures.learning import MAX_CURVES, learning_figure
 from gdpo_tune.figures.pairs import pairs_figure
 from gdpo_tune.figures.parallel import parallel_figure
-from gdpo_tune.figures.rungs import rungs_figure
+from gdpo_tune.figures.rung_curves import rungs_figure
 from gdpo_tune.figures.samples import samples
 from gdpo_tune.figures.shares import MAX_BARS, shares_figure
 from gdpo_tune.figures.slices import slices_figure
-from gdpo_tune.figures.steps import reward_names, steps_of
+from gdpo_tune.figures.step_curves import reward_names, steps_of
 from gdpo_tune.figures.surfaces import surfaces_figure
 from gdpo_tune.figures.timeline import timeline_figure, utilisation
 from gdpo_tune.spec.model import Constraint
-from gdpo_tune.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 
 
 @pytest.fixture

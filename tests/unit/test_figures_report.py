@@ -11,11 +11,11 @@ from figures_support import NASTY, make_records, make_spec, write_steps
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis import build_front
+from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.front_png import DPI, front_picture
-from gdpo_tune.figures.population import population_figure
-from gdpo_tune.figures.report import report_html
-from gdpo_tune.trials import Cost, Exploit, Incident, Rung, TrialRecord
+from gdpo_tune.figures.population_curves import population_figure
+from gdpo_tune.figures.report_page import report_html
 
 VOID = {"meta", "br", "link", "img"}
 

@@ -8,7 +8,7 @@ import tomllib
 from packaging.requirements import Requirement
 from schedule_support import ROOT
 
-from gdpo_tune.clusters.model import KubeRayBackend
+from gdpo_tune.clusters.schedule_spec import KubeRayBackend
 
 RECIPE = (ROOT / "docker" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -18,12 +18,12 @@ import pytest
 from optuna.trial import FrozenTrial
 from tuning_support import measured, outcome, spec_in
 
-from gdpo_tune.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
+from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.format import encode
 from gdpo_tune.ledger.journal import repair
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 
 HOLD = """
 import sys

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tuning_support import spec_in
 
+from gdpo_tune.core.trials import Exploit, Generation, Params
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Exploit, Generation, Params
 
 FIRST = Generation(12, (0, 1, 2), (Exploit(2, 0, 12, {"learning_rate": 1e-4}),))
 SECOND = Generation(24, (0, 1, 2), (Exploit(0, 1, 24, {"learning_rate": 2e-4}),))

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gdpo_tune.memory import candidates_at_once, machine_memory
+from gdpo_tune.core.memory import candidates_at_once, machine_memory
 
 GIB = 1 << 30
 MACHINE = "MemTotal:        8388608 kB\nMemFree:          1024 kB\n"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_support import plain_trainer, write_policy
 
-from gdpo_tune.errors import NonFiniteError
-from gdpo_tune.registry import NORMALIZATIONS
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.training.normalization import compute_advantages
 
 MODES = tuple(NORMALIZATIONS)

@@ -10,7 +10,7 @@ import pytest
 from tuning_support import outcome, spec_in
 
 from gdpo_tune import load_sweep
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
 
 DOC = Path(__file__).parents[2] / "docs" / "notebook.md"

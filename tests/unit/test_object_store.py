@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune import outages
-from gdpo_tune.errors import StoreError, StoreUnreachableError
-from gdpo_tune.object_store import (
+from gdpo_tune.core import outages
+from gdpo_tune.core.errors import StoreError, StoreUnreachableError
+from gdpo_tune.core.object_store import (
     CACHE,
     ObjectFolder,
     address_of,
@@ -22,7 +22,7 @@ from gdpo_tune.object_store import (
     local_folder,
     open_filesystem,
 )
-from gdpo_tune.sweep_store import check_writable
+from gdpo_tune.ledger.sweep_store import check_writable
 
 PLACE = "memory://bucket/night"
 

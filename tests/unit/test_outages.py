@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune import outages
-from gdpo_tune.outages import attempts
+from gdpo_tune.core import outages
+from gdpo_tune.core.outages import attempts
 
 
 @pytest.fixture

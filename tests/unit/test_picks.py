@@ -11,11 +11,11 @@ import pytest
 from analysis_support import GOALS, trial
 
 from gdpo_tune.analysis.selection import extremes, preferred
-from gdpo_tune.choosing import choose, told_of
-from gdpo_tune.errors import PickError
-from gdpo_tune.picks import Bound, Metric, parse
+from gdpo_tune.core.errors import PickError
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.results.pick_language import Bound, Metric, parse
+from gdpo_tune.results.picking import choose, told_of
 from gdpo_tune.spec.model import ObjectiveSpec
-from gdpo_tune.trials import Estimate, Objective, TrialRecord
 
 BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
 

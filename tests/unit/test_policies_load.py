@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 from safetensors.torch import load_file, save_file
 
-from gdpo_tune.errors import PolicyError
-from gdpo_tune.policies.load import (
+from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.policies.load_policy import (
     check_available,
     check_policy,
     embedded_folder,
@@ -109,7 +109,8 @@ def test_a_broken_config_is_refused(folder, content):
 
 def test_checking_a_policy_imports_no_heavy_library():
     program = (
-        "import sys; from gdpo_tune.policies.load import check_policy; check_policy('embedded');"
+        "import sys; from gdpo_tune.policies.load_policy import check_policy;"
+        "check_policy('embedded');"
         "print({'torch', 'transformers', 'tokenizers'} & set(sys.modules))"
     )
     done = subprocess.run(

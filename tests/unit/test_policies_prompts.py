@@ -7,11 +7,11 @@ import shutil
 import pytest
 from transformers import AddedToken
 
-from gdpo_tune import registry
-from gdpo_tune.errors import PolicyError
-from gdpo_tune.policies.load import embedded_folder, load_policy
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.policies.load_policy import embedded_folder, load_policy
 from gdpo_tune.policies.prompts import PromptFormat, check_tags, prompt_format
-from gdpo_tune.settings import TrainingSettings
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 CHAT = (

@@ -7,15 +7,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gdpo_tune import registry
-from gdpo_tune.policies.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
-from gdpo_tune.policies.load import embedded_folder, load_policy, policy_folder
-from gdpo_tune.policies.recipe import RECIPES, demonstrations, judge, main
-from gdpo_tune.policies.tokenizer import ANSWER_TAGS
-from gdpo_tune.policies.warm_start import Schedule
+from gdpo_tune.core import registry
+from gdpo_tune.policies.load_policy import embedded_folder, load_policy, policy_folder
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.generation import split_of
 from gdpo_tune.tasks.rewards import extract_code, format_reward
+from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
+from recipes.recipe import RECIPES, demonstrations, judge, main
+from recipes.tokenizer import ANSWER_TAGS
+from recipes.warm_start import Schedule
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune import ray_access
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core import ray_access
+from gdpo_tune.core.errors import UsageError
 
 
 @pytest.mark.parametrize("text", ["auto", "head:6379", "10.0.0.1:1", "[::1]:65535", "h-1.local:80"])

@@ -11,9 +11,9 @@ from ruamel.yaml import YAML
 from schedule_support import ROOT, scheduled
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters.load import load_sweeps
+from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.render.names import TARGETS
-from gdpo_tune.errors import SpecError, UsageError
+from gdpo_tune.core.errors import SpecError, UsageError
 
 EXAMPLES = {
     "kuberay": (KUBERAY, {}),

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from render_support import LOCAL, NOW, render
 from schedule_support import scheduled
 
-from gdpo_tune.clusters.model import Schedule
 from gdpo_tune.clusters.render import cron_line
 from gdpo_tune.clusters.render.base import Request
-from gdpo_tune.errors import SpecError
+from gdpo_tune.clusters.schedule_spec import Schedule
+from gdpo_tune.core.errors import SpecError
 
 
 def request_of(line: str, zone: str = "UTC") -> Request:

@@ -8,10 +8,10 @@ import pytest
 from tuning_support import outcome, spec_in
 
 from gdpo_tune import export, load_sweep, report
-from gdpo_tune.errors import PickError, SpecError, UsageError
+from gdpo_tune.core.errors import PickError, SpecError, UsageError
+from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.request import from_sweep
-from gdpo_tune.trials import Cost
+from gdpo_tune.results.retrain import from_sweep
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_sweep_is_read_without_what_only_its_run_needed(tmp_path, monkeypatch)
     later = search(tmp_path / "runs", "later", overrides=warm)
     shutil.rmtree(earlier)
     rows.unlink()
-    monkeypatch.setattr("gdpo_tune.spec.sandbox._is_installed", lambda _: False)
+    monkeypatch.setattr("gdpo_tune.spec.sandbox_checks._is_installed", lambda _: False)
     assert report.main([str(later)]) == 0
     monkeypatch.chdir("/")
     assert report.main([str(later)]) == 0

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gdpo_tune.errors import SandboxInfraError, SandboxUnavailable
+from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, UnsafeNoIsolationSandbox, pool
 from gdpo_tune.sandbox.pool import fitting_workers
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.errors import SandboxUnavailable
+from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.sandbox import Call, Job, Limits, Stream, address, remote_jobs, service
 from gdpo_tune.sandbox.address import Address
 from gdpo_tune.sandbox.remote_jobs import STALL_BYTES, Findings, prepare

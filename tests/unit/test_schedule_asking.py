@@ -9,7 +9,7 @@ from schedule_support import FIRST, NIGHTLY, START, Plan, Scene
 
 from gdpo_tune.clusters import asking
 from gdpo_tune.clusters.tick import Desk
-from gdpo_tune.errors import BackendError, BackendUnreachableError, UsageError
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 
 
 def test_a_run_is_stopped_after_its_longest_time_and_goes_on_by_name(tmp_path):

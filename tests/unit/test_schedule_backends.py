@@ -7,7 +7,7 @@ from render_support import KUBERAY, SLURM
 from schedule_support import scheduled
 
 from gdpo_tune.clusters import reach
-from gdpo_tune.clusters.load import load_sweeps
+from gdpo_tune.clusters.load_schedules import load_sweeps
 
 NAME = "a name in Kubernetes"
 CASES = {

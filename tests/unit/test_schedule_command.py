@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from schedule_support import ROOT, Clock, FakeBackend, Plan, scheduled
 
-from gdpo_tune import schedule, schedule_rounds
-from gdpo_tune.clusters import outcome, tick
-from gdpo_tune.errors import BackendUnreachableError, SpecError, StoreError
+from gdpo_tune import schedule
+from gdpo_tune.clusters import outcome, rounds, tick
+from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 
@@ -138,14 +138,14 @@ def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
 ):
     scheduled(tmp_path, NIGHTLY)
     scheduled(tmp_path, NIGHTLY, name="other")
-    real = schedule_rounds.tick
+    real = rounds.tick
 
     def broken(desk: tick.Desk) -> None:
         if desk.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
         real(desk)
 
-    monkeypatch.setattr(schedule_rounds, "tick", broken)
+    monkeypatch.setattr(rounds, "tick", broken)
     assert call(tmp_path, "tick") == 1
     backend.clock.pass_by(hours=1)
     assert call(tmp_path, "tick") == 1

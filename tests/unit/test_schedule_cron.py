@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.model import Schedule
+from gdpo_tune.clusters.schedule_spec import Schedule
 
 YEAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from schedule_support import ROOT, scheduled
 
-from gdpo_tune.clusters.load import load_sweeps, overrides
-from gdpo_tune.clusters.model import LocalBackend, RayJobBackend
-from gdpo_tune.errors import SpecError, UsageError
+from gdpo_tune.clusters.load_schedules import load_sweeps, overrides
+from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
+from gdpo_tune.core.errors import SpecError, UsageError
 
 GOOD = """name: nightly
 space: search_spaces/gpu.yaml

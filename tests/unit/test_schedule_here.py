@@ -16,10 +16,11 @@ from render_support import KUBERAY, LOCAL
 from schedule_support import ROOT, Clock, FakeBackend, Plan, desk_of, scheduled
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import asking, local, supervise
-from gdpo_tune.clusters.local import Local
+from gdpo_tune.clusters import asking
+from gdpo_tune.clusters.backends.base import local, supervise
+from gdpo_tune.clusters.backends.local import Local
 from gdpo_tune.clusters.tick import open_desk, tick
-from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 
 def elsewhere(folder: str) -> dict[str, object]:
@@ -132,7 +133,7 @@ def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
 
 def test_a_second_supervisor_tells_nothing_before_the_first_has_begun(tmp_path):
     """Else its caller would take the job for one that did not start, and begin the next attempt."""
-    command = [sys.executable, "-m", "gdpo_tune.clusters.supervise", str(tmp_path)]
+    command = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(tmp_path)]
     with (tmp_path / supervise.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as second:

@@ -22,15 +22,15 @@ from schedule_support import (
 )
 
 from gdpo_tune.clusters import asking
-from gdpo_tune.clusters.backends import Job
-from gdpo_tune.clusters.kuberay import KubeRay
-from gdpo_tune.clusters.local import Local
+from gdpo_tune.clusters.backends.base import Job
+from gdpo_tune.clusters.backends.kuberay import KubeRay
+from gdpo_tune.clusters.backends.local import Local
+from gdpo_tune.clusters.backends.ray_jobs import RayJobs
+from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.log import SEGMENT, Event, EventLog, TooLate
-from gdpo_tune.clusters.ray_jobs import RayJobs
-from gdpo_tune.clusters.slurm import Slurm
 from gdpo_tune.clusters.store import FolderStore, ObjectStore, Store, open_store
 from gdpo_tune.clusters.tick import Desk, tick
-from gdpo_tune.errors import StoreError
+from gdpo_tune.core.errors import StoreError
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 

@@ -10,12 +10,11 @@ from render_support import KUBERAY
 from ruamel.yaml import YAML
 from schedule_support import scheduled
 
-from gdpo_tune.clusters import kuberay, tools
-from gdpo_tune.clusters.backends import Job
-from gdpo_tune.clusters.kuberay import KubeRay
-from gdpo_tune.clusters.load import overrides
-from gdpo_tune.clusters.tools import Answer
-from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.clusters.backends.base import Job, kuberay, programs
+from gdpo_tune.clusters.backends.kuberay import KubeRay
+from gdpo_tune.clusters.backends.programs import Answer
+from gdpo_tune.clusters.load_schedules import overrides
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 NAME = "nightly-20260329T010000Z-a1"
 REFUSED = "Unable to connect to the server: dial tcp 10.0.0.1:6443: connect: connection refused"
@@ -181,11 +180,11 @@ def test_what_is_no_ray_job(backend, cluster, shown):
 
 def test_programs_that_are_not_there_or_hang(monkeypatch):
     with pytest.raises(BackendError, match="backend kuberay: there is no program kubectl-of-mine"):
-        tools.call("kuberay", ["kubectl-of-mine"])
-    assert tools.call("kuberay", ["cat"], "hello").out == "hello"
-    assert tools.call("kuberay", ["printf", r"\377"]).out == "\ufffd"
+        programs.call("kuberay", ["kubectl-of-mine"])
+    assert programs.call("kuberay", ["cat"], "hello").out == "hello"
+    assert programs.call("kuberay", ["printf", r"\377"]).out == "\ufffd"
     with pytest.raises(BackendError, match=r"/etc/passwd cannot be run \(Permission denied\)"):
-        tools.call("kuberay", ["/etc/passwd"])
-    monkeypatch.setattr(tools, "ANSWER_SECONDS", 0.1)
+        programs.call("kuberay", ["/etc/passwd"])
+    monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.1)
     with pytest.raises(BackendUnreachableError, match=r"sleep gave no answer within 0\.1 s"):
-        tools.call("kuberay", ["sleep", "5"])
+        programs.call("kuberay", ["sleep", "5"])

@@ -17,11 +17,10 @@ from jobs_support import Client, serve_dashboard, without_tokens
 from schedule_support import scheduled
 
 import gdpo_tune
-from gdpo_tune.clusters import jobs_api, ray_jobs
-from gdpo_tune.clusters.backends import Job
-from gdpo_tune.clusters.load import overrides
-from gdpo_tune.clusters.ray_jobs import RayJobs
-from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.clusters.backends.base import Job, jobs_api, ray_jobs
+from gdpo_tune.clusters.backends.ray_jobs import RayJobs
+from gdpo_tune.clusters.load_schedules import overrides
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 TEXT = """space: search_spaces/code.yaml
 backend: {kind: ray-job, address_env: RAY_HEAD, token_env: RAY_TOKEN}

@@ -7,16 +7,16 @@ from schedule_support import ROOT, scheduled
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters import durations
-from gdpo_tune.clusters.backends import BACKENDS
-from gdpo_tune.clusters.model import BACKEND_SETTINGS, SweepFile, sections
-from gdpo_tune.clusters.reference import filled
-from gdpo_tune.registry import load
+from gdpo_tune.clusters.backends.base import BACKENDS
+from gdpo_tune.clusters.schedule_reference import filled
+from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, sections
+from gdpo_tune.core.registry import load
 
 PAGE = ROOT / "docs" / "schedule.md"
 
 
 def test_the_page_is_up_to_date():
-    """If not: python -m gdpo_tune.clusters.reference docs/schedule.md."""
+    """If not: python -m gdpo_tune.clusters.schedule_reference docs/schedule.md."""
     assert PAGE.read_text() == filled(PAGE.read_text())
 
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 from schedule_support import FIRST, NIGHTLY, START, Plan, Scene, scheduled
 
 from gdpo_tune.clusters import asking, notify
-from gdpo_tune.clusters.load import load_sweeps
+from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.tick import job_of
-from gdpo_tune.errors import BackendError
+from gdpo_tune.core.errors import BackendError
 
 GPUS = 'space: search_spaces/gpu.yaml\nschedule: {cron: "0 2 * * *"}\n'
 

@@ -13,11 +13,10 @@ import pytest
 from render_support import SLURM
 from schedule_support import scheduled
 
-from gdpo_tune.clusters import slurm
-from gdpo_tune.clusters.backends import CHECKPOINT_SECONDS, Job
-from gdpo_tune.clusters.slurm import Slurm
-from gdpo_tune.clusters.tools import Answer
-from gdpo_tune.errors import BackendError, BackendUnreachableError
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job, slurm
+from gdpo_tune.clusters.backends.programs import Answer
+from gdpo_tune.clusters.backends.slurm import Slurm
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 GONE = "slurm_load_jobs error: Invalid job id specified"

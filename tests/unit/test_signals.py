@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gdpo_tune.signals import hangups_held, on_signals
+from gdpo_tune.core.signals import hangups_held, on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -37,7 +37,7 @@ def test_a_hangup_that_is_ignored_stays_so():
 
 ENDS_IN_ORDER = """
 import os, signal, sys, time
-from gdpo_tune.signals import on_signals
+from gdpo_tune.core.signals import on_signals
 asked = []
 with on_signals(lambda: asked.append(True)):
     print("ready", flush=True)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec_cases import CASES, GOOD
 
-from gdpo_tune import registry
-from gdpo_tune.errors import Problem, SpecError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import Problem, SpecError
 from gdpo_tune.spec import load_spec
 
 

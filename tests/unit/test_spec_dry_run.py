@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from spec_cases import GOOD
 
-from gdpo_tune import registry
-from gdpo_tune.errors import ResourcesError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec import (
     check_resources,
     dry_run,
     lint,
     load_spec,
-    sandbox,
+    sandbox_checks,
     sandbox_doubts,
     without_password,
 )
@@ -215,7 +215,7 @@ def test_lint(case, load):
 )
 def test_lint_of_memory(settings, room, start, load, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(sandbox, "machine_memory", lambda: room and room << 20)
+    monkeypatch.setattr(sandbox_checks, "machine_memory", lambda: room and room << 20)
     spec = load(f"sandbox={settings}")
     warnings = lint(spec)
     assert len(warnings) == (start is not None)
@@ -327,11 +327,11 @@ def test_more_cpus_than_there_are(load, tmp_path):
 
 
 def test_code_that_may_use_more_memory_than_there_is(load, tmp_path, monkeypatch):
-    monkeypatch.setattr(sandbox, "machine_memory", lambda: 1 << 30)
+    monkeypatch.setattr(sandbox_checks, "machine_memory", lambda: 1 << 30)
     spec = load("sandbox.memory_mb=1025")
     with pytest.raises(ResourcesError, match=r"memory_mb = 1025: this machine has 1024 MiB") as e:
         check_resources(spec, {}, tmp_path)
-    assert "--set sandbox.memory_mb=512" in str(e.value)
+    assert "--set sandbox_checks.memory_mb=512" in str(e.value)
     check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
     check_resources(load("sandbox.memory_mb=1024"), {}, tmp_path)
     service = "sandbox={type: external, url: 'http://a', memory_mb: 1025}"

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from spec_cases import GOOD
 
-from gdpo_tune import registry
-from gdpo_tune.errors import SpecError
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.spec import Choice, Constraint, Fixed, Uniform, load_spec
-from gdpo_tune.trials import Objective
 
 REPOSITORY = Path(__file__).parents[2]
 # Those for GPUs want packages and data that are not everywhere: see test_commands.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.errors import ResourcesError
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec import Resources, check_resources, load_spec, machine
 
 SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"

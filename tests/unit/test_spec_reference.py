@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import PARAMETERS
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import PARAMETERS
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.docstrings import function_doc
 from gdpo_tune.spec.reference import reference

@@ -8,7 +8,7 @@ import pytest
 from tuning_support import spec_in
 
 from gdpo_tune.spec import choose_sampler, dry_run
-from gdpo_tune.tuning.projection import Projection
+from gdpo_tune.tuning.search.projection import Projection
 
 FIFO = "search.scheduler={type: fifo}"
 FOUR = "objectives.mean_length={direction: minimize, reference: 64}"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from spec_cases import GOOD
 
-from gdpo_tune import registry
-from gdpo_tune.errors import SpecError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.registry import UNKNOWN_RANGE
 from gdpo_tune.ledger.format import STATES, to_record
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.registry import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import lint
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec_cases import GOOD
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import parameters_of
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.spec import Choice, Fixed, Space, Uniform, load_spec
 
 

@@ -13,8 +13,8 @@ from jobs_support import Client, serve_dashboard, without_tokens
 
 import gdpo_tune
 from gdpo_tune import sweep
-from gdpo_tune.clusters import jobs_api, shipping, submit
-from gdpo_tune.errors import BackendError, BackendUnreachableError, UsageError
+from gdpo_tune.clusters.backends.base import jobs_api, shipping, submit
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 
 SPACES = Path(__file__).parents[2] / "search_spaces"
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from gdpo_tune import cli, sweep, tuning
-from gdpo_tune.errors import ClusterLostError, UsageError
+from gdpo_tune.core.errors import ClusterLostError, UsageError
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import load_spec
-from gdpo_tune.trials import TrialRecord
 
 SPACE = str(Path(__file__).parents[2] / "search_spaces" / "code.yaml")
 

@@ -9,13 +9,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tuning_support import spec_in
 
-from gdpo_tune.choosing import chosen_in
-from gdpo_tune.errors import UsageError
-from gdpo_tune.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
+from gdpo_tune.results.picking import chosen_in
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.trials import Cost, TrialRecord
 
 LEDGER = "ledger=postgresql+psycopg2://me:secret@db/sweeps"
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gdpo_tune import registry
-from gdpo_tune.errors import SandboxInfraError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SandboxInfraError
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Task
 from gdpo_tune.tasks.code import BugFreeCodeTask, CodeTask
 

@@ -11,17 +11,17 @@ import torch
 from training_support import write_policy
 from transformers import AutoConfig, LlamaForSequenceClassification
 
-from gdpo_tune import task_files
-from gdpo_tune.errors import SpecError, TaskFileError, TrialFailure, UsageError
-from gdpo_tune.parameters import PARAMETERS
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core import task_files
+from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageError
+from gdpo_tune.core.parameters import PARAMETERS
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.steps import read_steps
 from gdpo_tune.tasks.base import Failures, Problem, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, reward_name, split_of
 from gdpo_tune.training import scoring, train, warm
 from gdpo_tune.training.evaluation import clustered_estimates
-from gdpo_tune.trials import TrialConfig
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "own_task.md"
 SETTINGS = TrainingSettings(

@@ -7,9 +7,9 @@ import random
 import pytest
 from data_support import FOLDER, data, rows
 
-from gdpo_tune import registry
-from gdpo_tune.errors import DataError
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.data import check_data, dataset, describe, problems_of
 from gdpo_tune.tasks.data import rows as reader
 from gdpo_tune.tasks.generation import split_of

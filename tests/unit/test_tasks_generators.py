@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from gdpo_tune import registry
-from gdpo_tune.errors import UsageError
-from gdpo_tune.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.tasks.generation import draw, split_of
 from gdpo_tune.tasks.tools_scoring import parse_calls

@@ -5,11 +5,11 @@ import json
 import pytest
 from data_support import FOLDER, rows
 
-from gdpo_tune import registry
+from gdpo_tune.core import registry
 from gdpo_tune.sandbox import Job, Limits
 from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, code_problem, job_of
 from gdpo_tune.tasks.data.columns import RowError
-from gdpo_tune.tasks.layouts import math
+from gdpo_tune.tasks.layouts import competition_math
 from gdpo_tune.tasks.tools_scoring import HIGHEST, tools_correctness, tools_format
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
@@ -89,7 +89,7 @@ def test_math_takes_the_last_box_or_the_column():
     ]
     row = {**rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
-    assert math.last_boxed(r"\boxed{\frac{1}{2}") == ""
+    assert competition_math.last_boxed(r"\boxed{\frac{1}{2}") == ""
     with pytest.raises(RowError, match=r"boxed"):
         mapped("math", {"problem": "p", "solution": "It is 4."})
 

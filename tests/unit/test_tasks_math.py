@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.gsm8k import GSM8KTask
 from gdpo_tune.tasks.math import MathTask

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from gdpo_tune.errors import UsageError
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Split
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.generation import split_of

@@ -4,8 +4,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.sandbox import external
-from gdpo_tune.settings import SandboxSettings
 from gdpo_tune.tasks import sandboxes
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.tasks.tools_scoring import (

@@ -6,7 +6,7 @@ import io
 from tracking_support import complete, running, tiny_spec
 
 from gdpo_tune.figures import style
-from gdpo_tune.tracking.front import project_front
+from gdpo_tune.tracking.front_projection import project_front
 
 
 def test_ranks_and_tags(tmp_path):

@@ -5,9 +5,10 @@ import math
 import pytest
 from tracking_support import complete, measurement, running
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Objective
 from gdpo_tune.tracking.curves import curve_values
-from gdpo_tune.tracking.projection import (
+from gdpo_tune.tracking.run_content import (
     Content,
     Known,
     clean_name,
@@ -15,7 +16,6 @@ from gdpo_tune.tracking.projection import (
     trial_tags,
     trial_values,
 )
-from gdpo_tune.trials import Cost, Estimate, Measurement, Objective
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "maximize", 0.0))
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from gdpo_tune.tracking.mlflow_runs import find_runs
-from gdpo_tune.tracking.projection import Identity
+from gdpo_tune.tracking.run_content import Identity
 
 IDENTITY = Identity("tiny", "hash", "nightly", "id", adopt=False)
 

@@ -11,7 +11,7 @@ import pytest
 import requests
 from tracking_support import tiny_spec
 
-from gdpo_tune.errors import TrackingError
+from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.tracking import check_server
 from gdpo_tune.tracking.server import (
     absolute_uri,

@@ -6,8 +6,14 @@ from dataclasses import replace
 import pytest
 from tracking_support import complete, measurement, running, tiny_spec
 
-from gdpo_tune.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
-from gdpo_tune.steps import append_step
+from gdpo_tune.core.events import (
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
+from gdpo_tune.core.steps import append_step
 from gdpo_tune.tracking import MlflowSink, front_watch, mlflow_sink
 from gdpo_tune.tracking.sender import Away
 

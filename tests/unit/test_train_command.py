@@ -16,14 +16,14 @@ from tuning_support import SPACE, outcome, spec_in
 import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import sweep, train
-from gdpo_tune.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
+from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
-from gdpo_tune.request import from_sweep, meaning, trial_config
+from gdpo_tune.results.retrain import from_sweep, meaning, trial_config
 from gdpo_tune.spec.identity import differences
-from gdpo_tune.steps import append_step
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
 
 FIXED = [
     "space.normalization=grpo",

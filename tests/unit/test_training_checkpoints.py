@@ -12,8 +12,9 @@ import sys
 
 import pytest
 
-from gdpo_tune.errors import DiskFullError, TrialFailure
-from gdpo_tune.steps import FILE, append_step, read_steps
+from gdpo_tune.core.errors import DiskFullError, TrialFailure
+from gdpo_tune.core.steps import FILE, append_step, read_steps
+from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
     MARKER,
@@ -25,7 +26,6 @@ from gdpo_tune.training.checkpoints import (
     remove_all_but,
     write_checkpoint,
 )
-from gdpo_tune.trials import Cost, Estimate, Measurement
 
 
 def fill(folder):
@@ -233,7 +233,7 @@ def test_all_checkpoints_can_go(tmp_path):
 
 def test_light_modules_import_no_torch():
     code = (
-        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.steps;"
+        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.core.steps;"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

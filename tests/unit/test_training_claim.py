@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.errors import SupersededError
+from gdpo_tune.core.errors import SupersededError
 from gdpo_tune.training.claim import Claim
 
 

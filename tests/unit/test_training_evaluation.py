@@ -10,9 +10,9 @@ import pytest
 import torch
 from training_support import SETTINGS, ToyTask, write_policy
 
-from gdpo_tune.completions import MOST
-from gdpo_tune.errors import NonFiniteError
-from gdpo_tune.policies.load import load_policy
+from gdpo_tune.core.completions import MOST
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
     HeldOut,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_support import register, trial, write_policy
 
-from gdpo_tune.errors import TrialFailure
-from gdpo_tune.settings import ModelSettings, RolloutSettings
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.exhaustion import advice, memory_guard
 from gdpo_tune.training.trainer import GDPOTrainer

@@ -16,9 +16,9 @@ import pytest
 import torch
 from training_support import SETTINGS, ToyTask, register, trial, write_policy
 
-from gdpo_tune.errors import DiskFullError
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.steps import read_steps
+from gdpo_tune.core.errors import DiskFullError
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import checkpoints, state, train, warm
 from gdpo_tune.training.checkpoints import find_checkpoint, newest_valid_checkpoint
 

@@ -12,15 +12,16 @@ import torch
 from training_support import SETTINGS, mostly_slow, plain_trainer, register, trial, write_policy
 from transformers import TrainerCallback
 
-from gdpo_tune.errors import TrialFailure
-from gdpo_tune.parameters import PARAMETERS
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.settings import ModelSettings
-from gdpo_tune.training import micro_batches, packing, train, warm
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.parameters import PARAMETERS
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.training.fast_cpu import micro_batches, packing
 from gdpo_tune.training.rollout import rollout
-from gdpo_tune.training.settings import trainer_arguments
 from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trl_arguments import trainer_arguments
 
 ROWS, GROUP = 16, 4
 LOSS_TYPES = PARAMETERS["loss_type"].choices

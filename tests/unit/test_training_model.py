@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from training_support import SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from gdpo_tune.errors import PolicyError
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.settings import ModelSettings
+from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.adapters import ADAPTER, adapter_config, linear_modules, with_adapter
-from gdpo_tune.training.settings import trainer_arguments
+from gdpo_tune.training.lora import ADAPTER, adapter_config, linear_modules, with_adapter
 from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trl_arguments import trainer_arguments
 
 CHAT = (
     "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}={% endfor %}"

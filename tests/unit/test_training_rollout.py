@@ -7,8 +7,8 @@ import torch
 from training_support import constant, plain_trainer, write_policy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.training import packing
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training.fast_cpu import packing
 from gdpo_tune.training.rollout import Decoding, generate, rollout, sample, supports
 from gdpo_tune.training.trainer import GDPOTrainer
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from training_support import SETTINGS, mostly_slow, register, trial, write_policy
 
-from gdpo_tune.policies.load import load_policy
+from gdpo_tune.core.trials import Segment, TrialConfig
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import adopt_checkpoint, newest_valid_checkpoint
-from gdpo_tune.trials import Segment, TrialConfig
 
 STEPS = 5
 SHAPED = dataclasses.replace(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_support import SETTINGS, ToyTask, toy_info, trial
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, parameters_of
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, parameters_of
 from gdpo_tune.tasks.rewards import length_reward
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import (

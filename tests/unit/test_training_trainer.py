@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_support import plain_trainer, write_policy
 
-from gdpo_tune.errors import NonFiniteError
-from gdpo_tune.registry import NORMALIZATIONS
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.rollout import rollout
 from gdpo_tune.training.trainer import GDPOTrainer, reward_metrics

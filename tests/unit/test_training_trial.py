@@ -11,17 +11,17 @@ import torch
 from training_support import RANGES, SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gdpo_tune import registry
-from gdpo_tune.errors import NonFiniteError, TrialFailure
-from gdpo_tune.parameters import PARAMETERS, parameters_of
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.steps import read_steps
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.parameters import PARAMETERS, parameters_of
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.build import training_order
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
 from gdpo_tune.training.gpu_meter import GpuMeter
-from gdpo_tune.training.settings import trainer_arguments
+from gdpo_tune.training.trl_arguments import trainer_arguments
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from accelerate import Accelerator
 from training_support import register, trial, write_policy
 from trl.generation import vllm_generation as trl_vllm
 
-from gdpo_tune.errors import EngineError
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.settings import DataSettings, RolloutSettings
-from gdpo_tune.training import build, progress, train, vllm_engine, warm
+from gdpo_tune.core.errors import EngineError
+from gdpo_tune.core.settings import DataSettings, RolloutSettings
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import build, step_end, train, vllm_engine, warm
 from gdpo_tune.training.rollout import Decoding
-from gdpo_tune.training.settings import trainer_arguments
+from gdpo_tune.training.trl_arguments import trainer_arguments
 
 GIB = 2**30
 
@@ -293,7 +293,7 @@ def test_the_mismatch_has_names_of_ours():
         "sampling/sampling_logp_difference/mean": 0.01,
         "sampling/sampling_logp_difference/max": 0.2,
     }
-    assert progress.step_metrics(logs) == {
+    assert step_end.step_metrics(logs) == {
         "train/loss": 1.0,
         "train/rollout/importance_ratio": 0.99,
         "train/rollout/logp_difference": 0.01,

@@ -10,14 +10,14 @@ import pytest
 from search_driver import Driver
 from tuning_support import measured, outcome, spec_in
 
-from gdpo_tune.events import TrialFinished, TrialPaused
+from gdpo_tune.core.events import TrialFinished, TrialPaused
+from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Outcome, TrialConfig, TrialRecord
-from gdpo_tune.tuning.checkpoints import tidy
-from gdpo_tune.tuning.plan import is_finished
-from gdpo_tune.tuning.reporter import HALT
+from gdpo_tune.tuning.kept_checkpoints import tidy
+from gdpo_tune.tuning.ray.reporter import HALT
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
+from gdpo_tune.tuning.search.plan import is_finished
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
 FIFO = "search.scheduler={type: fifo}"

@@ -10,12 +10,12 @@ import pytest
 from search_driver import Driver
 from tuning_support import outcome, spec_in
 
+from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Cost, Rung, TrialRecord
-from gdpo_tune.tuning import agenda
-from gdpo_tune.tuning.budget import Spent, hours_of, spent, spent_budget
-from gdpo_tune.tuning.plan import Step, ending, is_finished, next_step, planned
-from gdpo_tune.tuning.proposals import Proposals
+from gdpo_tune.tuning.search import agenda
+from gdpo_tune.tuning.search.budget import Spent, hours_of, spent, spent_budget
+from gdpo_tune.tuning.search.plan import Step, ending, is_finished, next_step, planned
+from gdpo_tune.tuning.search.proposals import Proposals
 
 SMALL = ["search.sampler=random", "search.trials=6", "search.replicates.max_runs=0"]
 

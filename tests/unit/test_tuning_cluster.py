@@ -15,10 +15,10 @@ import pytest
 import ray
 from ray._private.accelerators import accelerator
 
-from gdpo_tune.errors import ClusterLostError
-from gdpo_tune.tuning import cluster, leftovers
-from gdpo_tune.tuning.interruption import ClusterLost, Interruption
-from gdpo_tune.tuning.nodes import Nodes
+from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.tuning.ray import cluster, leftovers
+from gdpo_tune.tuning.ray.interruption import ClusterLost, Interruption
+from gdpo_tune.tuning.ray.nodes import Nodes
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 

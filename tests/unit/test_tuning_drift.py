@@ -11,11 +11,11 @@ from optuna.trial import TrialState
 from search_driver import Driver
 from tuning_support import measured, outcome, spec_in
 
+from gdpo_tune.core.trials import Cost, Rung, State, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Rung, State, TrialRecord
-from gdpo_tune.tuning.drift import leap_to
-from gdpo_tune.tuning.projection import Projection
+from gdpo_tune.tuning.search.drift import leap_to
+from gdpo_tune.tuning.search.projection import Projection
 
 
 @pytest.fixture

@@ -15,17 +15,17 @@ from ray.train import TrainingFailedError
 from search_driver import Driver
 from tuning_support import spec_in
 
-from gdpo_tune.errors import StoreUnreachableError
-from gdpo_tune.events import Disturbed
+from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.events import Disturbed
+from gdpo_tune.core.trials import Incident
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import Incident
-from gdpo_tune.tuning import failures, workers
-from gdpo_tune.tuning.attempts import LOSSES, RETRIES, Accounts
-from gdpo_tune.tuning.failures import FOR_EVER, Attempts, cause
-from gdpo_tune.tuning.lost import NODE_DIED, ActorWornOut, NodeLostError, StoreAwayError
-from gdpo_tune.tuning.nodes import Node, Nodes
-from gdpo_tune.tuning.setup import Setup
-from gdpo_tune.tuning.trainable import GIVEN_UP, run_trial
+from gdpo_tune.tuning.ray import failures, workers
+from gdpo_tune.tuning.ray.attempts import LOSSES, RETRIES, Accounts
+from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts, cause
+from gdpo_tune.tuning.ray.lost import NODE_DIED, ActorWornOut, NodeLostError, StoreAwayError
+from gdpo_tune.tuning.ray.nodes import Node, Nodes
+from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.ray.trainable import GIVEN_UP, run_trial
 
 NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
 DIED = ActorDiedError()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gdpo_tune import outages
-from gdpo_tune.errors import FolderLostError
+from gdpo_tune.core import outages
+from gdpo_tune.core.errors import FolderLostError
+from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec import load_spec
-from gdpo_tune.trials import Cost, Measurement
-from gdpo_tune.tuning import folder, trainable
-from gdpo_tune.tuning.folder import Folder, FolderAwayError
-from gdpo_tune.tuning.reporter import Reporter
-from gdpo_tune.tuning.setup import Setup
+from gdpo_tune.tuning.ray import folder, trainable
+from gdpo_tune.tuning.ray.folder import Folder, FolderAwayError
+from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.setup import Setup
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 

@@ -12,10 +12,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import create_trial
 from tuning_support import spec_in
 
-from gdpo_tune import registry
-from gdpo_tune.trials import Objective
-from gdpo_tune.tuning import gaussian_process
-from gdpo_tune.tuning.gaussian_process import BEGIN, SIDE, GaussianProcess, around
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Objective
+from gdpo_tune.tuning.search import gaussian_process
+from gdpo_tune.tuning.search.gaussian_process import BEGIN, SIDE, GaussianProcess, around
 
 GOALS = (Objective("up", "maximize", 0.0), Objective("down", "minimize", 1.0))
 SPACE = {

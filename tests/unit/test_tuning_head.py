@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from gdpo_tune.tuning import head
-from gdpo_tune.tuning.cluster import head_is_there
-from gdpo_tune.tuning.head import HeadWatch
+from gdpo_tune.tuning.ray import head
+from gdpo_tune.tuning.ray.cluster import head_is_there
+from gdpo_tune.tuning.ray.head import HeadWatch
 
 
 class Silent:

@@ -11,8 +11,8 @@ import ray
 from jobs_support import without_tokens
 from ray.exceptions import AuthenticationError, RpcError
 
-from gdpo_tune.errors import ClusterError, UsageError
-from gdpo_tune.tuning import joining
+from gdpo_tune.core.errors import ClusterError, UsageError
+from gdpo_tune.tuning.ray import joining
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from search_driver import Driver
 from tuning_support import measured, outcome, spec_in
 
 from gdpo_tune.analysis.lineage import Training, training_of
+from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import JournalFile
 from gdpo_tune.spec import PbtSettings, SweepSpec
@@ -23,9 +24,8 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from gdpo_tune.trials import Cost, Outcome, TrialConfig, TrialRecord
-from gdpo_tune.tuning import handover
-from gdpo_tune.tuning.plan import is_finished
+from gdpo_tune.tuning.schedulers import handover
+from gdpo_tune.tuning.search.plan import is_finished
 
 STEPS = 10
 MEMBERS = 5

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tuning_support import spec_in
 
+from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Params, Proposer, Role, TrialRecord
-from gdpo_tune.tuning.plan import Step, next_step, planned
+from gdpo_tune.tuning.search.plan import Step, next_step, planned
 
 CONDITIONAL = """
 task: code

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune.core.trials import Exploit, Objective
 from gdpo_tune.spec import Choice, Uniform
-from gdpo_tune.trials import Exploit, Objective
 from gdpo_tune.tuning.schedulers.population import (
     Exploration,
     Standing,

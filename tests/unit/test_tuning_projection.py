@@ -16,14 +16,14 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 from tuning_support import outcome, spec_in, trade_off
 
-from gdpo_tune import registry
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Outcome, Params, Proposer, Role, State, TrialRecord
 from gdpo_tune.ledger import copied, distribution
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Outcome, Params, Proposer, Role, State, TrialRecord
-from gdpo_tune.tuning import quasi_random
-from gdpo_tune.tuning.entries import Entries
-from gdpo_tune.tuning.projection import Projection, Suggestion
-from gdpo_tune.tuning.samplers import ParzenEstimator, Sampling
+from gdpo_tune.tuning.search import quasi_random
+from gdpo_tune.tuning.search.entries import Entries
+from gdpo_tune.tuning.search.projection import Projection, Suggestion
+from gdpo_tune.tuning.search.samplers import ParzenEstimator, Sampling
 
 CONDITIONAL = """
 task: code
@@ -149,7 +149,7 @@ def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposa
             super().__init__(*arguments)
             built.append(self)
 
-    monkeypatch.setattr("gdpo_tune.tuning.projection.Entries", Counted)
+    monkeypatch.setattr("gdpo_tune.tuning.search.projection.Entries", Counted)
     for number in range(5):
         role = "replicate" if number else "search"
         projection.observe(record(number, point(spec), outcome(number / 10), role=role))

@@ -12,11 +12,11 @@ import pytest
 from search_driver import Driver
 from tuning_support import spec_in
 
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.trials import TrialRecord
-from gdpo_tune.tuning import proposals
-from gdpo_tune.tuning.projection import Projection, Suggestion
-from gdpo_tune.tuning.proposals import Proposals
+from gdpo_tune.tuning.search import proposals
+from gdpo_tune.tuning.search.projection import Projection, Suggestion
+from gdpo_tune.tuning.search.proposals import Proposals
 
 
 class SlowProjection:

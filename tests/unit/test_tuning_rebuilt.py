@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers import priority
 from gdpo_tune.tuning.schedulers import rungs as module
 from gdpo_tune.tuning.schedulers.priority import Floats, Ranks, add_rank, ranks

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tuning_support import measured, sent_to_ray, trial_in
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
 from gdpo_tune.tracking.curves import curve_values
-from gdpo_tune.trials import Cost, Measurement, TrialConfig
-from gdpo_tune.tuning import reporter
-from gdpo_tune.tuning.reporter import HALT, Reporter, pace_of
+from gdpo_tune.tuning.ray import reporter
+from gdpo_tune.tuning.ray.reporter import HALT, Reporter, pace_of
 
 
 @pytest.fixture

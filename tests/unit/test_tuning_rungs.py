@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis import pareto
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
     first_in_order,

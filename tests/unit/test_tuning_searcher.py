@@ -17,17 +17,17 @@ from ray.tune.experiment import Trial
 from search_driver import Driver
 from tuning_support import measured, outcome, spec_in, trade_off
 
-from gdpo_tune.errors import FolderLostError, SandboxUnavailable
-from gdpo_tune.events import TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.errors import FolderLostError, SandboxUnavailable
+from gdpo_tune.core.events import TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
+from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.trials import Cost, Measurement
 from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.failures import Attempts, reason
-from gdpo_tune.tuning.nodes import Nodes
-from gdpo_tune.tuning.plan import is_finished, planned, trial_seed
-from gdpo_tune.tuning.searcher import LedgerSearcher
+from gdpo_tune.tuning.ray.failures import Attempts, reason
+from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.search.plan import is_finished, planned, trial_seed
+from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 QUICK = ["search.sampler=random", "search.trials=4"]
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune import outages
-from gdpo_tune.checkpoint_names import whole_checkpoints
-from gdpo_tune.errors import NonFiniteError, StoreUnreachableError
-from gdpo_tune.object_store import CACHE, ObjectFolder
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core import outages
+from gdpo_tune.core.checkpoint_names import whole_checkpoints
+from gdpo_tune.core.errors import NonFiniteError, StoreUnreachableError
+from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.trials import Cost, Measurement, Outcome, Report, TrialConfig
-from gdpo_tune.tuning import reporter, stored, trainable
-from gdpo_tune.tuning.lost import StoreAwayError
-from gdpo_tune.tuning.reporter import HALT, Reporter
-from gdpo_tune.tuning.setup import Setup, Store
-from gdpo_tune.tuning.trainable import run_trial
+from gdpo_tune.tuning.ray import reporter, stored, trainable
+from gdpo_tune.tuning.ray.lost import StoreAwayError
+from gdpo_tune.tuning.ray.reporter import HALT, Reporter
+from gdpo_tune.tuning.ray.setup import Setup, Store
+from gdpo_tune.tuning.ray.trainable import run_trial
 
 SWEEP = "memory://bucket/night"
 at_step: dict[int, Callable[[], None]] = {}

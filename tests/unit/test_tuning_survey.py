@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tuning_support import spec_in
 
-from gdpo_tune.errors import ClusterError
-from gdpo_tune.tuning.nodes import Node
-from gdpo_tune.tuning.survey import Answer, look, needed_paths, survey
+from gdpo_tune.core.errors import ClusterError
+from gdpo_tune.tuning.ray.nodes import Node
+from gdpo_tune.tuning.ray.survey import Answer, look, needed_paths, survey
 
 NODES = [Node("aaaaaaaaaa", "one", {}), Node("bbbbbbbbbb", "two", {})]
 

@@ -13,24 +13,25 @@ from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 from tuning_support import outcome, sent_to_ray, spec_in, trial_in
 
-from gdpo_tune.errors import (
+from gdpo_tune.core.errors import (
     DiskFullError,
     NonFiniteError,
     PolicyError,
     ResourcesError,
     SandboxUnavailable,
 )
+from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Resources
-from gdpo_tune.trials import Cost, Measurement, TrialConfig
-from gdpo_tune.tuning import runner, trainable, workers
-from gdpo_tune.tuning.cluster import Cluster
-from gdpo_tune.tuning.lost import ActorWornOut
-from gdpo_tune.tuning.nodes import Node, Nodes
-from gdpo_tune.tuning.reporter import Reporter
-from gdpo_tune.tuning.resources import slots, slots_of
-from gdpo_tune.tuning.setup import Setup
-from gdpo_tune.tuning.trainable import memory_limit, run_trial
+from gdpo_tune.tuning import runner
+from gdpo_tune.tuning.ray import trainable, workers
+from gdpo_tune.tuning.ray.cluster import Cluster
+from gdpo_tune.tuning.ray.lost import ActorWornOut
+from gdpo_tune.tuning.ray.nodes import Node, Nodes
+from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.resources import slots, slots_of
+from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.ray.trainable import memory_limit, run_trial
 
 behaviour: list[Any] = []
 """What `train` below does next: an exception to raise, or something to return."""

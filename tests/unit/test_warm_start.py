@@ -8,12 +8,12 @@ import pytest
 from search_driver import Driver
 from tuning_support import spec_in, trade_off
 
-from gdpo_tune.errors import SpecError
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, lint, load_spec
-from gdpo_tune.trials import TrialRecord
-from gdpo_tune.tuning.projection import Projection
-from gdpo_tune.tuning.warm_start import earlier_trials
+from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
+from gdpo_tune.tuning.search.projection import Projection
 
 QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs=0"]
 

@@ -1,7 +1,7 @@
 """A sweep as tracking sees it: a small spec and records that a ledger could hold."""
 
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
 from gdpo_tune.spec import load_spec
-from gdpo_tune.trials import Cost, Estimate, Measurement, TrialRecord
 
 SPACE = """
 name: tiny

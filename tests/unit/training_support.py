@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import parameters_of
-from gdpo_tune.registry import TaskInfo
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.tasks.base import Problem, Scores
-from gdpo_tune.trials import TrialConfig
 
 SETTINGS = TrainingSettings(
     steps=3,
@@ -157,7 +157,7 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from gdpo_tune.policies.load import load_policy
+    from gdpo_tune.policies.load_policy import load_policy
 
     model, tokenizer = load_policy(policy)
     extra = {key: changes.pop(key) for key in ("normalization", "rollout_func") if key in changes}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.settings import TrainingSettings
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Params, TrialConfig
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.trials import Cost, Estimate, Measurement, Outcome, Params, TrialConfig
-from gdpo_tune.tuning import reporter
+from gdpo_tune.tuning.ray import reporter
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpo_tune import registry
-from gdpo_tune.parameters import PARAMETERS
-from gdpo_tune.policies.load import load_policy
-from gdpo_tune.registry import TaskInfo
-from gdpo_tune.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import PARAMETERS
+from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem, Scores
-from gdpo_tune.trials import TrialConfig
 
 # vLLM and what it imports warn of much that is theirs.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]

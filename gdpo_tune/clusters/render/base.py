@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from gdpo_tune.clusters.durations import shown
-from gdpo_tune.clusters.load import ScheduledSweep
-from gdpo_tune.clusters.model import Schedule
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render.names import NEWEST_KUBERAY
-from gdpo_tune.errors import Problem, SpecError
+from gdpo_tune.clusters.schedule_spec import Schedule
+from gdpo_tune.core.errors import Problem, SpecError
 from gdpo_tune.spec.problems import show
 
 ELSEWHERE_UNKNOWN = ("localtime", "Factory")

@@ -15,8 +15,8 @@ from datetime import UTC, date, datetime, timedelta
 from cronsim import CronSim
 
 from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.model import Schedule
 from gdpo_tune.clusters.render.base import Request, refuse
+from gdpo_tune.clusters.schedule_spec import Schedule
 
 READ_BY_ALL = re.compile(r"(\*(/\d+)?|\d+(-\d+(/\d+)?)?)(,(\*(/\d+)?|\d+(-\d+(/\d+)?)?))*")
 DAYS = ("", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

@@ -18,9 +18,9 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
-    "kuberay": Target("gdpo_tune.clusters.render.kuberay:render", "---\n"),
+    "kuberay": Target("gdpo_tune.clusters.render.kuberay_manifests:render", "---\n"),
     "rayjob": Target("gdpo_tune.clusters.render.ray_job:render", "---\n"),
-    "slurm": Target("gdpo_tune.clusters.render.slurm:render", "\n"),
+    "slurm": Target("gdpo_tune.clusters.render.slurm_script:render", "\n"),
     "systemd": Target("gdpo_tune.clusters.render.systemd:render", "\n"),
     "crontab": Target("gdpo_tune.clusters.render.crontab:render", "\n"),
 }

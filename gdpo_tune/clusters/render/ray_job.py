@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gdpo_tune.clusters.manifests import RAY, Tree, metadata, ray_job_spec, text
-from gdpo_tune.clusters.model import KubeRayBackend
+from gdpo_tune.clusters.backends.manifests import RAY, Tree, metadata, ray_job_spec, text
 from gdpo_tune.clusters.render.base import Rendered, Request, refuse
+from gdpo_tune.clusters.schedule_spec import KubeRayBackend
 
 FIRST = (1, 2)
 """KubeRay's version that brought the last of the fields that are used: `backoffLimit`."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 
-from gdpo_tune.clusters.model import LocalBackend
 from gdpo_tune.clusters.render.base import Rendered, Request
 from gdpo_tune.clusters.render.cron_line import on_calendar, spring_note
+from gdpo_tune.clusters.schedule_spec import LocalBackend
 
 PLAIN = re.compile(r"[A-Za-z0-9_./:=@+-]+")
 DETACHED = [

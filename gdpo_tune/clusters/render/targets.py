@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from gdpo_tune import registry
-from gdpo_tune.clusters.load import ScheduledSweep
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render.base import Rendered, Request, schedule_for
 from gdpo_tune.clusters.render.names import TARGETS
-from gdpo_tune.errors import Problem, SpecError
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import Problem, SpecError
 
 
 def render_all(

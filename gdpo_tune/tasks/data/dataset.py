@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from gdpo_tune import registry
-from gdpo_tune.errors import DataError
-from gdpo_tune.settings import DataSettings, TrainingSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.data.columns import Row, RowError
 from gdpo_tune.tasks.data.rows import read_rows

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gdpo_tune.errors import DataError
-from gdpo_tune.settings import DATA_FILES, DataSettings
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.settings import DATA_FILES, DataSettings
 from gdpo_tune.tasks.data.columns import Row
 
 

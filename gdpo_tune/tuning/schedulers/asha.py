@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger, excess
 from gdpo_tune.spec import AshaSettings, SweepSpec
-from gdpo_tune.trials import Rung, TrialRecord
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 

@@ -12,7 +12,7 @@ from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler
 
-from gdpo_tune.trials import Rung, TrialRecord
+from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.tuning.schedulers.rungs import Verdict
 
 

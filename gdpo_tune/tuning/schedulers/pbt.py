@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdpo_tune.analysis.lineage import training_of
+from gdpo_tune.core.trials import MOVABLE, Generation, Params, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger, excess
 from gdpo_tune.spec import PbtSettings
-from gdpo_tune.trials import MOVABLE, Generation, Params, Rung, TrialRecord
-from gdpo_tune.tuning.handover import hand_over
 from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.handover import hand_over
 from gdpo_tune.tuning.schedulers.population import Exploration, Range, Standing, decide
 from gdpo_tune.tuning.schedulers.rungs import Verdict
 

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.core.trials import Exploit, Objective, Params, ParamValue
 from gdpo_tune.spec import Choice, Uniform
-from gdpo_tune.trials import Exploit, Objective, Params, ParamValue
-from gdpo_tune.tuning.quasi_random import at
 from gdpo_tune.tuning.schedulers.priority import total_excess
+from gdpo_tune.tuning.search.quasi_random import at
 
 Range = Choice | Uniform
 

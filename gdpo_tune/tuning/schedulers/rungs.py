@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from gdpo_tune.analysis.pareto import losses
-from gdpo_tune.trials import Objective
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
     Ranks,

@@ -1,0 +1,1 @@
+"""Vocabulary and helpers that every room may import; this room imports nothing of the package."""

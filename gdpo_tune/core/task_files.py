@@ -1,0 +1,162 @@
+"""Tasks of your own: `task: path/to/file.py:MyTask` names a class in a file.
+
+What the registry says of the tasks that ship, such a class says of itself: `rewards` and `metrics`
+are names; `ranges` gives a reward or a metric its lowest and highest value, `directions` a metric
+the way that is better (`maximize` unless it says otherwise). Reading this runs the file, once a
+process. Light, as far as the file is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import TaskFileError
+from gdpo_tune.core.metrics import MetricInfo
+from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import Direction
+
+METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
+
+
+def is_file(task: str) -> bool:
+    """Whether a task is named by a file and not by the registry."""
+    return ".py:" in task or task.endswith(".py")
+
+
+def task_info(task: str) -> TaskInfo:
+    """What a task rewards and measures.
+
+    Raises:
+        TaskFileError: it is in a file, and cannot be used.
+    """
+    return _described(task) if is_file(task) else registry.TASKS[task]
+
+
+def task_class(task: str) -> Any:
+    """The class whose instances are the task.
+
+    Raises:
+        TaskFileError: it is in a file, and cannot be used.
+    """
+    return _class(task) if is_file(task) else registry.load(registry.TASKS[task].target)
+
+
+def made(
+    task: str, training: TrainingSettings, sandbox: SandboxSettings, data: DataSettings
+) -> Any:
+    """The task of a sweep with these settings.
+
+    Raises:
+        TaskFileError: it is in a file, and cannot be used.
+    """
+    result = task_class(task)(training, sandbox, data)
+    if not isinstance(getattr(result, "instructions", None), str):
+        raise TaskFileError(f"{task}: instructions has to be a text, which may be empty")
+    return result
+
+
+def provenance(task: str) -> dict[str, str]:
+    """Which text of the file there was, for a task in a file."""
+    if not is_file(task):
+        return {}
+    content = Path(_split(task)[0]).read_bytes()
+    return {"task_file": f"sha256:{hashlib.sha256(content).hexdigest()[:12]}"}
+
+
+def _described(task: str) -> TaskInfo:
+    kind = _class(task)
+    rewards, metrics = _names(kind, "rewards", task), _names(kind, "metrics", task)
+    for method in METHODS:
+        if not callable(getattr(kind, method, None)):
+            raise TaskFileError(
+                f"{task}: it has no method {method}(); derive it from "
+                "gdpo_tune.tasks.custom.RewardFunctionTask, or see gdpo_tune/tasks/base.py"
+            )
+    ranges = {name: _range(kind, name, task) for name in (*rewards, *metrics)}
+    directions: Mapping[str, Direction] = getattr(kind, "directions", {})
+    for name, direction in directions.items():
+        if direction not in get_args(Direction):
+            raise TaskFileError(f"{task}: directions[{name!r}] is not maximize or minimize")
+    return TaskInfo(
+        target=task,
+        rewards={name: ranges[name] for name in rewards},
+        metrics={
+            name: MetricInfo(directions.get(name, "maximize"), *ranges[name], doc=f"mean {name}")
+            for name in metrics
+        },
+        embedded="embedded",
+        published={"normalization": "gdpo", **{f"reward_weights.{name}": 1.0 for name in rewards}},
+    )
+
+
+def _split(task: str) -> tuple[str, str]:
+    file, _, name = task.rpartition(":")
+    if not file or not name.isidentifier():
+        raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")
+    return str(Path(file).expanduser().absolute()), name
+
+
+def _class(task: str) -> Any:
+    file, name = _split(task)
+    found = getattr(_module(file, task), name, None)
+    if not isinstance(found, type):
+        raise TaskFileError(f"{task}: that file has no class {name}")
+    return found
+
+
+@functools.cache
+def _module(file: str, task: str) -> Any:
+    if not Path(file).is_file():
+        raise TaskFileError(f"{task}: there is no file {file}")
+    # The name is that of the file, so that a process which loads it again finds the same classes.
+    name = f"gdpo_tune_task_{hashlib.sha256(file.encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, "a path that ends in .py has a loader"
+    assert spec.loader is not None, "a path that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise TaskFileError(f"{task}: running the file raised {_last_line(error)}") from error
+    return module
+
+
+def _last_line(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return text if trace is None else f"{text} (line {trace.tb_lineno})"
+
+
+def _names(kind: Any, attribute: str, task: str) -> tuple[str, ...]:
+    names: Any = getattr(kind, attribute, None)
+    if not isinstance(names, tuple | list) or not names:
+        raise TaskFileError(f"{task}: {attribute} has to be a tuple of names, such as ('right',)")
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise TaskFileError(f"{task}: {attribute} holds {name!r}, which is not a plain name")
+    if len(set(names)) != len(names):
+        raise TaskFileError(f"{task}: {attribute} holds a name twice")
+    return tuple(names)
+
+
+def _range(kind: Any, name: str, task: str) -> tuple[float, float]:
+    given: Any = getattr(kind, "ranges", {}).get(name, registry.UNKNOWN_RANGE)
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low, high = 0.0, 0.0
+    if not low < high:
+        raise TaskFileError(f"{task}: ranges[{name!r}] has to be (lowest, highest)")
+    return low, high

@@ -1,0 +1,295 @@
+"""The vocabulary that every room shares: what a trial is asked, what it reports, what is kept.
+
+Light on purpose: importing it costs neither torch nor ray nor pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gdpo_tune.core.settings import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
+
+ParamValue = bool | int | float | str
+Params = Mapping[str, ParamValue]
+"""Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
+
+Direction = Literal["maximize", "minimize"]
+Role = Literal["search", "member", "replicate", "untrained", "published"]
+"""Why a trial was run. `untrained` and `published` are the baselines of every front picture;
+`published` is trained at full budget and may therefore be on the front itself. A `member` of a
+population has parameters that moved while it trained; those of its record are the initial ones."""
+State = Literal["running", "paused", "complete", "pruned", "failed"]
+"""`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
+Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline"]
+"""Who chose a trial's parameters: the sampler's model, its random start-up, or a rule."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A held-out, unweighted metric that the search optimises."""
+
+    name: str
+    direction: Direction
+    reference: float
+    """Worst value of interest: the reference point of the hypervolume, fixed in the spec."""
+
+
+MOVABLE = ("learning_rate", "reward_weights.")
+"""Parameters, by the beginning of their names, that may change while a trial trains."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """From a step on, other values of parameters that may change while a trial trains.
+
+    Raises:
+        ValueError: a parameter that may not, or a step before the start.
+    """
+
+    step: int
+    """Steps done before they hold: 0 is the start."""
+    params: Params
+    """Parameters that are not named keep their values."""
+
+    def __post_init__(self) -> None:
+        fixed = [name for name in self.params if not name.startswith(MOVABLE)]
+        if fixed or self.step < 0:
+            raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Everything that decides one trial; equal configs give bitwise equal metrics on CPU."""
+
+    task: str
+    policy: str
+    seed: int
+    params: Params
+    """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task."""
+    training: TrainingSettings
+    directory: Path
+    """This trial's own folder: `steps.jsonl` and checkpoints."""
+    train: bool = True
+    """False evaluates the policy as it is (the untrained baseline)."""
+    threads: int = 1
+    """CPU threads that torch may use."""
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
+    """Where the task runs code that the policy wrote."""
+    data: DataSettings = field(default_factory=DataSettings)
+    """Where the task's prompts come from."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """How the policy is loaded and trained."""
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    """What samples completions during training."""
+    gpu_share: float = 1.0
+    """Of the memory of its GPU, what the trial may use; no GPU, no effect."""
+    evaluate_at: tuple[int, ...] = ()
+    """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
+    schedule: tuple[Segment, ...] = ()
+    """What of `params` changes on the way; they hold where it says nothing."""
+
+    def __deepcopy__(self, memo: object) -> TrialConfig:
+        """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
+        return self
+
+    def __str__(self) -> str:
+        """Short: Ray makes a label of it."""
+        return self.directory.name
+
+    def params_at(self, step: int) -> dict[str, ParamValue]:
+        """The parameters that hold once `step` steps are done."""
+        params = dict(self.params)
+        for segment in sorted(self.schedule, key=lambda segment: segment.step):
+            if segment.step <= step:
+                params |= segment.params
+        return params
+
+    def reward_weights(self, step: int = 0) -> dict[str, float]:
+        """Reward name -> weight once `step` steps are done, from `reward_weights.*`."""
+        prefix, params = "reward_weights.", self.params_at(step)
+        return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean of a held-out metric and its standard error (bootstrap clustered by prompt)."""
+
+    mean: float
+    se: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a trial has spent so far, summed over the attempts that its result rests on.
+
+    An attempt that died counts up to the checkpoint that the next one went on from.
+    """
+
+    completions: int = 0
+    seconds: float = 0.0
+    """Wall time in `train()`."""
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a trial reports while it runs."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """`train/...` of this step; `validation/<metric>` where an evaluation took place."""
+    cost: Cost
+    validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """What the evaluation found; empty where none took place."""
+
+    @property
+    def validated(self) -> bool:
+        """Whether an evaluation took place."""
+        return bool(self.validation)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What a trial was worth on validation prompts after part of its budget."""
+
+    step: int
+    validation: Mapping[str, Estimate]
+    """A standard error of NaN is not known: ledgers from before kept none."""
+    cost: Cost
+    recorded: float | None = field(default=None, compare=False)
+    """Unix seconds; None is not known: ledgers from before kept none."""
+
+    @property
+    def completions(self) -> int:
+        """What the trial had sampled by then: the same for equal rungs of different trials."""
+        return self.cost.completions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished trial is worth."""
+
+    validation: Mapping[str, Estimate]
+    test: Mapping[str, Estimate]
+    cost: Cost
+    checkpoint: Path | None
+    """Folder of the trained policy; None for the untrained baseline."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Provenance seen from inside the trial, such as the sandbox's tier."""
+
+
+LEFT_OUT = "prompts_left_out."
+"""In `Outcome.environment`, this and a split: how many of its prompts were too long, `2 of 128`."""
+
+Report = Callable[[Measurement, Path | None], None]
+"""How `train()` speaks: a measurement, and the checkpoint folder if one was just written."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """One configuration that is to be trained again with a fresh seed."""
+
+    of: int
+    """Number of the trial that first had these parameters."""
+    params: Params
+
+
+@dataclass(frozen=True)
+class Exploit:
+    """A member of a population took over another one's training and goes on with new values."""
+
+    member: int
+    """Number of the trial that takes over."""
+    donor: int
+    """Number of the trial whose checkpoint, seed and parameters it goes on with."""
+    step: int
+    """Steps that the checkpoint contains."""
+    params: Params
+    """New values of all that moves."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was decided once the members of a population had met at a step."""
+
+    step: int
+    members: tuple[int, ...]
+    """Numbers of all that met."""
+    exploits: tuple[Exploit, ...]
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that befell a sweep: a node was lost, an attempt at a trial failed."""
+
+    time: float
+    """Unix seconds."""
+    what: str
+    """In one line; of trials, it is said of each: `is tried again: ...`."""
+    trials: tuple[int, ...] = ()
+    """Numbers of those that it befell."""
+
+    def __str__(self) -> str:
+        """The same with the trials, in one line."""
+        if not self.trials:
+            return self.what
+        numbers = ", ".join(map(str, self.trials))
+        if self.what.startswith("node "):
+            return f"{self.what}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
+        return f"trial {numbers} {self.what}"
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial as the ledger has it."""
+
+    number: int
+    role: Role
+    state: State
+    params: Params
+    """Complete, as in `TrialConfig.params`."""
+    seed: int
+    proposer: Proposer
+    replicate_of: int | None = None
+    validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    test: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    feasible: bool | None = None
+    """Whether every constraint holds on validation; None until measured at full budget."""
+    rungs: tuple[Rung, ...] = ()
+    """By step; the last one of a trial that is complete is at full budget."""
+    paused_at: int = 0
+    """Completions of the rung at which it waits, or was last promoted from; 0: it never waited."""
+    cost: Cost = field(default_factory=Cost)
+    reason: str = ""
+    """Why a failed or pruned trial ended."""
+    lineage: tuple[Exploit, ...] = ()
+    """What a member of a population took over from others, by step."""
+    directory: Path | None = None
+    checkpoint: Path | None = None
+    address: str = ""
+    """Of its folder on an object store, of which `directory` is a copy; empty: there is none."""
+    started: float | None = None
+    """Unix time in seconds."""
+    finished: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it runs or waits, so that it may still go on."""
+        return self.state in ("running", "paused")
+
+    @property
+    def policy(self) -> str:
+        """Where the policy that it trained is, for a person; empty if it was not kept."""
+        if self.checkpoint is None:
+            return ""
+        return f"{self.address}/{self.checkpoint.name}" if self.address else str(self.checkpoint)

@@ -1,0 +1,1 @@
+"""Results of finished and running sweeps: open, pick, compare, retrain, notebook."""

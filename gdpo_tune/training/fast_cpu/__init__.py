@@ -1,0 +1,1 @@
+"""Faster CPU training of the small embedded policies: sampling, packing, micro-batches."""

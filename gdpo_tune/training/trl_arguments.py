@@ -1,0 +1,142 @@
+"""TRL's arguments for one trial: every parameter and every training setting finds its place here.
+
+A step is one batch of samples and `num_iterations` optimizer passes over it, so that the budget,
+counted in completions, is the same whatever the number of passes. A pass is one optimizer step,
+whose gradient is accumulated over micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from trl.trainer.grpo_config import GRPOConfig
+
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.training import ranks
+
+_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+
+
+def trainer_arguments(
+    config: TrialConfig, rewards: tuple[str, ...], engine: Mapping[str, Any] | None = None
+) -> GRPOConfig:
+    """TRL's arguments; `rewards` gives the order of the weights, `engine` what its engine needs.
+
+    Raises:
+        TrialFailure: the completions of a step do not divide into groups, among the processes or
+            into micro-batches.
+    """
+    params: dict[str, Any] = dict(config.params)
+    settings = config.training
+    on_gpu = torch.cuda.is_available()
+    passes = int(params["num_iterations"])
+    weights = config.reward_weights()
+    at_once, parts = _micro_batches(config)
+    return GRPOConfig(
+        output_dir=str(config.directory),
+        seed=config.seed,
+        # The parameters of the search.
+        num_generations=int(params["group_size"]),
+        learning_rate=float(params["learning_rate"]),
+        temperature=float(params["temperature"]),
+        beta=float(params["beta"]),
+        epsilon=float(params["epsilon"]),
+        epsilon_high=_upper_clip(params),
+        loss_type=str(params["loss_type"]),
+        num_iterations=passes,
+        reward_weights=[weights[name] for name in rewards],
+        # The settings that all trials share.
+        max_steps=settings.steps * passes,
+        per_device_train_batch_size=at_once,
+        # TRL samples once for so many micro-batches, too.
+        gradient_accumulation_steps=parts,
+        max_completion_length=settings.max_completion_length,
+        lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
+        warmup_steps=round(settings.warmup_share * settings.steps) * passes,
+        max_grad_norm=settings.max_grad_norm,
+        # A smaller nucleus would sample from another policy than the one that is trained.
+        top_p=1.0,
+        # What TRL would otherwise do: half precision and recomputation, which cost time on a CPU,
+        # an order of prompts that a resumed run could not find again, files and lines of its own.
+        bf16=computes_in_bfloat16(config.model),
+        gradient_checkpointing=recomputes(config.model.gradient_checkpointing, on_gpu=on_gpu),
+        use_cpu=not on_gpu,
+        dataloader_pin_memory=on_gpu,
+        shuffle_dataset=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=1,
+        # TRL loads the reference of the KL again, and has to find what the policy came from.
+        model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
+        **(engine or {}),
+    )
+
+
+def computes_in_bfloat16(settings: ModelSettings) -> bool:
+    """Whether a trial in this process computes in bfloat16."""
+    if settings.dtype == "auto":
+        return torch.cuda.is_available()
+    return settings.dtype == "bfloat16"
+
+
+def weights_type(settings: ModelSettings) -> torch.dtype:
+    """In what a policy is loaded: bfloat16 for weights that nothing trains, else float32."""
+    frozen = bool(settings.lora_rank)
+    return torch.bfloat16 if frozen and computes_in_bfloat16(settings) else torch.float32
+
+
+def recomputes(choice: str, *, on_gpu: bool) -> bool:
+    """Whether activations are computed again in the backward pass: `gradient_checkpointing`."""
+    return on_gpu if choice == "auto" else choice == "on"
+
+
+def prompts_per_step(config: TrialConfig) -> int:
+    """Groups in one step.
+
+    Raises:
+        TrialFailure: the group size does not divide the completions of a step.
+    """
+    group_size = int(config.params["group_size"])
+    prompts, rest = divmod(config.training.completions_per_step, group_size)
+    if rest:
+        raise TrialFailure(
+            f"group_size {group_size} does not divide "
+            f"completions_per_step {config.training.completions_per_step}"
+        )
+    return prompts
+
+
+def _part_of_step(config: TrialConfig) -> int:
+    """Completions of one step that this process samples: whole groups, as many as any other."""
+    prompts, group_size = prompts_per_step(config), int(config.params["group_size"])
+    own, rest = divmod(prompts, ranks.count())
+    if rest:
+        raise TrialFailure(
+            f"{prompts} prompts a step (completions_per_step / group_size) do not divide among "
+            f"{ranks.count()} workers"
+        )
+    return own * group_size
+
+
+def _micro_batches(config: TrialConfig) -> tuple[int, int]:
+    """Completions of a micro-batch, and micro-batches of this process in a step."""
+    own = _part_of_step(config)
+    size = config.training.micro_batch_size or own
+    parts, rest = divmod(own, size)
+    if rest:
+        raise TrialFailure(
+            f"micro_batch_size {size} does not divide the {own} completions of a step that each "
+            f"of {ranks.count()} workers computes"
+        )
+    return size, parts
+
+
+def _upper_clip(params: dict[str, Any]) -> float:
+    """`epsilon_high` is a distance from 1, but TRL's CISPO takes the upper bound itself."""
+    distance = float(params["epsilon_high"])
+    return 1 + distance if params["loss_type"] == "cispo" else distance
