@@ -49,14 +49,14 @@ from night import (
     wait,
     write_files,
 )
-from ray_nodes import RayCluster, RayNode, ray_nodes, short_folder, words_of
-from sweep_properties import (
+
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from tests.support.ray_nodes import RayCluster, RayNode, ray_nodes, short_folder, words_of
+from tests.support.sweep_properties import (
     every_trial_is_there_once,
     no_trial_goes_back_behind_a_checkpoint,
     searched,
 )
-
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 
 NODE = {"cpus": 4, "gpus": 2}
 SLOTS, ON_A_NODE = 8, 4

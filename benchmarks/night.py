@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from killed_sweeps import SPACE, KilledSweep, step_lines
-
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
+from tests.support.killed_sweeps import SPACE, KilledSweep, step_lines
 
 TICK = "2026-03-29T01:00:00+00:00"
 RUN = "20260329T010000Z"

@@ -43,8 +43,9 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 
-from mlflow_servers import MlflowServer
 from tracking_ways import METRICS, WAYS, Load
+
+from tests.support.mlflow_servers import MlflowServer
 
 LIMIT_MS = 5.0
 """Most of the 99th percentile of blocking of ours."""

@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
 
 def desk_of(options: argparse.Namespace) -> Desk:
     """The schedule that a name means; with `--here` for a machine that runs it itself."""
-    from gdpo_tune.clusters.backends.base import local
+    from gdpo_tune.clusters.backends import local
     from gdpo_tune.clusters.tick import open_desk
 
     desk = open_desk(load(options).named(options.name), clock)

@@ -1,4 +1,4 @@
-"""How the embedded policies were made: `python -m recipes.recipe --task code`.
+"""How the embedded policies were made: `python -m recipes.make_policy --task code`.
 
 Demonstrations of the task's warm-start prompts, an own tokenizer, half a million random parameters
 and a fixed number of supervised steps on one core. The result is written to `--out`, by default
@@ -78,7 +78,7 @@ TOKENIZER_TEXTS = 5000
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the policy; the exit status is 0."""
     parser = argparse.ArgumentParser(
-        prog="python -m recipes.recipe", description="Make an embedded policy again."
+        prog="python -m recipes.make_policy", description="Make an embedded policy again."
     )
     parser.add_argument("--task", choices=RECIPES, default="code", help="what it is for")
     parser.add_argument("--out", type=Path, help="target folder (default: in the package)")

@@ -1,7 +1,8 @@
-"""What every test shares."""
+"""Fixtures of every test."""
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -63,3 +64,22 @@ def tables_stay_as_they_are() -> Iterator[None]:
     yield
     changed = restore(before)
     assert not changed, f"the test left {', '.join(changed)} changed: use monkeypatch.setitem"
+
+
+OTHER_PROCESSES = {"integration", "fault", "browser", "vllm", "gpu"}
+"""Markers of tests that may start Ray."""
+
+
+@pytest.fixture(autouse=True)
+def unit_tests_start_no_ray(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep Ray from starting a cluster, which it does for any question, and wait for proposals."""
+    if OTHER_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
+        return
+    if "ray" in sys.modules:
+        monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", False)
+    if "gdpo_tune.tuning.search.proposals" in sys.modules:
+        # On a busy machine, a quick sampler may be slower than the loop has time for.
+        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.GLANCE", 60.0)
+        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.IDLE_WAIT", 60.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.backends.base import backend_checks
+from gdpo_tune.clusters.backends import backend_checks
 from gdpo_tune.clusters.places import placed, why_no_folder
 from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile
 from gdpo_tune.core.errors import Problem, SpecError, UsageError

@@ -7,8 +7,8 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 
-from ..errors import SandboxUnavailable
-from ..service_url import split_service_url
+from ..core.errors import SandboxUnavailable
+from ..core.service_url import split_service_url
 
 _PATH = "/run_code"
 _NO_PROXY = "url: the environment's proxy is malformed"

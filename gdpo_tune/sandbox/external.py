@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from ..errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
+from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .address import Address
 from .jobs import Call, Job, Limits, Result, SandboxInfo, naming
 from .remote_jobs import Findings, Run, prepare

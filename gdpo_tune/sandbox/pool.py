@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from queue import SimpleQueue
 
-from ..errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from ..memory import candidates_at_once, machine_memory
+from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
+from ..core.memory import candidates_at_once, machine_memory
 from .jobs import Job, Result, SandboxInfo
 from .process import ELSEWHERE
 from .threaded import Threaded, foreseeing

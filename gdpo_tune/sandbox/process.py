@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import SandboxUnavailable
+from ..core.errors import SandboxUnavailable
 from .inside.frames import FrameTooLong, read_exactly, read_frame
 from .verdicts import Infra
 

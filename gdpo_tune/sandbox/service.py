@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SandboxUnavailable
+from ..core.errors import SandboxUnavailable
 from .address import Address
 from .jobs import Limits
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ..closing import Closing
-from ..errors import GdpoTuneError, SandboxInfraError
+from ..core.closing import Closing
+from ..core.errors import GdpoTuneError, SandboxInfraError
 
 
 class Threaded(Closing):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..errors import GdpoTuneError, SandboxInfraError
+from ..core.errors import GdpoTuneError, SandboxInfraError
 from .asserts import read_assert
 from .inside.encoding import Encoded, dump, encode
 from .inside.frames import pack

@@ -7,21 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
-
-from made_up_sweep import send
 from mlflow import MlflowClient
-from mlflow_servers import PATIENCE, ROOT, MlflowServer
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from gdpo_tune.tracking.mlflow_writer import create_database
+from tests.support.made_up_sweep import send
+from tests.support.mlflow_servers import PATIENCE, ROOT, MlflowServer
 
 pytestmark = [
     pytest.mark.browser,

@@ -3,16 +3,11 @@
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-
-from figures_support import make_records, make_spec, write_steps
-
 from gdpo_tune.figures import write_report
+from tests.support.figures import make_records, make_spec, write_steps
 
 pytestmark = pytest.mark.browser
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
-
-from cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, Whole, slow_sweep, table
-from ray_nodes import RayCluster, ray_nodes, short_folder
+from tests.support.cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, Whole, slow_sweep, table
+from tests.support.ray_nodes import RayCluster, ray_nodes, short_folder
 
 
 def let_in_all(patch: pytest.MonkeyPatch) -> None:

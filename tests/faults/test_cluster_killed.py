@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster_sweeps import (
+
+from tests.support.cluster_sweeps import (
     ASHA,
     FIFO,
     MARKS,
@@ -20,8 +21,8 @@ from cluster_sweeps import (
     training,
     under_way,
 )
-from killed_sweeps import wait_until
-from ray_nodes import RayCluster
+from tests.support.killed_sweeps import wait_until
+from tests.support.ray_nodes import RayCluster
 
 pytestmark = MARKS
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from cluster_sweeps import ROWS
-from killed_sweeps import ROOT
+
+from tests.support.cluster_sweeps import ROWS
+from tests.support.killed_sweeps import ROOT
 
 pytestmark = pytest.mark.fault
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
@@ -18,7 +19,7 @@ pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[defau
 def test_a_night_with_two_losses():
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "cluster_night.py"), "--small"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_sweeps import (
+
+from tests.support.cluster_sweeps import (
     ASHA,
     FIFO,
     MARKS,
@@ -28,8 +29,8 @@ from cluster_sweeps import (
     training,
     under_way,
 )
-from killed_sweeps import KilledSweep
-from ray_nodes import RayCluster, RayNode, ray_nodes, short_folder
+from tests.support.killed_sweeps import KilledSweep
+from tests.support.ray_nodes import RayCluster, RayNode, ray_nodes, short_folder
 
 pytestmark = MARKS
 NETWORK = "10.231.77"

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_sweeps import (
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.table import JournalTable
+from tests.support.cluster_sweeps import (
     ASHA,
     FIFO,
     MARKS,
@@ -24,12 +27,9 @@ from cluster_sweeps import (
     told,
     under_way,
 )
-from killed_sweeps import KilledSweep
-from mlflow_servers import postgres_server
-from ray_nodes import RayCluster
-
-from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.table import JournalTable
+from tests.support.killed_sweeps import KilledSweep
+from tests.support.mlflow_servers import postgres_server
+from tests.support.ray_nodes import RayCluster
 
 pytestmark = MARKS
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from killed_sweeps import ROOT, SPACE, WAIT, step_lines, wait_until
-from sweep_properties import mlflow_trials
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
+from tests.support.killed_sweeps import ROOT, SPACE, WAIT, step_lines, wait_until
+from tests.support.sweep_properties import mlflow_trials
 
 pytestmark = pytest.mark.fault
 

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_sweeps import told
-from gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
-from killed_sweeps import KilledSweep, wait_until
-from ray_nodes import RayCluster, RayNode
-from sweep_properties import every_trial_is_there_once, no_trial_goes_back_behind_a_checkpoint
+
+from tests.support.cluster_sweeps import told
+from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
+from tests.support.killed_sweeps import KilledSweep, wait_until
+from tests.support.ray_nodes import RayCluster, RayNode
+from tests.support.sweep_properties import (
+    every_trial_is_there_once,
+    no_trial_goes_back_behind_a_checkpoint,
+)
 
 
 @contextmanager

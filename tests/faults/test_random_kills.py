@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from killed_sweeps import KilledSweep, kill_again_and_again
-from sweep_properties import came_to, check
 
 from gdpo_tune.spec import local_cpus
+from tests.support.killed_sweeps import KilledSweep, kill_again_and_again
+from tests.support.sweep_properties import came_to, check
 
 FAKE = (
     "search.trials=14",

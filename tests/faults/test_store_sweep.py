@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_sweeps import NODE, VARIABLES, told
-from gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
-from killed_sweeps import KilledSweep, wait_until
-from mlflow_servers import postgres
-from ray_nodes import RayNode, ray_nodes, short_folder
-from s3_servers import BUCKET, S3Server, s3_server
-from sweep_properties import no_trial_goes_back_behind_a_checkpoint
 
 from gdpo_tune.core.object_store import CACHE
 from gdpo_tune.ledger import Ledger
+from tests.support.cluster_sweeps import NODE, VARIABLES, told
+from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
+from tests.support.killed_sweeps import KilledSweep, wait_until
+from tests.support.mlflow_servers import postgres
+from tests.support.ray_nodes import RayNode, ray_nodes, short_folder
+from tests.support.s3_servers import BUCKET, S3Server, s3_server
+from tests.support.sweep_properties import no_trial_goes_back_behind_a_checkpoint
 
 pytestmark = pytest.mark.fault
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from mlflow_checks import check_whole_sweep, wait_until_begun
-from mlflow_servers import PATIENCE, MlflowServer, start_driver
 
 from gdpo_tune.tracking.mlflow_writer import create_database
+from tests.support.mlflow_checks import check_whole_sweep, wait_until_begun
+from tests.support.mlflow_servers import PATIENCE, MlflowServer, start_driver
 
 pytestmark = [
     pytest.mark.fault,

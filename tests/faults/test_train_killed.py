@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from killed_sweeps import ROOT, SPACE, wait_until
 
 from gdpo_tune.policies.load_policy import load_policy
+from tests.support.killed_sweeps import ROOT, SPACE, wait_until
 
 ARGUMENTS = [
     str(SPACE),

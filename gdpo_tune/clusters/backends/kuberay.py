@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from gdpo_tune.clusters.backends.base import Job, Look, programs
+from gdpo_tune.clusters.backends import programs
+from gdpo_tune.clusters.backends.base import Job, Look
 from gdpo_tune.clusters.backends.manifests import RAY, metadata, ray_job_spec, text
 from gdpo_tune.clusters.backends.programs import Answer
 from gdpo_tune.clusters.load_schedules import ScheduledSweep

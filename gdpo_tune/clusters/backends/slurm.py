@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job, Look, batch_script, programs
+from gdpo_tune.clusters.backends import batch_script, programs
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job, Look
 from gdpo_tune.clusters.backends.batch_script import Batch
 from gdpo_tune.clusters.backends.job_folders import check_folder, folder_of, reason
 from gdpo_tune.clusters.backends.programs import Answer

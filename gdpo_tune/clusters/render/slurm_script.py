@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from gdpo_tune.clusters.backends.base import batch_script
+from gdpo_tune.clusters.backends import batch_script
 from gdpo_tune.clusters.backends.batch_script import Batch
 from gdpo_tune.clusters.render.base import Rendered, Request, refuse
 from gdpo_tune.clusters.render.cron_line import five_fields

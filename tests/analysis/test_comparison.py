@@ -1,0 +1,216 @@
+"""Two searches against each other: figures, tests, verdict, and how often it is wrong."""
+
+import itertools
+from dataclasses import replace
+
+import moocore
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdpo_tune.analysis.attainment import attained, attainment, coverage
+from gdpo_tune.analysis.comparison import ALPHA, compare, p_values
+from gdpo_tune.analysis.pareto import hypervolume, ranks
+from gdpo_tune.analysis.resampling import holm, middle, permutation_p, smallest_p
+from gdpo_tune.analysis.sides import front_of, side_of
+from gdpo_tune.analysis.verdict import judge
+from gdpo_tune.core.trials import Objective
+from tests.support.analysis import GOALS, trial
+from tests.support.comparison import search, side
+
+SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
+
+
+def error_rate(pairs, trials=12):
+    wrong = 0
+    for seed in range(pairs):
+        p = holm(p_values(side(2 * seed, trials), side(2 * seed + 1, trials)))
+        wrong += min(p) <= ALPHA
+    return wrong / pairs
+
+
+def test_equal_searches_are_rarely_called_different():
+    # 40 pairs at a rate of .05: more than 6 wrong ones come up in 1 of 300 runs
+    assert error_rate(40) <= 6 / 40
+
+
+@pytest.mark.slow
+def test_equal_searches_are_called_different_in_at_most_one_of_twenty():
+    assert error_rate(1000) <= 0.05
+
+
+def test_a_large_difference_is_called_whichever_side_has_it():
+    strong, weak = side(1, 24, 1.5, "strong"), side(2, 24, 1.0, "weak")
+    verdict = judge(compare(strong, weak))
+    assert verdict.winner == "left"
+    assert verdict.headline == "strong beats weak: its front covers more."
+    turned = judge(compare(weak, strong))
+    assert turned.winner == "right"
+    assert turned.headline == verdict.headline
+
+
+def test_a_comparison_turned_round_says_the_same():
+    one, other = side(3, 15), side(4, 10, 1.2)
+    there, back = compare(one, other), compare(other, one)
+    assert there.ratio.value == pytest.approx(1 / back.ratio.value)
+    assert there.coverage[0][0] == back.coverage[1][0]
+    assert there.attained[0][0] == pytest.approx(back.attained[1][0])
+    for name, effect in there.superiority.items():
+        assert effect.value == pytest.approx(1 - back.superiority[name].value)
+
+
+def test_intervals_hold_what_was_seen():
+    found = compare(side(5, 12), side(6, 18))
+    shown = [found.ratio, *found.superiority.values()]
+    pairs = [(effect.value, effect.interval) for effect in shown]
+    for value, interval in [*pairs, *found.coverage, *found.attained]:
+        assert interval.low <= value <= interval.high
+
+
+def test_a_side_without_a_front_is_beaten():
+    broken = [replace(record, feasible=False) for record in search(2, 16)]
+    verdict = judge(compare(side_of("broken", broken, GOALS), side(1, 16, name="whole")))
+    assert verdict.headline.startswith("whole beats broken: its front covers more")
+    assert "each: broken has 0 and whole 0." in verdict.reasons[0]
+    assert judge(compare(side(1, 16), side_of("broken", broken, GOALS))).winner == "left"
+
+
+def test_two_sides_without_a_front_are_not_told_apart():
+    sides = [
+        side_of(name, [replace(record, feasible=False) for record in search(seed, 16)], GOALS)
+        for seed, name in enumerate("ab")
+    ]
+    verdict = judge(compare(*sides))
+    assert verdict.winner == "undecided"
+    assert "each: a has 0 and b 0." in verdict.reasons[0]
+
+
+def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
+    a = [trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
+    b = [trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
+    verdict = judge(compare(side_of("a", a, GOALS), side_of("b", b, GOALS)))
+    assert verdict.winner == "mixed"
+    assert verdict.headline.startswith("a is better in a and b is better in b;")
+
+
+def test_too_few_trials_are_said_to_be_too_few():
+    found = compare(side(1, 3, 2.0), side(2, 3))
+    assert found.smallest_p == pytest.approx(3 * 2 / 20)
+    verdict = judge(found)
+    assert verdict.winner == "too few"
+    assert verdict.reasons == ()  # figures of so few would be taken for a finding
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 5), (5, 0)])
+def test_an_empty_side_is_too_few_and_breaks_nothing(left, right):
+    verdict = judge(compare(side(1, left), side(2, right)))
+    assert verdict.winner == "too few"
+    assert not verdict.differs
+
+
+def test_the_same_points_on_both_sides_are_as_good_as_equal():
+    records = [trial(n, 0.5 + 0.0001 * n, 0.5 - 0.0001 * n) for n in range(30)]
+    verdict = judge(compare(side_of("a", records, GOALS), side_of("b", records, GOALS)))
+    assert verdict.winner == "equal"
+
+
+def test_what_counts_as_tried():
+    records = search(7, 6)
+    records[1] = replace(records[1], state="pruned", test={}, validation={})
+    records[2] = replace(records[2], state="failed", test={}, validation={}, reason="NaN")
+    records[3] = replace(records[3], feasible=False)
+    records[4] = replace(records[4], role="published")
+    found = side_of("x", records, GOALS)
+    assert (found.tried, found.stopped, found.failed) == (4, 1, 1)
+    assert np.isfinite(found.points).all(axis=1).sum() == 2
+
+
+def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
+    records = [replace(r, proposer="startup" if r.number < 4 else "model") for r in search(9, 12)]
+    assert len(side_of("x", records, GOALS).independent) == 12
+    found = side_of("x", records, GOALS, shared=True)
+    assert [c.first for c in found.independent] == [0, 1, 2, 3]
+    assert found.tried == 12
+
+
+def test_more_trials_do_not_make_a_better_search():
+    found = compare(side(8, 10), side(8, 30))
+    assert found.count == 10
+    whole = hypervolume([c.values(GOALS) for c in found.right.configurations], GOALS)
+    assert found.hypervolumes[1] < whole
+
+
+def test_permutations_equal_all_of_them_counted():
+    values = np.array([3.1, 2.2, 5.0, 0.3, 1.1, 0.9])
+    sums = [sum(c) for c in itertools.combinations(values, 3)]
+    seen = values[:3].sum()
+    exact = 2 * np.mean([s >= seen - 1e-12 for s in sums])
+    found = permutation_p(3, 3, lambda deals: values[deals[:, :3]].sum(axis=1))
+    assert found == pytest.approx(exact, abs=0.03)
+    assert smallest_p(3, 3) == pytest.approx(2 / 20)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e12])
+def test_deals_that_differ_by_rounding_alone_are_equal_on_any_scale(scale):
+    rng = np.random.default_rng(0)
+
+    def alike(deals):
+        return scale * (1 + 1e-15 * rng.random(len(deals)))
+
+    assert permutation_p(6, 6, alike) == 1.0
+    values = scale * np.arange(12.0)[::-1]
+    assert permutation_p(6, 6, lambda deals: values[deals[:, :6]].sum(axis=1)) < 0.02
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_the_middle_of_values_that_may_be_infinite():
+    found = middle([*range(1000), float("inf"), float("nan")])
+    assert (found.low, found.high) == (25, 975)
+
+
+@given(SETS, st.integers(2, 4))
+def test_attainment_equals_moocores_surfaces(rng, sets):
+    fronts = [rng.integers(0, 12, (int(rng.integers(1, 7)), 2)).astype(float) for _ in range(sets)]
+    goals = np.array([(x, y) for x in range(12) for y in range(12)], dtype=float)
+    found = attainment(fronts, goals)
+    data = np.vstack(fronts)
+    labels = np.repeat(np.arange(1, sets + 1), [len(front) for front in fronts])
+    for level in range(1, sets + 1):
+        surface = moocore.eaf(data, labels, percentiles=[100 * level / sets])[:, :2]
+        assert (attained(surface, goals) == (found >= level / sets - 1e-9)).all()
+
+
+@given(SETS)
+def test_coverage_by_definition(rng):
+    left, right = (front_of(rng.integers(0, 6, (5, 3)).astype(float)) for _ in range(2))
+    wins = [any(all(a <= b for a, b in zip(p, q, strict=True)) for p in left) for q in right]
+    assert coverage(left, right) == pytest.approx(np.mean(wins))
+
+
+@pytest.mark.parametrize("objectives", [2, 3, 4])
+def test_hypervolume_and_ranks_equal_pymoo(objectives):
+    indicators = pytest.importorskip("pymoo.indicators.hv")
+    sorting = pytest.importorskip("pymoo.util.nds.non_dominated_sorting")
+    goals = [Objective(str(i), "maximize", 0.1) for i in range(objectives)]
+    for seed in range(30):
+        values = np.random.default_rng(seed).random((25, objectives))
+        expected = indicators.HV(ref_point=np.full(objectives, -0.1))(-values)
+        assert hypervolume(values, goals) == pytest.approx(float(expected))
+        _, theirs = sorting.NonDominatedSorting().do(-values, return_rank=True)
+        assert ranks(values, goals).tolist() == list(theirs)
+
+
+@pytest.mark.parametrize("objectives", [2, 3])
+def test_hypervolume_equals_counted_cells(objectives):
+    """Independent of any library: whole-number points, and every cell of the box is looked at."""
+    goals = [Objective(str(i), "minimize", 8.0) for i in range(objectives)]
+    cells = np.array(list(itertools.product(range(8), repeat=objectives)), dtype=float)
+    for seed in range(20):
+        points = np.random.default_rng(seed).integers(0, 9, (6, objectives)).astype(float)
+        assert hypervolume(points, goals) == attained(points, cells).sum()

@@ -1,0 +1,117 @@
+"""Which configuration is trained again: the one whose next seed decides most."""
+
+import math
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdpo_tune.analysis import next_replicate
+from gdpo_tune.analysis.racing import decisiveness
+from gdpo_tune.core.trials import Objective
+from tests.support.analysis import GOALS, front_numbers, trial
+
+
+def test_nothing_to_replicate_without_a_front():
+    assert next_replicate([], GOALS, 2, 8) is None
+    assert next_replicate([trial(0, 0.5, 0.5, feasible=False)], GOALS, 2, 8) is None
+    assert next_replicate([trial(0, 0.5, 0.5, role="untrained")], GOALS, 2, 8) is None
+
+
+@pytest.mark.parametrize(("gap", "error", "seeds"), [(0.0, 0.1, 1), (0.05, 0.1, 1), (0.2, 0.1, 3)])
+def test_the_value_of_a_seed_is_that_of_two_rivals_in_closed_form(gap, error, seeds):
+    # In one objective the leader falls behind where its mean moves by more than the gap, and then
+    # two memberships change; equal points share the front until one moves.
+    goal = (Objective("a", "maximize", 0.0),)
+    leader, rival = decisiveness([[0.5], [0.5 - gap]], [[error], [0.0]], [seeds, 9], goal)
+    step = error / math.sqrt(seeds + 1)
+    if gap:
+        assert leader == pytest.approx(2 * NormalDist().cdf(-gap / step), abs=0.1)
+    else:
+        assert leader == 1  # it gets ahead, or falls behind: one of the two leaves
+    assert rival == 0  # its mean is known
+
+
+def test_a_point_with_several_rivals_decides_about_all_that_it_would_beat():
+    # 0 is on the front; moved by one error it dominates 1 and 2, which are incomparable
+    means = [[0.5, 0.5], [0.55, 0.52], [0.52, 0.55]]
+    certain = decisiveness(means, [[0.0, 0.0]] * 3, [1, 1, 1], GOALS)
+    assert certain.tolist() == [0, 0, 0]
+    lively = decisiveness(means, [[10.0, 10.0], [0.0, 0.0], [0.0, 0.0]], [1, 1, 1], GOALS)
+    # a huge step: above both in a quarter (it comes, two leave), below both in a quarter (nothing
+    # changes), and incomparable in half (it comes)
+    assert lively[0] == pytest.approx(0.25 * 3 + 0.5 * 1, abs=0.1)
+
+
+def test_the_next_seed_goes_where_it_decides_most():
+    # 0 is far ahead in b; 1 and 2 are half a standard error apart, and one of them is in doubt
+    records = [trial(0, 0.1, 0.9), trial(1, 0.5, 0.5), trial(2, 0.49, 0.49)]
+    found = next_replicate(records, GOALS, 2, 8)
+    assert found is not None
+    assert found.of in (1, 2)
+    assert found.params == {"lr": float(found.of)}
+
+
+def test_a_rival_just_below_the_front_may_be_trained_again():
+    records = [trial(0, 0.5, 0.5, se=0.001), trial(1, 0.49, 0.49, se=0.1)]
+    found = next_replicate(records, GOALS, 2, 8)
+    assert found is not None
+    assert found.of == 1
+
+
+def test_members_that_nothing_threatens_take_turns():
+    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0.9, 0.1, of=1)]
+    found = next_replicate(records, GOALS, 2, 8)
+    assert found is not None
+    assert found.of == 0
+
+
+def test_replicates_on_their_way_count():
+    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0, 0, of=0, state="running")]
+    found = next_replicate(records, GOALS, 2, 8)
+    assert found is not None
+    assert found.of == 1
+    records.append(trial(3, 0, 0, of=1, state="running"))
+    assert next_replicate(records, GOALS, 1, 8) is None
+    assert next_replicate(records, GOALS, 2, 2) is None
+
+
+def test_a_configuration_that_keeps_failing_is_not_trained_for_ever():
+    records = [trial(0, 0.5, 0.5)]
+    records += [trial(n, 0, 0, of=0, state="failed") for n in (1, 2)]
+    assert next_replicate(records, GOALS, 2, 8) is None
+
+
+def test_dominated_configurations_are_not_trained_again():
+    records = [trial(0, 0.9, 0.9), trial(1, 0.1, 0.1)]
+    assert plan(records, per_point=2, max_runs=8) == [0, 0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=8),
+    st.integers(0, 3),
+    st.integers(0, 6),
+)
+def test_limits_hold_and_the_whole_front_gets_its_runs_where_they_suffice(
+    points, per_point, max_runs
+):
+    records = [trial(number, *point) for number, point in enumerate(points)]
+    members = front_numbers(records)
+    planned = plan(records, per_point, max_runs)
+    assert min(max_runs, per_point * len(members)) <= len(planned) <= max_runs
+    assert all(planned.count(number) <= per_point for number in planned)
+    if len(planned) < max_runs:
+        assert all(planned.count(member) == per_point for member in members)
+
+
+def plan(records, per_point, max_runs):
+    """Originals that are trained again when every replicate repeats its original exactly."""
+    records, planned = list(records), []
+    while (found := next_replicate(records, GOALS, per_point, max_runs)) is not None:
+        original = records[found.of]
+        a, b = (original.test[goal.name].mean for goal in GOALS)
+        records.append(trial(len(records), a, b, of=found.of))
+        planned.append(found.of)
+    return planned

@@ -1,0 +1,213 @@
+import math
+import statistics
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdpo_tune.analysis import build_front, configurations
+from gdpo_tune.analysis.pareto import NOT_RANKED
+from gdpo_tune.analysis.replicates import pooled
+from gdpo_tune.core.trials import Estimate, Objective
+from tests.support.analysis import GOALS, trial
+
+# One configuration over its seeds
+
+
+def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
+    (only,) = configurations([trial(0, 0.5, 0.4, se=0.03)], GOALS)
+    assert only.mean["a"] == Estimate(0.5, 0.03)
+    assert only.seeds == 1
+    assert only.provisional
+
+
+def test_seeds_are_averaged_and_their_spread_is_the_error():
+    records = [trial(0, 0.5, 0.4), trial(1, 0.7, 0.4, of=0), trial(2, 0.9, 0.4, of=0)]
+    (merged,) = configurations(records, GOALS)
+    assert merged.numbers == (0, 1, 2)
+    assert merged.first == 0
+    assert merged.role == "search"
+    assert merged.mean["a"].mean == pytest.approx(0.7)
+    assert merged.mean["a"].se == pytest.approx(0.2 / math.sqrt(3))
+    assert not merged.provisional
+
+
+def test_seeds_that_agree_keep_the_evaluations_own_noise():
+    records = [trial(0, 0.5, 0.4, se=0.03), trial(1, 0.5, 0.4, se=0.04, of=0)]
+    (merged,) = configurations(records, GOALS)
+    assert merged.mean["a"].se == pytest.approx(0.05 / 2)
+
+
+@given(
+    st.lists(st.builds(Estimate, mean=st.floats(-3, 3), se=st.floats(0, 1)), min_size=2, max_size=6)
+)
+def test_the_pooled_error_is_never_below_spread_or_evaluation(seeds):
+    found = pooled(seeds)
+    count = len(seeds)
+    spread = statistics.stdev(seed.mean for seed in seeds) / math.sqrt(count)
+    evaluation = math.sqrt(sum(seed.se**2 for seed in seeds)) / count
+    assert found.mean == pytest.approx(statistics.fmean(seed.mean for seed in seeds))
+    assert found.se == pytest.approx(max(spread, evaluation))
+
+
+def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
+    # configuration 0: means .4 .6, squares .02; configuration 2: .1 .4 .7, squares .18; 3 degrees
+    pair = [trial(0, 0.4, 0.5), trial(1, 0.6, 0.5, of=0)]
+    three = [trial(2, 0.1, 0.5), trial(3, 0.4, 0.5, of=2), trial(4, 0.7, 0.5, of=2)]
+    alone = trial(5, 0.5, 0.5, se=0.03)
+    untrained = trial(6, 0.2, 0.2, se=0.03, role="untrained")
+    known = {c.first: c for c in configurations([*pair, *three, alone, untrained], GOALS)}
+    sigma = math.sqrt(0.2 / 3)
+    assert known[5].mean["a"] == Estimate(0.5, pytest.approx(sigma))
+    assert known[0].mean["a"].se == pytest.approx(sigma / math.sqrt(2))
+    assert known[2].mean["a"].se == pytest.approx(0.3 / math.sqrt(3))  # its own is larger
+    assert known[5].mean["b"].se == 0.03  # seeds agree there: the evaluation's noise stays
+    assert known[6].mean["a"].se == 0.03  # nothing was trained
+
+
+def test_equal_parameters_are_one_configuration_even_without_a_replicate():
+    records = [trial(0, 0.5, 0.5), trial(1, 0.7, 0.5, params={"lr": 0.0})]
+    (merged,) = configurations(records, GOALS)
+    assert merged.numbers == (0, 1)
+
+
+def test_published_weights_that_the_search_also_tried_stay_published():
+    records = [trial(0, 0.5, 0.5, role="published"), trial(1, 0.7, 0.5, params={"lr": 0.0})]
+    (merged,) = configurations(records, GOALS)
+    assert merged.role == "published"
+
+
+def test_the_untrained_policy_is_never_merged_nor_on_the_front():
+    untrained = trial(0, 0.99, 0.99, role="untrained", params={"lr": 1.0})
+    records = [untrained, trial(1, 0.5, 0.5)]
+    found = configurations(records, GOALS)
+    assert [c.numbers for c in found] == [(0,), (1,)]
+    assert [c.rank for c in found] == [NOT_RANKED, 0]
+    assert [c.probability for c in found] == [0, 1]
+
+
+@pytest.mark.parametrize("state", ["running", "paused", "pruned", "failed"])
+def test_only_complete_trials_count(state):
+    records = [trial(0, 0.5, 0.5), trial(1, 0.9, 0.9, state=state)]
+    assert [c.first for c in configurations(records, GOALS)] == [0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_never_enters(bad):
+    records = [trial(0, 0.5, 0.5), trial(1, bad, 0.9), trial(2, 0.5, 0.9, of=0, se=bad)]
+    (only,) = configurations(records, GOALS)
+    assert only.numbers == (0,)
+
+
+def test_a_missing_objective_is_not_a_complete_trial():
+    assert configurations([trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
+
+
+def test_metrics_that_are_no_objectives_are_merged_where_all_seeds_have_them():
+    both = {"a": Estimate(0.5, 0), "b": Estimate(0.5, 0), "c": Estimate(4, 0)}
+    records = [trial(0, 0, 0, test=both), trial(1, 0, 0, of=0, test={**both, "d": Estimate(1, 0)})]
+    (merged,) = configurations(records, GOALS)
+    assert set(merged.mean) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "feasible"),
+    [
+        ([True], True),
+        ([False], False),
+        ([None], True),
+        ([True, False], False),
+        ([True, True, False], True),
+        ([False, True, False], False),
+    ],
+)
+def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
+    records = [
+        trial(number, 0.5, 0.5, of=0 if number else None, feasible=verdict)
+        for number, verdict in enumerate(verdicts)
+    ]
+    (merged,) = configurations(records, GOALS)
+    assert merged.feasible is feasible
+    assert merged.on_front is feasible
+
+
+def test_an_infeasible_configuration_dominates_nobody():
+    records = [trial(0, 0.9, 0.9, feasible=False), trial(1, 0.5, 0.5), trial(2, 0.4, 0.4)]
+    assert [c.rank for c in configurations(records, GOALS)] == [NOT_RANKED, 0, 1]
+
+
+# The front
+
+
+def test_an_empty_front():
+    front = build_front([], GOALS)
+    assert (front.members, front.knee, front.extremes) == ((), None, {})
+    assert (front.hypervolume, front.hypervolume_over_trials) == (0, ())
+
+
+def test_a_front_of_one():
+    front = build_front([trial(0, 0.5, 0.4)], GOALS)
+    assert [member.first for member in front.members] == [0]
+    assert front.knee is front.members[0]
+    assert front.extremes == {"a": front.members[0], "b": front.members[0]}
+    assert front.hypervolume == pytest.approx(0.2)
+
+
+def test_members_run_from_the_best_to_the_worst_first_objective():
+    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0.5, 0.5), trial(3, 0.4, 0.4)]
+    front = build_front(records, GOALS)
+    assert [member.first for member in front.members] == [1, 2, 0]
+    assert {name: c.first for name, c in front.extremes.items()} == {"a": 1, "b": 0}
+    down = (Objective("a", "minimize", 1.0), GOALS[1])
+    assert [member.first for member in build_front(records, down).members] == [0]
+
+
+def test_baselines_are_the_untrained_policy_and_the_published_weights():
+    records = [trial(0, 0.1, 0.1, role="untrained"), trial(1, 0.9, 0.9, role="published")]
+    front = build_front([*records, trial(2, 0.5, 0.5)], GOALS)
+    assert [c.role for c in front.baselines] == ["untrained", "published"]
+    assert [c.first for c in front.members] == [1]
+
+
+def test_the_hypervolume_falls_when_a_replicate_corrects_a_lucky_trial():
+    records = [
+        trial(0, 0.8, 0.5, finished=3.0),
+        trial(1, 0.2, 0.2, finished=1.0),
+        trial(2, 0.0, 0.0, state="failed", finished=2.0, test={}),
+        trial(3, 0.4, 0.5, of=0, finished=4.0),
+        trial(4, 0.9, 0.9, state="running", finished=None),
+    ]
+    trace = build_front(records, GOALS).hypervolume_over_trials
+    assert [point.number for point in trace] == [1, 2, 0, 3]
+    assert [p.hypervolume for p in trace] == pytest.approx([0.04, 0.04, 0.4, 0.3])
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 3)), max_size=12))
+def test_the_trace_equals_the_front_rebuilt_after_each_trial(rows):
+    records = [
+        trial(number, a, b, of=group if group < number else None, feasible=group != 2)
+        for number, (a, b, group) in enumerate(rows)
+    ]
+    trace = build_front(records, GOALS).hypervolume_over_trials
+    rebuilt = [build_front(records[: end + 1], GOALS).hypervolume for end in range(len(records))]
+    assert [point.hypervolume for point in trace] == pytest.approx(rebuilt)
+
+
+def test_the_trace_without_replicates_never_falls():
+    records = [trial(n, 0.1 * (n % 4) + 0.2, 0.9 - 0.2 * (n % 4)) for n in range(8)]
+    trace = build_front(records, GOALS).hypervolume_over_trials
+    assert all(later.hypervolume >= earlier.hypervolume for earlier, later in pairwise(trace))
+
+
+def test_probabilities_are_the_same_every_time():
+    records = [trial(n, 0.5 + 0.01 * n, 0.5 - 0.01 * n) for n in range(6)]
+    first, second = (configurations(records, GOALS) for _ in range(2))
+    assert [c.probability for c in first] == [c.probability for c in second]
+    assert any(0 < c.probability < 1 for c in first)
+
+
+@given(st.floats(0, 1), st.integers(1, 9))
+def test_seeds_that_agree_pool_to_exactly_their_value(mean, count):
+    assert pooled([Estimate(mean, 0.02)] * count).mean == mean

@@ -1,0 +1,87 @@
+"""The simulation of a large sweep: its processes and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import scale_executor
+import scale_trials
+from scale_executor import START, Clock, SimulatedActors, Tally
+
+from gdpo_tune.tuning.ray.reporter import HALT
+from gdpo_tune.tuning.ray.setup import Setup
+from tests.support.tuning import spec_in
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock to which the driver costs nothing."""
+    monkeypatch.setattr(scale_executor.time, "process_time", lambda: 0.0)
+    made = Clock()
+    monkeypatch.setattr(scale_executor, "CLOCK", made)
+    monkeypatch.setattr(scale_trials, "CLOCK", made)
+    monkeypatch.setattr(scale_executor, "TALLY", Tally())
+    return made
+
+
+def three_steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for step in (1, 2, 3):
+        yield {"step": (config["name"], step), "training_iteration": step, "time_this_iter_s": 1.0}
+    yield {"__duplicate__": True}
+
+
+def test_slots_are_held_until_a_process_has_stopped(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SimulatedActors, "slots", 2)
+    monkeypatch.setattr(SimulatedActors, "make", staticmethod(three_steps), raising=False)
+    actors = SimulatedActors(None)
+    told: list[tuple[str, int]] = []
+
+    def take(actor: Any, result: dict[str, Any]) -> None:
+        if "step" not in result:
+            actors.remove_actor(actor)
+            return
+        told.append(result["step"])
+        actors.schedule_actor_task(actor, "train", on_result=take)
+
+    def begin(actor: Any) -> None:
+        actors.schedule_actor_task(actor, "train", on_result=take)
+
+    for name in "abc":
+        actors.add_actor(None, {"config": {"name": name}}, None, on_start=begin)
+    assert actors.num_live_actors == 2
+    assert actors.num_pending_actors == 1
+    while actors.num_total_actors:
+        actors.next(timeout=None)
+    assert sorted(told[:6]) == [(name, step) for name in "ab" for step in (1, 2, 3)]
+    assert told[6:] == [("c", 1), ("c", 2), ("c", 3)]
+    assert clock.now == pytest.approx(2 * START + 6, abs=1)
+
+
+def test_what_the_driver_spends_passes_for_trials_too(monkeypatch: pytest.MonkeyPatch):
+    spent = iter([1.0, 3.5])
+    monkeypatch.setattr(scale_executor.time, "process_time", lambda: next(spent))
+    clock = Clock()
+    clock.resume()
+    clock.pass_on()
+    assert clock.now == clock.driver == 2.5
+    clock.wait_until(4.0)
+    assert (clock.now, clock.driver) == (4.0, 2.5)
+
+
+def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path):
+    spec = spec_in(tmp_path)
+    trial = spec.trial_config(spec.space.baseline({}), 0, tmp_path / "0")
+    trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
+    trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
+    config = {"trial": trial, "setup": Setup("none:none", tmp_path / "stop", 1.0), "ends_at": ()}
+    results = scale_trials.results_of(config)
+    assert [next(results)["measurement"].step for _ in range(2)] == [1, 2]
+    (tmp_path / "0" / HALT).touch()
+    assert next(results)["interrupted"]
+    assert next(results) == {"__duplicate__": True}
+    assert next(results, None) is None
+    assert len((tmp_path / "0" / "steps.jsonl").read_text().splitlines()) == 2

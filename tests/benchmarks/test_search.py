@@ -1,0 +1,443 @@
+"""The benchmarks of the search: what is simulated, and the figures made of it, in closed form."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import Plan, Sweep, read, simulate
+from contestants import CONTESTANTS, PROBLEMS, missing
+from kept import done_in, finish
+from measures import Share, at_budgets, continuations, median_of, reached, trace
+from momf import BraninCurrin, branin, currin
+from peers import OptunaAlone, RayOptuna, SyneTuneMoasha, optuna_sampler
+from picture import write_picture
+from problems import Curve, exactly
+from product import Product, no_rungs, promoting, stopping
+from report import figures, markdown
+from simulator import History, Simulation, Verdict, Visit, completed
+
+from gdpo_tune.core.trials import Params
+from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
+
+SEARCH = Path(__file__).resolve().parents[2] / "benchmarks" / "search"
+
+
+class Line:
+    """Gain and thrift trade off along x; a trial earns in proportion to its training."""
+
+    name = "line"
+    levels = (1, 3, 9)
+    domains: Mapping[str, Uniform] = {"x": Uniform(low=0.0, high=1.0)}
+    objectives: Mapping[str, ObjectiveSpec] = {
+        "gain": ObjectiveSpec(direction="maximize", reference=0.0),
+        "loss": ObjectiveSpec(direction="minimize", reference=2.0),
+    }
+    best: Mapping[str, float] = {"gain": 1.0, "loss": 0.0}
+    constraints: Mapping[str, Constraint] = {"gain": Constraint(op=">=", bound=0.1)}
+
+    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        noise = float(rng.standard_normal())
+        return lambda level: exactly(
+            {**{k: v * level / 9 for k, v in self.truth(params).items()}, "noise": noise}
+        )
+
+    def truth(self, params: Params) -> Mapping[str, float]:
+        return {"gain": float(params["x"]), "loss": 2 * float(params["x"])}
+
+    def seconds(self, params: Params, start: int, end: int) -> float:
+        return float(end - start)
+
+
+class Scripted:
+    """Judges as it is told and keeps what it hears."""
+
+    def __init__(self, verdicts: Mapping[tuple[int, int], Verdict] | None = None) -> None:
+        self.verdicts = verdicts or {}
+        self.finished: list[int] = []
+        self.noise: dict[int, float] = {}
+        self.waiting: list[int] = []
+
+    def start(self, number: int) -> Params:
+        return {"x": 0.1 * (number + 1)}
+
+    def judge(self, number, level, values) -> Verdict:
+        self.noise[number] = values["noise"].mean
+        return self.verdicts.get((number, level), "continue")
+
+    def finish(self, number, values) -> None:
+        self.finished.append(number)
+
+    def promote(self) -> int | None:
+        return self.waiting.pop() if self.waiting else None
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+def test_branin_has_its_three_minima_at_full_fidelity():
+    for across, up in ((-math.pi, 12.275), (math.pi, 2.275), (9.42478, 2.475)):
+        assert branin((across + 5) / 15, up / 15, 1.0) == pytest.approx(0.397887, abs=1e-5)
+    assert branin((math.pi + 5) / 15, 2.275 / 15, 0.5) > 0.5
+
+
+def test_currin_is_damped_at_low_fidelity_alone():
+    assert currin(0.0, 0.5, 1.0) == 3.0
+    assert currin(0.0, 0.5, 0.0) == pytest.approx(3.0 * (1 - 0.1 * math.exp(-1)))
+    assert currin(0.0, 0.0, 0.0) == 3.0
+
+
+def test_botorch_has_the_same_functions():
+    torch = pytest.importorskip("torch")
+    problems = pytest.importorskip("botorch.test_functions.multi_objective_multi_fidelity")
+    theirs = problems.MOMFBraninCurrin(negate=False)
+    for x1, x2, fidelity in np.random.default_rng(0).random((20, 3)):
+        first, second = theirs(torch.tensor([[x1, x2, fidelity]], dtype=torch.float64))[0].tolist()
+        assert first == pytest.approx((branin(x1, x2, fidelity) - 21) / 22)
+        assert second == pytest.approx((currin(x1, x2, fidelity) - 14) / 15)
+
+
+def test_pymoo_constraints_are_met_at_zero_or_less():
+    pytest.importorskip("pymoo")
+    problem = PROBLEMS["bnh"]()
+    truth = problem.truth({"x1": 0.0, "x2": 0.0})
+    assert truth["f1"] == 0.0
+    assert truth["f2"] == 50.0
+    assert problem.constraints["g1"].holds(truth["g1"])
+    assert len(PROBLEMS["dtlz2"]().objectives) == 3
+
+
+# --- simulated time -------------------------------------------------------------------------------
+
+
+def test_the_budget_is_what_was_measured_and_nothing_starts_after_it():
+    tuner = Scripted()
+    history = Simulation(tuner, Line(), workers=1, seed=0).run(18)
+    assert [(v.number, v.level, v.spent) for v in history.visits] == [
+        *((0, 1, 1), (0, 3, 3), (0, 9, 9)),
+        *((1, 1, 10), (1, 3, 12), (1, 9, 18)),
+    ]
+    assert tuner.finished == [0, 1] == list(history.params) == list(completed(history))
+
+
+def test_trials_in_flight_interleave_and_the_unfinished_are_lost():
+    history = Simulation(Scripted(), Line(), workers=4, seed=0).run(36)
+    assert {v.number for v in history.visits[:4]} == {0, 1, 2, 3}
+    assert len(history.params) == 4 + len(completed(history)) - 1
+    times = [visit.time for visit in history.visits]
+    assert times == sorted(times)
+
+
+def test_a_stopped_trial_frees_its_worker_at_once():
+    tuner = Scripted({(0, 1): "stop"})
+    history = Simulation(tuner, Line(), workers=1, seed=0).run(10)
+    assert [(v.number, v.spent) for v in history.visits] == [(0, 1), (1, 2), (1, 4), (1, 10)]
+
+
+def test_a_promoted_trial_goes_on_where_it_waited():
+    tuner = Scripted({(0, 3): "pause"})
+    tuner.waiting = []
+    simulation = Simulation(tuner, Line(), workers=1, seed=0)
+    tuner.judge = lambda number, level, values: (  # type: ignore[method-assign]
+        tuner.waiting.append(number) or "pause" if (number, level) == (0, 3) else "continue"
+    )
+    history = simulation.run(9)
+    assert [(v.number, v.level, v.verdict) for v in history.visits] == [
+        (0, 1, "continue"),
+        (0, 3, "pause"),
+        (0, 9, "complete"),
+    ]
+    assert list(history.params) == [0]
+
+
+def test_a_trial_is_the_same_whatever_else_happens():
+    alone, stopped = Scripted(), Scripted({(0, 1): "stop", (2, 3): "stop"})
+    Simulation(alone, Line(), workers=1, seed=5).run(27)
+    Simulation(stopped, Line(), workers=3, seed=5).run(27)
+    assert {n: alone.noise[n] for n in (0, 1, 2)} == {n: stopped.noise[n] for n in (0, 1, 2)}
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def history_of(*trials: tuple[float, int]) -> History:
+    """Trials that were completed, each with its x and what had been spent by then."""
+    history = History(params={n: {"x": x} for n, (x, _) in enumerate(trials)})
+    for number, (x, spent) in enumerate(trials):
+        values = exactly(Line().truth({"x": x}))
+        history.visits.append(Visit(spent, spent, number, 9, values, "complete"))
+    return history
+
+
+def test_hypervolume_is_a_share_of_the_box_and_of_feasible_trials():
+    # gain x, loss 2x: a box of x (2 - 2x) of 2, so x (1 - x)
+    assert trace(history_of((0.5, 9)), Line()) == [(9, pytest.approx(0.25))]
+    steps = trace(history_of((0.05, 9), (0.25, 18), (0.25, 27), (0.75, 36)), Line())
+    assert [spent for spent, _ in steps] == [18, 36]
+    assert steps[0][1] == pytest.approx(0.25 * 0.75)
+    assert steps[1][1] == pytest.approx(0.25 * 0.75 + 0.5 * 0.25)
+
+
+def test_what_was_not_trained_to_the_end_has_no_hypervolume():
+    history = history_of((0.5, 9))
+    history.visits[0] = Visit(9, 9.0, 0, 3, history.visits[0].values, "stop")
+    assert trace(history, Line()) == []
+
+
+def test_a_curve_is_a_step_function():
+    steps = [(2.0, 0.25), (5.0, 0.5)]
+    assert at_budgets(steps, [0, 1.9, 2, 4.9, 5, 99]).tolist() == [0, 0, 0.25, 0.25, 0.5, 0.5]
+    assert at_budgets([], [1, 2]).tolist() == [0, 0]
+
+
+def test_the_interval_of_a_median():
+    odd = median_of(np.array([[1.0, 7.0], [2.0, 7.0], [9.0, 7.0]]))
+    assert odd.value.tolist() == [2.0, 7.0]
+    assert (odd.low[0], odd.high[0]) == (1.0, 9.0)
+    assert odd.low[1] == odd.high[1] == 7.0
+    many = median_of(np.random.default_rng(0).normal(size=(400, 1)))
+    # a sample median of a standard normal has a standard error of sqrt(pi / 2n)
+    expected = 1.96 * math.sqrt(math.pi / 800)
+    assert many.high[0] - many.low[0] == pytest.approx(2 * expected, rel=0.25)
+
+
+def test_the_budget_at_which_the_median_reaches_a_target():
+    seeds = [[(1, 0.2), (4, 0.6)], [(2, 0.5)], [(3, 0.4), (9, 0.9)]]
+    assert reached(seeds, 0.4, 10) == 3
+    assert reached(seeds, 0.5, 10) == 4
+    assert reached(seeds, 0.6, 8) is None
+    assert reached(seeds, 0.6, 9) == 9
+    assert reached([[], []], 0.1, 10) is None
+
+
+def visits_at(level: int, *points: tuple[float, float, Verdict]) -> History:
+    history = History()
+    for number, (gain, loss, verdict) in enumerate(points):
+        values = exactly({"gain": gain, "loss": loss})
+        history.visits.append(Visit(number, number, number, level, values, verdict))
+    return history
+
+
+def test_who_goes_on_from_the_front_and_from_the_worst_third():
+    history = visits_at(
+        1,
+        (0.5, 1.0, "continue"),
+        (0.4, 1.2, "stop"),
+        (0.3, 1.4, "continue"),  # 2 of 3 are better: the worst third, and it goes on
+        (0.9, 0.1, "stop"),  # dominates all: the front, and it does not
+        (0.8, 0.2, "stop"),  # 1 of 5 is better: neither
+    )
+    shares = continuations(history, Line())
+    assert shares == {"front": Share(0, 1), "worst third": Share(1, 1)}
+    assert math.isnan(Share(0, 0).value)
+
+
+def test_what_breaks_a_constraint_lies_behind_everything():
+    history = visits_at(
+        3,
+        (0.5, 1.0, "continue"),
+        (0.4, 1.2, "continue"),
+        (0.01, 0.0, "stop"),  # nothing dominates it, but its gain is below the bound
+    )
+    shares = continuations(history, Line())
+    assert shares == {"front": Share(0, 0), "worst third": Share(0, 1)}
+
+
+# --- contestants ----------------------------------------------------------------------------------
+
+
+def test_the_product_trains_everything_without_rungs():
+    tuner = Product(Line(), "random", no_rungs, trials=5, seed=0)
+    history = Simulation(tuner, Line(), workers=2, seed=0).run(45)
+    assert {visit.verdict for visit in history.visits} == {"continue", "complete"}
+    assert tuner.model_share() == 0.0
+
+
+@pytest.mark.parametrize("core", [stopping, promoting])
+def test_the_product_lets_no_dominated_trial_of_the_worst_third_go_on(core):
+    problem = BraninCurrin()
+    tuner = Product(problem, "random", core, trials=20, seed=1)
+    history = Simulation(tuner, problem, workers=4, seed=1).run(20 * 27)
+    shares = continuations(history, problem)
+    assert shares["front"].of > 10
+    assert shares["front"].value == 1.0
+    assert shares["worst third"].of > 10
+    assert shares["worst third"].value == 0.0
+    levels = {v.number: [] for v in history.visits}
+    for visit in history.visits:
+        levels[visit.number].append(visit.level)
+    assert all(tuple(seen) == problem.levels[: len(seen)] for seen in levels.values())
+
+
+def test_the_products_model_is_asked_after_its_start():
+    tuner = Product(Line(), "tpe", no_rungs, trials=12, seed=0)
+    Simulation(tuner, Line(), workers=2, seed=0).run(12 * 9)
+    assert tuner.model_share() >= 0.5
+
+
+def test_optuna_alone_is_told_values_and_constraints():
+    tuner = OptunaAlone(Line(), optuna_sampler("tpe", 0))
+    Simulation(tuner, Line(), workers=2, seed=0).run(27)
+    finished = [trial for trial in tuner._study.trials if trial.state.is_finished()]
+    assert len(finished) == 3
+    for trial in finished:
+        assert trial.values == [trial.params["x"], 2 * trial.params["x"]]
+        assert trial.constraints == {"gain": pytest.approx(0.1 - trial.params["x"])}
+
+
+class Spied:
+    """Keeps what an object's method is called with, and calls it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Any, method: str) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self._method = getattr(of, method)
+        monkeypatch.setattr(of, method, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.heard.append(arguments)
+        return self._method(*arguments)
+
+
+def judged(tuner: Any, number: int, level: int, **values: float) -> Verdict:
+    tuner.start(number)
+    return tuner.judge(number, level, exactly(values))
+
+
+def test_ray_stops_by_the_first_objective_and_its_searcher_takes_that_for_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tuner = RayOptuna(Line(), 0, asha=True)
+    ended = Spied(monkeypatch, tuner._search, "on_trial_complete")
+    ranked = Spied(monkeypatch, tuner._scheduler, "on_trial_result")
+    for number in range(4):
+        assert judged(tuner, number, 1, gain=0.6 + 0.1 * number, loss=1.0) == "continue"
+    assert ended.heard == []
+    # dominates all of them but in its gain; then the other way round
+    assert judged(tuner, 4, 1, gain=0.5, loss=0.1) == "stop"
+    assert judged(tuner, 5, 1, gain=1.0, loss=1.9) == "continue"
+    stopped = {"gain": 0.5, "loss": 0.1, "completions": 1}
+    assert ended.heard == [("4", stopped)]
+    assert [result for *_, result in ranked.heard][4] == stopped
+    tuner.finish(5, exactly({"gain": 0.9, "loss": 1.8}))
+    assert ended.heard[1:] == [("5", {"gain": 0.9, "loss": 1.8, "completions": 9})]
+    known = {t.number: t.values for t in tuner._search._ot_study.trials if t.state.is_finished()}
+    assert known == {4: [0.5, 0.1], 5: [0.9, 1.8]}
+
+
+def test_without_asha_ray_stops_nothing():
+    tuner = RayOptuna(Line(), 0, asha=False)
+    verdicts = [judged(tuner, n, 1, gain=1 - 0.1 * n, loss=0.1 * n) for n in range(6)]
+    assert verdicts == ["continue"] * 6
+
+
+def test_syne_tune_gets_losses_and_may_stop(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("syne_tune")
+    tuner = SyneTuneMoasha(Line(), 0)
+    ranked = Spied(monkeypatch, tuner._scheduler, "on_trial_result")
+    verdicts = [judged(tuner, n, 1, gain=0.5 + 0.1 * n, loss=1.0) for n in range(4)]
+    assert verdicts == ["continue"] * 4  # each is better than all before it
+    assert judged(tuner, 4, 1, gain=0.2, loss=1.5) == "stop"
+    assert judged(tuner, 5, 3, gain=0.2, loss=1.5) == "continue"  # alone at its level
+    assert [result for _, result in ranked.heard[3:]] == [
+        {"gain": -0.8, "loss": 1.0, "completions": 1},
+        {"gain": -0.2, "loss": 1.5, "completions": 1},
+        {"gain": -0.2, "loss": 1.5, "completions": 3},
+    ]
+
+
+def test_what_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("contestants.find_spec", lambda package: None)
+    plan = Plan("p", ["branin_currin", "zdt1"], ["optuna tpe", "syne-tune moasha"], 3, 1)
+    installed, lacking = plan.installed()
+    assert (installed.problems, installed.contestants) == (["branin_currin"], ["optuna tpe"])
+    assert lacking == {"zdt1": "pymoo", "syne-tune moasha": "syne_tune"}
+    assert missing("optuna tpe") == ""
+
+
+def test_slow_contestants_have_fewer_seeds():
+    few = CONTESTANTS["botorch qnehvi"].most_seeds
+    assert few == 3
+    jobs = Plan("p", ["branin_currin"], ["optuna tpe", "botorch qnehvi"], 3, 5).jobs()
+    counts = [job["contestant"] for job in jobs]
+    assert (counts.count("optuna tpe"), counts.count("botorch qnehvi")) == (5, 3)
+
+
+# --- runs and reports -----------------------------------------------------------------------------
+
+
+def doubled(job: Mapping[str, int]) -> dict[str, int]:
+    return {"twice": 2 * job["of"]}
+
+
+def refused(job: Mapping[str, int]) -> dict[str, int]:
+    raise AssertionError(f"{job} was done already")
+
+
+def test_a_run_goes_on_after_the_last_whole_line(tmp_path: Path):
+    kept, jobs = tmp_path / "folder" / "kept.jsonl", [{"of": 1}, {"of": 2}]
+    assert finish(jobs[:1], doubled, kept, 1) == [{"twice": 2}]
+    with kept.open("a") as file:
+        file.write('{"job": {"of": 2}, "res')
+    assert finish(jobs, doubled, kept, 1) == [{"twice": 2}, {"twice": 4}]
+    assert finish(jobs[::-1], refused, kept, 1) == [{"twice": 4}, {"twice": 2}]
+    assert len(done_in(kept)) == 2
+
+
+def test_whole_lines_are_never_written_again(tmp_path: Path):
+    kept = tmp_path / "kept.jsonl"
+    finish([{"of": 1}], doubled, kept, 1)
+    os.utime(kept, ns=(0, 0))
+    assert len(done_in(kept)) == 1
+    assert kept.stat().st_mtime_ns == 0
+
+
+def sweeps_of(contestants: list[str]) -> list[Sweep]:
+    jobs = Plan("p", ["branin_currin"], contestants, budget=6, seeds=2).jobs()
+    return [read(job, simulate(job)) for job in jobs]
+
+
+def test_a_sweep_is_the_same_every_time():
+    one, other = sweeps_of(["gdpo_tune random + asha"]), sweeps_of(["gdpo_tune random + asha"])
+    assert [sweep.steps for sweep in one] == [sweep.steps for sweep in other]
+    assert one[0].steps != one[1].steps
+
+
+def test_report_and_picture_of_the_same_figures(tmp_path: Path):
+    sweeps = sweeps_of(["gdpo_tune random + asha", "optuna random"])
+    rows = {row["contestant"]: row for row in figures(sweeps, 6)}
+    ours, peer = rows["gdpo_tune random + asha"], rows["optuna random"]
+    finals = [at_budgets(sweep.steps, [6])[0] for sweep in sweeps[1::2]]
+    assert peer["median"] == pytest.approx(np.median(finals), abs=1e-4)
+    assert peer["to_reach"] is None
+    assert peer["model_share"] is None
+    assert ours["worst_third_continues"] == 0.0
+    assert ours["started"] > ours["complete"]
+    table = markdown(sweeps, 6)
+    assert f"| optuna random | {peer['median']:.3f} [" in table
+    write_picture(sweeps, 6, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_importing_the_modules_changes_nothing_outside_of_them():
+    modules = sorted(path.stem for path in SEARCH.glob("*.py"))
+    program = f"""
+import sys, warnings
+import numpy, optuna, torch
+def state():
+    drawn = numpy.random.get_state()[1].tolist()
+    return drawn, list(warnings.filters), optuna.logging.get_verbosity(), torch.get_num_threads()
+import sklearn.gaussian_process, scipy.stats, matplotlib.figure, ruamel.yaml
+before = state()
+for name in {modules!r}:
+    __import__(name)
+assert state() == before
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

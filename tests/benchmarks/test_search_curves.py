@@ -1,0 +1,200 @@
+"""The table of learning curves: written, read, and replayed with the noise of real trainings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from curves import STEPS, jobs_of
+from replayed import Replayed, levels_of
+from sheet import sheet
+from surrogate import Surrogate, explained, features, nearest
+from table import SHIPPED, Curves, read_table, write_table
+
+from gdpo_tune.spec import Choice, SweepSpec, Uniform, load_spec
+from gdpo_tune.tuning.search import quasi_random
+
+SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
+LEVELS = tuple(64 * step for step in STEPS)
+COUNT = 48
+
+
+@pytest.fixture(scope="module")
+def spec() -> SweepSpec:
+    return load_spec(SPACE)
+
+
+def true_values(params, share: float) -> dict[str, float]:
+    """A trade-off of correctness and length along one weight, which training brings about."""
+    weight = math.log(float(params["reward_weights.length"]) / 0.05) / math.log(2 / 0.05)
+    ends = {"correctness": 0.9 - 0.5 * weight, "format": 0.8, "length": 0.2 + 0.6 * weight}
+    return {name: 0.4 + (end - 0.4) * share for name, end in ends.items()}
+
+
+def training_of(spec: SweepSpec, index: int, error: float, deviation: float = 0.0):
+    params = quasi_random.point(spec, index)
+    rng = np.random.default_rng(index)
+    shift = deviation * rng.standard_normal()
+
+    def measured(split: str, level: int) -> dict:
+        true = true_values(params, level / LEVELS[-1])
+        values = {
+            name: [value + shift + error * rng.standard_normal(), error]
+            for name, value in true.items()
+        }
+        about = {"step": level // 64, "completions": level, "split": split}
+        return {**about, "seconds": level / 100, "cpu_seconds": level / 128, "values": values}
+
+    rungs = [measured("validation", level) for level in LEVELS]
+    return {"params": params, "rungs": rungs, "test": measured("test", LEVELS[-1])}
+
+
+def curves_of(spec: SweepSpec, path: Path, error: float = 0.01, deviation: float = 0.0) -> Curves:
+    trainings = [training_of(spec, index, error, deviation) for index in range(COUNT)]
+    write_table(jobs_of(COUNT, STEPS, ()), trainings, path)
+    return read_table(path)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path, spec: SweepSpec):
+    curves = curves_of(spec, tmp_path / "t.parquet")
+    assert curves.levels == LEVELS
+    assert curves.params == tuple(quasi_random.point(spec, index) for index in range(COUNT))
+    training = training_of(spec, 7, 0.01)
+    assert curves.means["length"][7, 3] == training["rungs"][3]["values"]["length"][0]
+    assert curves.test_means["correctness"][7] == training["test"]["values"]["correctness"][0]
+    assert (curves.errors["format"] == 0.01).all()
+    assert curves.cpu_seconds[0].tolist() == [level / 128 for level in LEVELS]
+
+
+def test_a_table_without_some_rung_is_refused(tmp_path: Path, spec: SweepSpec):
+    trainings = [training_of(spec, index, 0.01) for index in range(3)]
+    del trainings[1]["rungs"][4]
+    write_table(jobs_of(3, STEPS, ()), trainings, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="26 rungs of 3 x 9"):
+        read_table(tmp_path / "t.parquet")
+    with pytest.raises(SystemExit, match="is not there"):
+        read_table(tmp_path / "none.parquet")
+
+
+def test_features_are_shares_of_each_scale():
+    domains = {
+        "rate": Uniform(low=1e-4, high=1e-2, log=True),
+        "share": Uniform(low=2.0, high=4.0),
+        "mode": Choice(choices=("a", "b", "c")),
+    }
+    found = features({"rate": 1e-3, "share": 2.5, "mode": "b"}, domains)
+    assert found.tolist() == pytest.approx([0.5, 0.25, 0, 1, 0])
+
+
+def test_the_nearest_point():
+    points = [np.array([0.0, 0.0]), np.array([1.0, 1.0])]
+    assert nearest(np.array([0.6, 0.6]), points) == 1
+
+
+def test_a_surrogate_tells_noise_of_measurement_from_that_of_training():
+    rng = np.random.default_rng(0)
+    points = rng.random((160, 2))
+    true = np.sin(3 * points[:, 0])
+    errors = np.full(160, 0.02)
+    values = true + 0.06 * rng.standard_normal(160) + errors * rng.standard_normal(160)
+    fit = Surrogate(points, values, errors)
+    assert fit.deviation == pytest.approx(0.06, rel=0.25)
+    assert fit.mean(np.array([0.5, 0.5])) == pytest.approx(math.sin(1.5), abs=0.04)
+    exact = Surrogate(points, true, errors)
+    assert exact.deviation < 0.01
+
+
+def test_left_out_values_are_those_of_processes_without_them():
+    rng = np.random.default_rng(1)
+    points, errors = rng.random((12, 1)), np.full(12, 0.1)
+    values = points[:, 0] ** 2 + 0.1 * rng.standard_normal(12)
+    fit = Surrogate(points, values, errors)
+    process = fit._process
+    scaled = (values - values.mean()) / values.std()
+    noise = np.diag(process.alpha)
+    covariance = process.kernel_(points) + noise
+    for index, predicted in enumerate(fit.left_out()):
+        others = np.arange(12) != index
+        weights = np.linalg.solve(covariance[np.ix_(others, others)], scaled[others])
+        expected = values.mean() + values.std() * covariance[index, others] @ weights
+        assert predicted == pytest.approx(expected)
+
+
+def test_explained_variance():
+    values = np.array([0.0, 1.0, 2.0])
+    assert explained(values, values) == 1.0
+    assert explained(values, np.full(3, 1.0)) == 0.0
+    assert math.isnan(explained(np.ones(3), values))
+
+
+def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: SweepSpec):
+    curves = curves_of(spec, tmp_path / "t.parquet", error=0.02)
+    problem = Replayed(spec, curves, levels_of(curves.levels))
+    params = {**quasi_random.point(spec, 1000)}
+    true = true_values(params, 1.0)
+    assert problem.truth(params) == pytest.approx(true, abs=0.02)
+    trainings = [problem.curve(params, np.random.default_rng(seed)) for seed in range(200)]
+    ends = np.array([training(LEVELS[-1])["length"].mean for training in trainings])
+    assert ends.mean() == pytest.approx(true["length"], abs=0.02)
+    assert ends.std() == pytest.approx(0.02, rel=0.4)
+    early = [training(problem.levels[0])["correctness"].mean for training in trainings]
+    share = problem.levels[0] / LEVELS[-1]
+    expected = true_values(params, share)["correctness"]
+    assert np.mean(early) == pytest.approx(expected, abs=0.02)
+    assert trainings[0](LEVELS[-1])["length"].se == pytest.approx(0.02)
+
+
+def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: SweepSpec):
+    curves = curves_of(spec, tmp_path / "t.parquet", error=0.002, deviation=0.05)
+    problem = Replayed(spec, curves, levels_of(curves.levels))
+    params = quasi_random.point(spec, 1000)
+    trainings = [problem.curve(params, np.random.default_rng(seed)) for seed in range(60)]
+    first = [training(problem.levels[-2])["correctness"].mean for training in trainings]
+    last = [training(problem.levels[-1])["correctness"].mean for training in trainings]
+    assert np.corrcoef(first, last)[0, 1] > 0.95
+    again = problem.curve(params, np.random.default_rng(3))
+    assert again(LEVELS[-1]) == trainings[3](LEVELS[-1])
+
+
+def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: SweepSpec):
+    curves = curves_of(spec, tmp_path / "t.parquet", error=0.4)
+    problem = Replayed(spec, curves, levels_of(curves.levels))
+    params = quasi_random.point(spec, 5)
+    for seed in range(30):
+        values = problem.curve(params, np.random.default_rng(seed))(LEVELS[-1])
+        assert all(0 <= value.mean <= 1 for value in values.values())
+
+
+def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec: SweepSpec):
+    problem = Replayed(spec, curves_of(spec, tmp_path / "t.parquet"), (640, 1280, 3840))
+    params = quasi_random.point(spec, 3)
+    assert problem.seconds(params, 0, 640) == 5.0
+    assert problem.seconds(params, 640, 3840) == 25.0
+    with pytest.raises(ValueError, match="of a table that has"):
+        Replayed(spec, read_table(tmp_path / "t.parquet"), (100, 3840))
+
+
+def test_levels_of_a_table_are_those_of_halving_by_three():
+    assert levels_of(LEVELS, grace_share=0.1) == (7 * 64, 20 * 64, 60 * 64)
+    assert levels_of(LEVELS) == (20 * 64, 60 * 64), "by default"
+
+
+def test_the_sheet_says_what_the_table_holds(tmp_path: Path, spec: SweepSpec):
+    text = sheet(spec, curves_of(spec, tmp_path / "t.parquet", error=0.001), "t.parquet")
+    assert f"Learning curves of {COUNT} configurations of the task `math`" in text
+    assert "after steps 4, 7, 10, 14, 20, 30, 40, 50, 60 on 128 validation prompts" in text
+    correctness = next(line for line in text.splitlines() if line.startswith("| correctness"))
+    assert correctness.split("|")[-2].strip() == "0.001"
+    surrogates = text.splitlines()[-4:]
+    assert any(line.startswith("| length | 1.00 | 0.0") for line in surrogates)
+
+
+@pytest.mark.skipif(not SHIPPED.exists(), reason="the table is not made yet: curves.py makes it")
+def test_the_shipped_table_is_of_the_shipped_search_space(spec: SweepSpec):
+    curves = read_table()
+    assert len(curves.params) >= 150
+    assert curves.levels == LEVELS
+    for index, params in enumerate(curves.params):
+        assert params == pytest.approx(quasi_random.point(spec, index))

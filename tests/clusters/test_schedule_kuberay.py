@@ -1,0 +1,191 @@
+"""RayJobs, by a `kubectl` that is made up and answers as the real one does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from ruamel.yaml import YAML
+
+from gdpo_tune.clusters.backends import kuberay, programs
+from gdpo_tune.clusters.backends.base import Job
+from gdpo_tune.clusters.backends.kuberay import KubeRay
+from gdpo_tune.clusters.backends.programs import Answer
+from gdpo_tune.clusters.load_schedules import overrides
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from tests.support.render import KUBERAY
+from tests.support.schedule import scheduled
+
+NAME = "nightly-20260329T010000Z-a1"
+REFUSED = "Unable to connect to the server: dial tcp 10.0.0.1:6443: connect: connection refused"
+
+
+class Cluster:
+    """The RayJobs of a namespace."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, dict] = {}
+        self.calls: list[list[str]] = []
+        self.says: Answer | None = None
+        """To whatever is asked next."""
+
+    def __call__(self, backend: str, words: Sequence[str], text: str) -> Answer:
+        self.calls.append([backend, *words])
+        if self.says is not None:
+            return self.says
+        tool, flag, _, verb, *rest = words
+        assert (tool, flag) == ("kubectl", "--namespace")
+        return getattr(self, verb)(rest, text)
+
+    def auth(self, rest: list[str], text: str) -> Answer:
+        assert rest == ["can-i", "create", "rayjobs.ray.io"]
+        return Answer(0, "yes\n", "")
+
+    def create(self, rest: list[str], text: str) -> Answer:
+        job = YAML(typ="safe").load(text)
+        name = job["metadata"]["name"]
+        if name in self.jobs:
+            there = f'rayjobs.ray.io "{name}" already exists'
+            return Answer(1, "", f"Error from server (AlreadyExists): {there}")
+        self.jobs[name] = {**job, "status": {}}
+        return Answer(0, f"rayjob.ray.io/{name} created", "")
+
+    def get(self, rest: list[str], text: str) -> Answer:
+        found = self.jobs.get(rest[1])
+        return Answer(0, json.dumps(found) if found else "", "")
+
+    def delete(self, rest: list[str], text: str) -> Answer:
+        self.jobs.pop(rest[1], None)
+        return Answer(0, "", "")
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def backend(tmp_path, cluster) -> KubeRay:
+    made = kuberay.backend(scheduled(tmp_path, KUBERAY))
+    return KubeRay(made.sweep, made.settings, cluster)
+
+
+def job_for(backend: KubeRay) -> Job:
+    sweep = backend.sweep
+    words = [word for each in overrides(sweep.settings, sweep.root) for word in ("--set", each)]
+    return Job(NAME, NAME[:-3], (sweep.settings.space, "--name", NAME[:-3], *words), sweep.root)
+
+
+def test_a_job_is_created_once(backend, cluster):
+    for _ in range(2):
+        assert backend.submit(job_for(backend)) == {"id": NAME.lower()}
+    (job,) = cluster.jobs.values()
+    assert job["spec"]["entrypoint"] == (
+        "cd /srv/search && python -m gdpo_tune.sweep search_spaces/gpu.yaml "
+        "--name nightly-20260329T010000Z --set 'storage=\"/mnt/sweeps\"' "
+        "--set search.budget.trials=60 --set search.budget.gpu_hours=80.0"
+    )
+    assert job["spec"]["backoffLimit"] == 0  # attempts are counted here
+    assert job["spec"]["activeDeadlineSeconds"] == 11 * 3600
+    assert cluster.calls[0][:4] == ["kuberay", "kubectl", "--namespace", "default"]
+
+
+@pytest.mark.parametrize(
+    ("status", "running", "seen", "reason"),
+    [
+        ({}, True, None, ""),
+        ({"jobDeploymentStatus": "Initializing"}, True, None, ""),
+        ({"jobDeploymentStatus": "Suspended"}, True, None, ""),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "SUCCEEDED"}, True, None, ""),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, False, 0, ""),
+        (
+            {
+                "jobDeploymentStatus": "Failed",
+                "jobStatus": "FAILED",
+                "reason": "AppFailed",
+                "message": "Job entrypoint command failed with exit code 2, last\nlogs: error:",
+            },
+            False,
+            2,
+            "AppFailed: failed: Job entrypoint command failed with exit code 2, last logs: error:",
+        ),
+        ({"jobDeploymentStatus": "ValidationFailed"}, False, None, "ValidationFailed"),
+        (
+            {"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded", "jobStatus": "RUNNING"},
+            False,
+            None,
+            "DeadlineExceeded: running",
+        ),
+    ],
+)
+def test_how_a_job_does(backend, cluster, status, running, seen, reason):
+    known = backend.submit(job_for(backend))
+    cluster.jobs[known["id"]]["status"] = status
+    look = backend.look(known)
+    assert (look.running, look.status, look.reason) == (running, seen, reason)
+
+
+def test_a_job_that_is_stopped_is_gone(backend, cluster):
+    known = backend.submit(job_for(backend))
+    backend.stop(known, 0.0)
+    assert cluster.calls[-1][-2:] == ["--ignore-not-found", "--wait=false"]
+    look = backend.look(known)
+    assert not look.running
+    assert look.status is None
+    assert "does not know the RayJob" in look.reason
+    backend.stop(known, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "told"),
+    [
+        (Answer(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
+        (Answer(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
+        (Answer(1, "", REFUSED), BackendUnreachableError, "does not answer: Unable to connect"),
+        (
+            Answer(
+                0, "yes\n", "Warning: the server doesn't have a resource type 'rayjobs' in group"
+            ),
+            BackendError,
+            "install the KubeRay operator",
+        ),
+        (Answer(1, "", "error: context was not found"), BackendError, "context was not found"),
+    ],
+)
+def test_what_check_finds_out(backend, cluster, answer, error, told):
+    backend.check()
+    cluster.says = answer
+    with pytest.raises(error, match=told):
+        backend.check()
+
+
+def test_nobody_answers(backend, cluster):
+    known = backend.submit(job_for(backend))
+    cluster.says = Answer(1, "", REFUSED)
+    for call in (lambda: backend.look(known), lambda: backend.stop(known, 0.0)):
+        with pytest.raises(BackendUnreachableError):
+            call()
+    cluster.says = Answer(1, "", 'admission webhook "kueue" denied the request: no such queue')
+    with pytest.raises(BackendError, match="no such queue"):
+        backend.submit(job_for(backend))
+
+
+@pytest.mark.parametrize("shown", ["Warning: x", "[]", '{"status": 5}', '{"status": [1]}'])
+def test_what_is_no_ray_job(backend, cluster, shown):
+    known = backend.submit(job_for(backend))
+    cluster.says = Answer(0, shown, "")
+    with pytest.raises(BackendError, match="kubectl shows no RayJob"):
+        backend.look(known)
+
+
+def test_programs_that_are_not_there_or_hang(monkeypatch):
+    with pytest.raises(BackendError, match="backend kuberay: there is no program kubectl-of-mine"):
+        programs.call("kuberay", ["kubectl-of-mine"])
+    assert programs.call("kuberay", ["cat"], "hello").out == "hello"
+    assert programs.call("kuberay", ["printf", r"\377"]).out == "\ufffd"
+    with pytest.raises(BackendError, match=r"/etc/passwd cannot be run \(Permission denied\)"):
+        programs.call("kuberay", ["/etc/passwd"])
+    monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.1)
+    with pytest.raises(BackendUnreachableError, match=r"sleep gave no answer within 0\.1 s"):
+        programs.call("kuberay", ["sleep", "5"])

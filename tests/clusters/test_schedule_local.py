@@ -1,0 +1,223 @@
+"""A scheduled sweep on this machine, for real: it outlives whoever started it, and `kill -9`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gdpo_tune import schedule
+from gdpo_tune.clusters.backends import local
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job
+from gdpo_tune.clusters.backends.local import Local
+from gdpo_tune.clusters.book import Book
+from gdpo_tune.clusters.load_schedules import load_sweeps
+from gdpo_tune.clusters.log import EventLog
+from gdpo_tune.clusters.store import open_store
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import load_spec
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
+search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
+"""
+SWEEP = """space: small.yaml
+schedule: {cron: "0 2 * * *"}
+policy: {missed_grace: 24h}
+"""
+WAIT = 240.0
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one scheduled sweep, away from any cluster."""
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "small.yaml").write_text(SPACE)
+    (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = WAIT) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def book_of(project: Path) -> Book:
+    book = Book()
+    book.apply_all(EventLog(open_store(str(project / "runs")), "nightly").refresh())
+    return book
+
+
+@pytest.mark.fault
+def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path):
+    words = [sys.executable, "-m", "gdpo_tune.schedule", "sweeps"]
+    at = "2026-03-29T01:00:00Z"
+    name = "nightly-20260329T010000Z"
+    first = [*words, "run", "nightly", "--at", at]
+    subprocess.run(first, cwd=project, check=True, timeout=WAIT)
+    trials = project / "runs" / name / "trials"
+    wait_for(lambda: (trials / "1" / "steps.jsonl").exists())
+    run = book_of(project).runs[name]
+    (_, _), (driver, created) = run.job["processes"]
+    assert psutil.Process(driver).create_time() == created
+    os.kill(driver, signal.SIGKILL)
+    wait_for(lambda: Path(run.job["folder"], "end.json").exists())
+
+    def tick() -> Book:
+        subprocess.run([*words, "tick"], cwd=project, check=True, timeout=WAIT)
+        return book_of(project)
+
+    assert tick().runs[name].attempt == 2
+    waiting = subprocess.run(
+        [*words, "run", "nightly", "--at", at, "--wait", "--every", "1"],
+        cwd=project,
+        timeout=WAIT,
+        capture_output=True,
+        text=True,
+    )
+    assert waiting.returncode == 0, waiting.stderr
+    assert f"{name} finished. 3 trials" in waiting.stdout
+
+    run = book_of(project).runs[name]
+    assert (run.state, run.attempt) == ("finished", 2)
+    spec = load_spec(project / "small.yaml", [f"storage={project / 'runs'}"], name)
+    with Ledger.open(spec, read_only=True) as ledger:
+        records, sessions = ledger.records(), ledger.sessions()
+    assert Counter(record.role for record in records) == {
+        "untrained": 1,
+        "published": 1,
+        "search": 1,
+    }
+    assert {record.state for record in records} == {"complete"}
+    assert len(sessions) == 2
+    assert run.end is not None
+    assert run.end.about["hypervolume"] > 0
+
+
+def sleeper(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> tuple[Local, Job]:
+    """A backend whose sweep is another program."""
+    (folder / "gdpo").mkdir(exist_ok=True)
+    script = folder / "gdpo" / "program.py"
+    script.write_text(program)
+    real = local.write_whole
+
+    def write(path: Path, content: str) -> None:
+        about = json.loads(content)
+        about["command"] = [sys.executable, str(script)]
+        real(path, json.dumps(about))
+
+    monkeypatch.setattr(local, "write_whole", write)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return Local(folder / "jobs"), Job("x-a1", "x", ("space.yaml",), folder)
+
+
+def test_a_job_is_begun_once_and_its_end_is_seen(tmp_path, monkeypatch):
+    program = "import time\nopen('begun', 'a').write('x')\ntime.sleep(1)\nprint('error: no luck')\n"
+    backend, job = sleeper(tmp_path, monkeypatch, program + "raise SystemExit(7)\n")
+    known = [backend.submit(job) for _ in range(3)]
+    assert known[0] == known[1] == known[2]
+    assert backend.look(known[0]).running
+    look = wait_for(lambda: (seen := backend.look(known[0])) and not seen.running and seen)
+    assert (look.status, look.reason) == (7, "exit status 7: error: no luck")
+    assert (tmp_path / "begun").read_text() == "x"
+    assert backend.submit(job) == known[0]
+    assert not backend.look(known[0]).running
+
+
+def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
+    program = (
+        "import signal, sys, time\n"
+        "count = [0]\n"
+        "def stop(*_):\n"
+        "    count[0] += 1\n"
+        "    open('signals', 'w').write(str(count[0]))\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "open('ready', 'w').close()\n"
+        "while True:\n    time.sleep(0.1)\n"
+    )
+    backend, job = sleeper(tmp_path, monkeypatch, program)
+    known = backend.submit(job)
+    wait_for((tmp_path / "ready").exists)
+    for _ in range(3):
+        backend.stop(known, 1.0)
+    wait_for((tmp_path / "signals").exists)
+    time.sleep(0.3)
+    assert (tmp_path / "signals").read_text() == "1"
+    assert backend.look(known).running
+    backend.stop(known, CHECKPOINT_SECONDS)
+    look = wait_for(lambda: (seen := backend.look(known)) and not seen.running and seen)
+    assert look.status == -signal.SIGKILL
+    backend.stop(known, CHECKPOINT_SECONDS)
+
+
+def test_a_supervisor_that_was_killed_leaves_a_job_that_is_still_seen(tmp_path, monkeypatch):
+    backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
+    known = backend.submit(job)
+    (supervisor, _), (sweep, _) = known["processes"]
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(supervisor))
+    assert backend.look(known).running
+    os.kill(sweep, signal.SIGKILL)
+    look = wait_for(lambda: (seen := backend.look(known)) and not seen.running and seen)
+    assert look.status is None
+    assert "nobody saw its end" in look.reason
+
+
+def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch):
+    backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
+    known = backend.submit(job)
+    elsewhere = {**known, "machine": "another"}
+    beat = Path(known["folder"], "beat")
+    wait_for(beat.exists)
+    assert backend.look(elsewhere).running
+    with pytest.raises(local.BackendUnreachableError, match="runs on another: stop it there"):
+        backend.stop(elsewhere, 0.0)
+    old = time.time() - 2 * local.SILENT
+    os.utime(beat, (old, old))
+    assert not backend.look(elsewhere).running
+    beat.unlink()
+    assert not backend.look(elsewhere).running
+    backend.stop(known, CHECKPOINT_SECONDS)
+    wait_for(lambda: not backend.look(known).running)
+
+
+def test_a_command_that_cannot_start_is_refused(tmp_path, monkeypatch):
+    backend, job = sleeper(tmp_path, monkeypatch, "")
+    gone = Job(job.id, job.run, job.arguments, tmp_path / "gone")
+    with pytest.raises(local.BackendError, match=r"the process did not start: .*gone"):
+        backend.submit(gone)
+
+
+def test_serve_ends_with_a_signal_and_leaves_the_job(project: Path):
+    today = datetime.now(UTC) - timedelta(minutes=1)
+    cron = f'"{today.minute} {today.hour} * * *"'
+    (project / "sweeps" / "nightly.yaml").write_text(SWEEP.replace('"0 2 * * *"', cron))
+    words = [sys.executable, "-m", "gdpo_tune.schedule", "sweeps", "serve", "--every", "0.5"]
+    with subprocess.Popen(words, cwd=project) as server:
+        wait_for(lambda: book_of(project).schedule)
+        (project / "sweeps" / "broken.yaml").write_text("space: nowhere.yaml\n")
+        time.sleep(2)
+        assert server.poll() is None
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(WAIT) == 0
+    assert load_sweeps(project / "sweeps").error is not None
+    assert schedule.main([str(project / "sweeps" / "nightly.yaml"), "status"]) == 0

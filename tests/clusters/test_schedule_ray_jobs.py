@@ -1,0 +1,68 @@
+"""A scheduled sweep as a job of a real Ray cluster on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.clusters import asking
+from gdpo_tune.clusters.backends.ray_jobs import RayJobs
+from gdpo_tune.clusters.load_schedules import load_sweeps
+from gdpo_tune.clusters.tick import job_of, open_desk
+from gdpo_tune.core.errors import BackendError
+from tests.support.ray_heads import ROOT, ray_head
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray's client leaves sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
+
+SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
+search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
+"""
+SWEEP = """space: small.yaml
+schedule: {cron: "0 2 * * *"}
+backend: {kind: ray-job, address_env: RAY_HEAD_FOR_TEST}
+storage: shared
+"""
+TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ray_head(tmp_path_factory.mktemp("ray")) as url:
+        yield url
+
+
+def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "small.yaml").write_text(SPACE)
+    (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
+    monkeypatch.setenv("RAY_HEAD_FOR_TEST", head)
+    sweep = load_sweeps(tmp_path / "sweeps").named("nightly")
+    desk = open_desk(sweep, lambda: datetime.now(UTC))
+    assert asking.run(desk, TICK, wait=False) == 0
+    run = desk.book.runs["nightly-20260329T010000Z"]
+    assert run.job == {"backend": "ray-job", "id": "nightly-20260329T010000Z-a1"}
+
+    backend = desk.make_backend(sweep)
+    assert isinstance(backend, RayJobs)
+    again = backend.submit(job_of(sweep, run))  # it is known
+    assert {"backend": backend.kind, **again} == run.job
+    assert backend.look(run.job).running
+    assert asking.run(desk, TICK, wait=True, every=1) == 0, run.end
+    assert run.state == "finished"
+    assert run.end is not None
+    assert run.end.about["trials"] == 3
+    assert (tmp_path / "shared" / run.id / "ledger.journal").exists()
+
+    assert not backend.look({"id": "unheard-of"}).running
+    with pytest.raises(BackendError, match="does not exist"):
+        backend.stop({"id": "unheard-of"}, 0.0)

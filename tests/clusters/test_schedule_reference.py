@@ -1,0 +1,83 @@
+"""The generated part of docs/schedule.md, and the examples around it."""
+
+import re
+
+import pytest
+
+from gdpo_tune import schedule
+from gdpo_tune.clusters import durations
+from gdpo_tune.clusters.backends.base import BACKENDS
+from gdpo_tune.clusters.schedule_reference import filled
+from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, sections
+from gdpo_tune.core.registry import load
+from tests.support.schedule import ROOT, scheduled
+
+PAGE = ROOT / "docs" / "schedule.md"
+
+
+def test_the_page_is_up_to_date():
+    """If not: python -m gdpo_tune.clusters.schedule_reference docs/schedule.md."""
+    assert PAGE.read_text() == filled(PAGE.read_text())
+
+
+def test_every_key_has_a_line_of_its_own():
+    keys = [*SweepFile.model_fields]
+    for name, section in sections().items():
+        keys += [f"{name.partition(':')[0]}.{key}" for key in section.model_fields]
+    for key in keys:
+        rows = re.findall(
+            rf"^\| `{re.escape(key)}` \|.*\| (.+) \|$", PAGE.read_text(), re.MULTILINE
+        )
+        assert rows, key
+
+
+def test_a_page_without_the_marks_is_left_alone():
+    with pytest.raises(ValueError, match="the page lacks"):
+        filled("nothing")
+
+
+def test_the_example_is_sound(tmp_path):
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    sweep = scheduled(tmp_path, example.replace("code.yaml", "gpu.yaml"))
+    assert sweep.settings.policy.max_runtime == 36_000
+
+
+def commands_on(page: str) -> list[str]:
+    lines = re.findall(
+        r"^ +(?:\.venv/bin/)?python -m gdpo_tune.schedule (.*?)(?:  +#.*| \| .*)?$", page, re.M
+    )
+    return [schedule.parser().parse_args(line.split()).command for line in lines]
+
+
+def test_the_commands_exist():
+    assert list(dict.fromkeys(commands_on(PAGE.read_text()))) == [*schedule.COMMANDS]
+    assert "render" in commands_on(PAGE.with_name("clusters.md").read_text())
+
+
+def test_every_backend_has_settings_and_code():
+    assert set(BACKENDS) == set(BACKEND_SETTINGS)
+    for target in BACKENDS.values():
+        assert callable(load(target))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90m", 5400), ("6h", 21_600), ("1d12h", 129_600), ("2h30m15s", 9015), ("60s", 60)],
+)
+def test_lengths_of_time(text, seconds):
+    assert durations.seconds_of(text) == seconds
+    assert durations.seconds_of(durations.shown(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "6", "h", "6 h", "1h1d", "-1h", "1.5h", "6H", 6, None, "1h ", "9" * 5000 + "h"]
+)
+def test_what_is_no_length_of_time(text):
+    with pytest.raises(ValueError, match="not a length of time"):
+        durations.seconds_of(text)
+
+
+@pytest.mark.parametrize("text", ["0s", "0d0h", "59s", "367d", "999999999d"])
+def test_lengths_of_time_that_make_no_sense(text):
+    with pytest.raises(ValueError, match="must be 1m to 366d"):
+        durations.seconds_of(text)

@@ -1,0 +1,143 @@
+"""Jobs and batch scripts on a real Slurm; only `ray symmetric-run` is made up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_tune.clusters.backends import slurm as slurm_backend
+from gdpo_tune.clusters.backends.base import Job, Look
+from gdpo_tune.clusters.book import Book
+from gdpo_tune.clusters.log import EventLog
+from gdpo_tune.clusters.store import open_store
+from tests.support.render import render
+from tests.support.schedule import ROOT, scheduled
+from tests.support.slurm_cluster import program, slurm
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+NAME = "nightly-20260101T020000Z"
+SWEEP = """space: small.yaml
+schedule: {{cron: "0 2 * * *"}}
+policy: {{max_runtime: 10h}}
+backend: {{kind: slurm, nodes: 2, gpus_per_node: 4, setup: "export PATH={path}:$PATH"}}
+"""
+SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
+search: {{trials: 2, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+training: {{steps: 20, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
+"""
+STUB = """#!/bin/bash
+trap 'touch saved; exit 130' TERM
+echo "$*" >>begun
+case "$*" in
+    *--name\\ long*) for _ in $(seq 600); do sleep 0.1; done ;;
+    *--name\\ bad*) exit 7 ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with slurm(tmp_path_factory.mktemp("slurm")) as found:
+        yield found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+    return found
+
+
+def sweep_in(folder: Path, programs: Path) -> Any:
+    folder.mkdir(exist_ok=True)
+    (folder / "small.yaml").write_text(SPACE)
+    return scheduled(folder, SWEEP.format(path=programs))
+
+
+def test_rendered_scripts_would_be_taken(tmp_path, programs):
+    script = tmp_path / "nightly.sbatch"
+
+    def tested(old: str, new: str) -> subprocess.CompletedProcess[str]:
+        text = render(sweep_in(tmp_path, programs), "slurm").files["nightly.sbatch"]
+        script.write_text(text.replace(old, new))
+        words = ["sbatch", "--test-only", str(script)]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    done = tested("", "")
+    assert done.returncode == 0, done.stderr
+    assert "8 processors on nodes node[1-2] in partition gpu" in done.stderr
+    assert tested("--nodes=2", "--nodes=3").returncode == 1
+    assert "unrecognized option" in tested("--requeue", "--reqeue").stderr
+
+
+def test_jobs_from_their_begin_to_their_end(tmp_path, programs):
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    program(stubs, "python", STUB)
+    backend = slurm_backend.backend(sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}")))
+    backend.check()
+
+    def submitted(run: str) -> dict[str, Any]:
+        return backend.submit(Job(f"{run}-a1", run, ("small.yaml", "--name", run), tmp_path))
+
+    def end(job: dict[str, Any]) -> Look:
+        return wait_for(lambda: (look := backend.look(job)) and not look.running and look)
+
+    good = [submitted("good") for _ in range(2)]
+    assert good[0] == good[1]
+    assert end(good[0]) == Look(running=False, status=0)
+    begun = tmp_path / "project" / "begun"
+    assert begun.read_text() == "-m gdpo_tune.sweep small.yaml --name good\n"
+    bad = end(submitted("bad"))
+    assert bad.status == 7
+    assert "exit status 7" in bad.reason
+
+    long = submitted("long")
+    wait_for(lambda: "--name long" in begun.read_text())
+    waiting = submitted("waiting")  # both nodes are taken
+    backend.stop(waiting, 0.0)
+    assert end(waiting).reason == "cancelled"
+    assert backend.look(long).running
+    backend.stop(long, 0.0)
+    assert end(long).status == 130
+    assert (tmp_path / "project" / "saved").exists()
+
+
+def test_a_rendered_sweep_that_is_told_to_stop_and_goes_on(tmp_path, programs):
+    sweep = sweep_in(tmp_path, Path(f"{programs}:{Path(sys.executable).parent}"))
+    script = tmp_path / "nightly.sbatch"
+    text = render(sweep, "slurm").files["nightly.sbatch"]
+    script.write_text(text.replace("--wait", "--at 2026-01-01T02:00:00Z --wait --every 1"))
+
+    def run() -> Any:
+        book = Book()
+        book.apply_all(EventLog(open_store(sweep.storage), sweep.name).refresh())
+        return book.runs.get(NAME)
+
+    def submit() -> str:
+        words = ["sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", str(script)]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    def queued() -> str:
+        words = ["squeue", "--noheader", "--format", "%i %T"]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    first = submit()
+    second = submit()
+    steps = tmp_path / "runs" / NAME / "trials" / "1" / "steps.jsonl"
+    wait_for(steps.exists, 240)
+    assert f"{second} PENDING" in queued()  # --dependency=singleton
+    subprocess.run(["scancel", "--batch", "--signal=TERM", first], check=True)
+    wait_for(lambda: run().state == "stopped", 120)
+    wait_for(lambda: run().state in ("starting", "running"), 60)  # the second one takes it up
+    wait_for(lambda: run().state == "finished", 400)
+    assert run().attempt == 2
+    wait_for(lambda: not queued(), 60)

@@ -1,0 +1,224 @@
+"""The command: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import schedule
+from gdpo_tune.clusters import outcome, rounds, tick
+from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
+from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, scheduled
+
+NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """A backend of every sweep that the command speaks of, and its clock."""
+    clock = Clock(datetime(2026, 1, 1, 1, tzinfo=UTC))
+    fake = FakeBackend(clock, lambda _: Plan(1))
+    monkeypatch.setattr(schedule, "clock", clock)
+    monkeypatch.setattr(tick.Desk.__init__, "__defaults__", defaults(fake))
+    return fake
+
+
+def defaults(fake: FakeBackend) -> tuple[object, ...]:
+    old = tick.Desk.__init__.__defaults__
+    assert old is not None
+    changed = {tick.backend_of: lambda _: fake, outcome.figures: lambda *_: {}}
+    return tuple(changed.get(value, value) if callable(value) else value for value in old)
+
+
+def call(folder: Path, *words: str) -> int:
+    return schedule.main([str(folder / "sweeps"), *words])
+
+
+def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    assert call(tmp_path, "tick") == 0
+    assert capsys.readouterr().out == ""
+    backend.clock.pass_by(hours=1)
+    assert call(tmp_path, "tick") == 0
+    name = "nightly-20260101T020000Z"
+    assert capsys.readouterr().out.splitlines() == [
+        f"2026-01-01T02:00:00Z  {name} is started.",
+        f"2026-01-01T02:00:00Z  {name} runs, attempt 1.",
+    ]
+    assert call(tmp_path, "status") == 0
+    assert f"last run              {name}, attempt 1: running" in capsys.readouterr().out
+    assert call(tmp_path, "stop", "nightly") == 0
+    assert "is asked to stop: stopped by name." in capsys.readouterr().out
+    backend.takes_to_stop = timedelta(seconds=30)
+    assert call(tmp_path, "stop", "nightly") == 0
+    assert capsys.readouterr().out == f"{name} was asked to stop already, and has not ended yet\n"
+    backend.clock.pass_by(minutes=1)
+    assert call(tmp_path, "tick") == 0
+    assert capsys.readouterr().out.endswith(f"{name} stopped: stopped by name.\n")
+    assert call(tmp_path, "run", "nightly", "--at", "2026-01-01T02:00:00Z") == 0
+    assert f"{name} runs, attempt 2." in capsys.readouterr().out
+
+
+def test_files_that_are_wrong_keep_no_other_from_running(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    (tmp_path / "sweeps" / "bad.yaml").write_text("space: nowhere.yaml\n")
+    assert call(tmp_path, "tick") == 2
+    backend.clock.pass_by(hours=1)
+    assert call(tmp_path, "tick") == 2
+    told = capsys.readouterr()
+    assert "there is no file nowhere.yaml" in told.err
+    assert "is started" in told.out
+    assert call(tmp_path, "next") == 2
+    assert "2026-01-02T02:00:00Z" in capsys.readouterr().out
+
+
+def test_exit_statuses(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    assert call(tmp_path, "run", "nightly", "--now") == 0
+    backend.clock.pass_by(minutes=5)
+    assert call(tmp_path, "run", "nightly", "--now", "--wait") == 3
+    assert "skipped (overlap)" in capsys.readouterr().out
+    backend.down = True
+    assert call(tmp_path, "tick") == 6
+    assert "the fake backend is down" in capsys.readouterr().err
+    backend.down = False
+    for _ in range(2):
+        backend.clock.pass_by(hours=1.1)
+        assert call(tmp_path, "tick") == 0
+    backend.down = True
+    with pytest.raises(BackendUnreachableError) as caught:
+        call(tmp_path, "run", "nightly", "--now")
+    assert caught.value.exit_status == 6
+    with pytest.raises(SpecError, match="there is no such file"):
+        schedule.main([str(tmp_path / "nothing"), "status"])
+
+
+def test_validate_looks_at_the_machine_too(tmp_path, capsys, monkeypatch):
+    text = NIGHTLY + "backend: {kind: ray-job, address: http://127.0.0.1:9}\n"
+    scheduled(tmp_path, text + "notify: {webhook_env: HOOK}\n")
+    assert call(tmp_path, "validate", "--files-only") == 0
+    assert call(tmp_path, "validate") == 6
+    told = capsys.readouterr().err
+    assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in told
+    assert "HOOK is not set, so nobody would be told" in told
+    assert "lies in the job's own folder" in told
+    scheduled(tmp_path, text + "enabled: false\n")
+    assert call(tmp_path, "validate") == 0
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()  # nothing of what nobody would be told
+    assert "nightly.yaml: disabled; here it could not run: backend ray-job" in line
+    assert "error:" not in line
+    assert told.out == "1 sound: nightly\n"
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:9")
+    scheduled(tmp_path, NIGHTLY)
+    assert call(tmp_path, "validate") == 0
+    assert capsys.readouterr().out == "1 sound: nightly\n"
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    (tmp_path / "runs.d").touch()
+    scheduled(tmp_path, NIGHTLY + "storage: runs.d/below\n")
+    assert call(tmp_path, "validate") == 2
+    assert "runs.d/below: Not a directory" in capsys.readouterr().err
+
+
+def test_a_storage_that_cannot_be_written(tmp_path, backend, capsys):
+    (tmp_path / "file").touch()
+    scheduled(tmp_path, NIGHTLY + "storage: file/runs\n")
+    assert call(tmp_path, "tick") == 2
+    assert capsys.readouterr().err.count("Not a directory") == 1
+    with pytest.raises(StoreError):
+        call(tmp_path, "run", "nightly")
+
+
+def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
+    tmp_path, backend, capsys, monkeypatch
+):
+    scheduled(tmp_path, NIGHTLY)
+    scheduled(tmp_path, NIGHTLY, name="other")
+    real = rounds.tick
+
+    def broken(desk: tick.Desk) -> None:
+        if desk.sweep.name == "nightly":
+            raise PermissionError(13, "Permission denied", "runs/beat")
+        real(desk)
+
+    monkeypatch.setattr(rounds, "tick", broken)
+    assert call(tmp_path, "tick") == 1
+    backend.clock.pass_by(hours=1)
+    assert call(tmp_path, "tick") == 1
+    told = capsys.readouterr()
+    assert "other-20260101T020000Z is started." in told.out
+    assert f"error: {tmp_path}/sweeps/nightly.yaml: [Errno 13] Permission denied" in told.err
+
+
+def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    scheduled(tmp_path, NIGHTLY, name="other")
+    assert call(tmp_path, "tick") == 0
+    (tmp_path / "runs/.schedule/nightly/00000001.json").write_text("{")
+    assert call(tmp_path, "status") == 2
+    told = capsys.readouterr()
+    assert "other\n  next" in told.out
+    assert "nightly.yaml: storage" in told.err
+    assert "00000001.json is not what was written there" in told.err
+
+
+def test_status_tells_of_a_clock_that_was_ahead(tmp_path, backend, capsys):
+    scheduled(tmp_path, NIGHTLY)
+    backend.clock.pass_by(days=30)
+    assert call(tmp_path, "tick") == 0
+    assert call(tmp_path, "status") == 0
+    assert "held back" not in capsys.readouterr().out
+    backend.clock.pass_by(days=-28)
+    assert call(tmp_path, "tick") == 0
+    assert call(tmp_path, "status") == 0
+    told = capsys.readouterr().out
+    assert "no run by the schedule until 2026-01-31 01:00:00" in told
+    assert "next                  2026-01-31T02:00:00Z" in told
+
+
+def test_a_folder_of_too_long_a_name(capsys):
+    with pytest.raises(SpecError, match="there is no such file or folder"):
+        schedule.main(["x" * 5000, "next"])
+
+
+def test_status_and_next_write_nothing(tmp_path, backend):
+    scheduled(tmp_path, NIGHTLY)
+    assert call(tmp_path, "status") == 0
+    assert call(tmp_path, "next") == 0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run", "nightly", "--at", "2026-01-01T02:00:00"), "has no zone: write"),
+        (("run", "nightly", "--at", "tonight"), "is no time"),
+        (("run", "nightly", "--at", "9999-12-31T23:00:00-12:00"), "is no time"),
+        (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is no time"),
+        (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
+        (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
+        (("next", "--count", "0"), "write 1 to 1000"),
+        (("tik",), "invalid choice"),
+        ((), "required: COMMAND"),
+    ],
+)
+def test_words_that_are_wrong(tmp_path, capsys, words, told):
+    with pytest.raises(SystemExit) as caught:
+        call(tmp_path, *words)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_errors_reach_a_shell(tmp_path):
+    scheduled(tmp_path, NIGHTLY)
+    words = [sys.executable, "-m", "gdpo_tune.schedule", str(tmp_path / "sweeps"), "run", "nightli"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
+    )
+    assert done.returncode == 2
+    assert "fix: did you mean 'nightly'?" in done.stderr
+    assert "Traceback" not in done.stderr

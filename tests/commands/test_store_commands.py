@@ -1,0 +1,143 @@
+"""A sweep on a real S3 server, its ledger in a real PostgreSQL: who reads it, who is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gdpo_tune import export, load_sweep, report
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.sweep_store import SweepStore
+from gdpo_tune.ledger.table import TABLE
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.training.checkpoints import write_checkpoint
+from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.ray.mirror import Mirror
+from tests.support.mlflow_servers import PostgresServer, postgres_server
+from tests.support.s3_servers import BUCKET, S3Server, s3_server
+
+pytestmark = pytest.mark.integration
+SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[PostgresServer]:
+    with postgres_server() as made:
+        yield made
+
+
+@pytest.fixture
+def store() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def spec(
+    store: S3Server, database: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SweepSpec]:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    yield load_spec(SPACE, [f"storage=s3://{BUCKET}/runs", f"ledger={database.uri}"], "night")
+    with sa.create_engine(database.uri, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text(f"DROP TABLE IF EXISTS {TABLE}"))
+
+
+def run_two_trials(spec: SweepSpec, node: Path) -> None:
+    """What a driver and the processes of trials leave behind."""
+    with Ledger.open(spec) as ledger:
+        SweepStore(spec).write_spec()
+        params = spec.space.baseline({})
+        for number in range(2):
+            ledger.start(params, "search", "model", 7 + number)
+            folder = node / str(number)
+            mirror = Mirror(ObjectFolder(f"{spec.address}/trials/{number}"), folder)
+            mirror.down("this")
+            append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
+            write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
+            mirror.up()
+            values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
+            checkpoint = ledger.trial_directory(number) / "checkpoint-4"
+            ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))
+
+
+def test_whoever_knows_the_address_reads_the_sweep(
+    spec: SweepSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_two_trials(spec, tmp_path / "node")
+    shutil.rmtree(tmp_path / "cache")
+    found = load_sweep(spec.address)
+    assert len(found.trials) == 2
+    record = found.records[1]
+    assert record.policy == f"s3://{BUCKET}/runs/night/trials/1/checkpoint-4"
+    assert (spec.directory / "trials" / "1" / "steps.jsonl").exists()
+
+    assert report.main([spec.address, "--pick", "knee"]) == 0
+    told = capsys.readouterr().out
+    assert found.records[0].policy in told
+    assert f"--from {spec.address}:0" in told
+    assert (spec.directory / "report.html").stat().st_size > 10_000
+
+    for source in (f"{spec.address}:1", f"{spec.directory}:1"):  # the address, or its copy here
+        assert export.main([source, "--to", "trl", "--out", str(tmp_path / "out")]) == 0
+        assert f"# trial 1 of {spec.address}\n" in (tmp_path / "out" / "grpo.yaml").read_text()
+    with pytest.raises(UsageError, match=f"there is no sweep in s3://{BUCKET}/runs/other"):
+        load_sweep(f"s3://{BUCKET}/runs/other")
+
+
+def refused(spec: SweepSpec) -> str:
+    """Why a sweep is not even begun."""
+    with pytest.raises(UsageError) as caught:
+        run_sweep(spec, train="none:none")
+    assert caught.value.exit_status == 2
+    return str(caught.value)
+
+
+def test_a_bucket_that_does_not_exist_is_refused_before_any_work(spec: SweepSpec):
+    missing = spec.model_copy(update={"storage": "s3://nobody/runs"})
+    assert "storage s3://nobody/runs: The specified bucket does not exist" in refused(missing)
+    assert not spec.directory.exists()
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_told_at_once(spec: SweepSpec, store: S3Server):
+    with store.away():
+        assert "Could not connect to the endpoint" in refused(spec)
+    assert store.names() == []
+
+
+def test_an_earlier_sweep_is_never_overwritten(
+    spec: SweepSpec, store: S3Server, tmp_path: Path, database: PostgresServer
+):
+    run_two_trials(spec, tmp_path / "node")
+    shutil.rmtree(tmp_path / "cache")
+    with sa.create_engine(database.uri, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text(f"DELETE FROM {TABLE}"))
+    with pytest.raises(UsageError, match="knows nothing\n    fix: bring that database back"):
+        Ledger.open(spec)
+    before = [name for name in store.names() if "/trials/" in name]
+    with Ledger.open(spec, fresh=True) as ledger:
+        assert ledger.records() == []
+        aside = ledger.moved_aside
+    assert aside is not None
+    names = store.names()
+    assert [n.replace(f"/{aside.name}/", "/night/") for n in names if "/trials/" in n] == before
+    assert not any(name.startswith("runs/night/") for name in names)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_moved_aside_can_be_read(spec: SweepSpec, tmp_path: Path):
+    run_two_trials(spec, tmp_path / "node")
+    with Ledger.open(spec, fresh=True) as ledger:
+        aside = ledger.moved_aside
+    assert aside is not None
+    found = load_sweep(f"s3://{BUCKET}/runs/{aside.name}")
+    assert [record.state for record in found.records] == ["complete", "complete"]

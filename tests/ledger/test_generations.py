@@ -1,0 +1,89 @@
+"""What the ledger keeps of a population: what was decided, in one write, for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.trials import Exploit, Generation, Params
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from tests.support.tuning import spec_in
+
+FIRST = Generation(12, (0, 1, 2), (Exploit(2, 0, 12, {"learning_rate": 1e-4}),))
+SECOND = Generation(24, (0, 1, 2), (Exploit(0, 1, 24, {"learning_rate": 2e-4}),))
+THIRD = Generation(36, (0, 1, 2), (Exploit(2, 0, 36, {"reward_weights.format": 1.0}),))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path)
+
+
+def begin(ledger: Ledger) -> None:
+    for number in range(3):
+        ledger.start(ledger.spec.space.baseline({}), "member", "startup", seed=number)
+
+
+def test_generations_outlive_the_process_and_stand_in_the_records(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        before = ledger.records()
+        for generation in (FIRST, SECOND, THIRD):
+            ledger.generations.decide(generation)
+        known = ledger.records()
+        assert ledger.record(1).lineage == ()
+    with Ledger.open(spec) as ledger:
+        assert ledger.generations.all() == [FIRST, SECOND, THIRD]
+        assert [ledger.generations.met(number) for number in range(4)] == [36, 36, 36, 0]
+        assert ledger.records() == known
+    assert [record.lineage for record in before] == [(), (), ()]
+    assert [record.lineage for record in known] == [
+        SECOND.exploits,
+        (),
+        FIRST.exploits + THIRD.exploits,
+    ]
+
+
+def test_a_generation_is_decoded_once(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
+    decoded: list[int] = []
+
+    def counted(member: int, donor: int, step: int, params: Params) -> Exploit:
+        decoded.append(step)
+        return Exploit(member, donor, step, params)
+
+    monkeypatch.setattr("gdpo_tune.ledger.generations.Exploit", counted)
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        ledger.generations.decide(FIRST)
+        ledger.generations.decide(SECOND)
+    decoded.clear()
+    with Ledger.open(spec) as ledger:
+        assert ledger.generations.all() == [FIRST, SECOND]
+        ledger.generations.decide(THIRD)
+        assert [len(record.lineage) for record in ledger.records()] == [1, 0, 2]
+        assert ledger.generations.all() == [FIRST, SECOND, THIRD]
+    assert decoded == [12, 24, 36]
+
+
+def test_a_reader_sees_what_is_decided_meanwhile(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        with Ledger.open(spec, read_only=True) as reader:
+            assert reader.records()[2].lineage == ()
+            ledger.generations.decide(FIRST)
+            assert reader.records()[2].lineage == FIRST.exploits
+
+
+def test_a_generation_is_whole_or_not_there(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        begin(ledger)
+        before = (spec.directory / "ledger.journal").stat().st_size
+        ledger.generations.decide(FIRST)
+    written = (spec.directory / "ledger.journal").read_bytes()
+    assert written[before:].count(b"\n") == 1
+    (spec.directory / "ledger.journal").write_bytes(written[:-1])
+    with Ledger.open(spec) as ledger:
+        assert ledger.generations.all() == []
+        assert [record.lineage for record in ledger.records()] == [(), (), ()]

@@ -1,0 +1,147 @@
+"""A sweep on an object store as its driver sees it: copies here, checkpoints there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
+from gdpo_tune.results.picking import chosen_in
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.training.checkpoints import write_checkpoint
+from tests.support.tuning import spec_in
+
+LEDGER = "ledger=postgresql+psycopg2://me:secret@db/sweeps"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectFolder:
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    return ObjectFolder("memory://bucket/runs/sweep", patience=0.0)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path, ["storage=memory://bucket/runs", LEDGER])
+
+
+def put_trial(store: ObjectFolder, folder: Path, number: int, *steps: int) -> None:
+    """A trial's folder in the store, as its process has left it."""
+    for step in steps:
+        write_checkpoint(
+            folder / str(number),
+            step,
+            Cost(step),
+            lambda aside: (aside / "weights").write_text(f"trial {number}"),
+        )
+    (folder / str(number)).mkdir(exist_ok=True, parents=True)
+    (folder / str(number) / "steps.jsonl").write_text("{}\n" * len(steps))
+    files = [path for path in (folder / str(number)).rglob("*") if path.is_file()]
+    store.upload({f"trials/{path.relative_to(folder).as_posix()}": path for path in files})
+
+
+def test_the_folder_here_is_a_copy_of_what_is_small(
+    spec: SweepSpec, store: ObjectFolder, tmp_path: Path
+):
+    put_trial(store, tmp_path / "made", 1, 4, 6)
+    put_trial(store, tmp_path / "made", 2)
+    SweepStore(spec).fetch()
+    here = spec.directory / "trials"
+    assert (here / "1" / "steps.jsonl").read_text() == "{}\n{}\n"
+    assert (here / "2" / "steps.jsonl").exists()
+    assert [path.name for path in (here / "1" / "checkpoint-6").iterdir()] == ["complete.json"]
+
+    (here / "1" / "checkpoint-2").mkdir()  # stands for one that is no longer there
+    store.delete(["trials/1/checkpoint-4/complete.json"])
+    put_trial(store, tmp_path / "made", 2, 1, 2)
+    SweepStore(spec).fetch()
+    assert sorted(path.name for path in (here / "1").iterdir()) == ["checkpoint-6", "steps.jsonl"]
+    assert (here / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
+
+
+def test_checkpoints_that_are_not_kept_go(spec: SweepSpec, store: ObjectFolder, tmp_path: Path):
+    for number in (1, 2, 11):
+        put_trial(store, tmp_path / "made", number, 4, 6)
+    SweepStore(spec).keep_only({1: None})
+    SweepStore(spec).keep_only({2: "checkpoint-6", 3: None})
+    left = {name for name in store.sizes() if name.endswith("weights")}
+    assert left == {
+        "trials/2/checkpoint-6/weights",
+        "trials/11/checkpoint-4/weights",
+        "trials/11/checkpoint-6/weights",
+    }
+    assert store.read("trials/1/steps.jsonl") is not None
+
+
+def test_a_member_takes_over_the_newest_whole_checkpoint(
+    spec: SweepSpec, store: ObjectFolder, tmp_path: Path
+):
+    put_trial(store, tmp_path / "made", 1, 2, 4)
+    put_trial(store, tmp_path / "made", 2, 8)
+    store.delete(["trials/1/checkpoint-4/weights"])
+    SweepStore(spec).hand_over(donor=1, member=2)
+    assert store.read("trials/2/checkpoint-2/weights") == b"trial 1"
+    assert {name.split("/")[2] for name in store.sizes("trials/2")} == {
+        "checkpoint-2",
+        "steps.jsonl",
+    }
+    SweepStore(spec).hand_over(donor=3, member=2)  # which has none: the member begins anew
+    assert list(store.sizes("trials/2")) == ["trials/2/steps.jsonl"]
+
+
+def test_an_earlier_sweep_is_moved_aside_whole(
+    spec: SweepSpec, store: ObjectFolder, tmp_path: Path
+):
+    put_trial(store, tmp_path / "made", 1, 2)
+    before = store.sizes()
+    SweepStore(spec).move_aside("sweep.20261122")
+    assert store.sizes() == {}
+    assert ObjectFolder("memory://bucket/runs/sweep.20261122").sizes() == before
+
+
+def test_the_file_there_has_no_password_and_loads(spec: SweepSpec, tmp_path: Path):
+    assert not fetch_spec(spec.address, tmp_path / "copy")
+    SweepStore(spec).write_spec()
+    assert fetch_spec(spec.address, tmp_path / "copy")
+    text = (tmp_path / "copy" / "spec.yaml").read_text()
+    assert "secret" not in text
+    again = load_spec(tmp_path / "copy" / "spec.yaml", name="sweep", to_run=False)
+    assert (again.storage, again.address) == (spec.storage, "memory://bucket/runs/sweep")
+    assert again.identity() == spec.identity()
+
+
+def test_where_a_policy_is_is_an_address():
+    record = TrialRecord(3, "search", "complete", {}, 0, "model")
+    assert record.policy == ""
+    local = replace(record, checkpoint=Path("/cache/trials/3/checkpoint-6"))
+    assert local.policy == "/cache/trials/3/checkpoint-6"
+    there = replace(local, address="s3://bucket/runs/sweep/trials/3")
+    assert there.policy == "s3://bucket/runs/sweep/trials/3/checkpoint-6"
+
+
+def test_what_a_person_makes_of_trials_is_not_among_copies(spec: SweepSpec, tmp_path: Path):
+    assert spec.beside == Path("runs")
+    assert spec_in(tmp_path).beside == tmp_path
+    assert spec.place == "memory://bucket/runs/sweep"
+    assert spec_in(tmp_path).place == str(tmp_path / "sweep")
+
+
+def test_the_name_of_a_sweep_that_this_machine_has_copies_of_leads_to_its_address(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    SweepStore(spec).write_spec()
+    assert fetch_spec(spec.address, spec.directory)
+    with pytest.raises(UsageError, match="--from sweep:knee: there is no sweep") as caught:
+        chosen_in("sweep:knee", None, "--from")
+    assert str(caught.value).endswith("fix: give its address: memory://bucket/runs/sweep")
+    with pytest.raises(UsageError, match=r"it has no spec.yaml$"):
+        chosen_in("trials:knee", None, "--from")

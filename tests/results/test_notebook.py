@@ -1,0 +1,107 @@
+"""`load_sweep`: tables, figures, choices and comparisons; and the page that shows them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gdpo_tune import load_sweep
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.ledger import Ledger
+from tests.support.tuning import outcome, spec_in
+
+DOC = Path(__file__).parents[2] / "docs" / "notebook.md"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook")
+    spec = spec_in(folder / "runs").model_copy(update={"name": "code"})
+    with Ledger.open(spec) as ledger:
+        for number in range(14):
+            mode, weight = ("gdpo", "grpo")[number % 2], 0.06 + 0.1 * number
+            params = spec.space.baseline({"normalization": mode, "reward_weights.format": weight})
+            ledger.start(params, "search", "model", seed=number)
+            if number == 5:
+                ledger.fail(number, "NaN in the loss")
+                continue
+            share = (number + 1) / 15
+            ledger.complete(number, outcome(share, 1 - share, 0.5))
+    return folder
+
+
+def test_trials_are_a_table(runs):
+    sweep = load_sweep(str(runs / "runs" / "code"))
+    table = sweep.trials
+    assert list(table.index) == list(range(14))
+    assert table.loc[5, "state"] == "failed"
+    assert table.loc[5, "reason"] == "NaN in the loss"
+    assert pd.isna(table.loc[5, "test/correctness"])
+    assert table.loc[13, "test/correctness"] == pytest.approx(14 / 15)
+    assert table.loc[13, "test/correctness_se"] == 0.01
+    assert table.loc[3, "param/normalization"] == "grpo"
+    assert str(table["finished"].dtype).endswith("UTC]")
+    assert repr(sweep).startswith("<sweep code: 14 trials, ")
+
+
+def test_the_front_is_a_table_with_the_best_first(runs):
+    sweep = load_sweep(str(runs / "runs" / "code"))
+    assert sweep.front["correctness"].is_monotonic_decreasing
+    assert set(sweep.front.index) == {member.first for member in sweep.analysis.members}
+    assert sweep.trials["on_front"].sum() == len(sweep.front)
+    assert "knee" in " ".join(sweep.front["picked_as"])
+
+
+def test_every_figure_is_drawn_by_its_name(runs):
+    sweep = load_sweep(str(runs / "runs" / "code"))
+    assert {"pairs", "surfaces", "slices", "importance", "progress", "all"} <= set(sweep.figures)
+    for name in sweep.figures:
+        assert sweep.figure(name).data
+    with pytest.raises(UsageError, match="did you mean 'pairs'"):
+        sweep.figure("pair")
+
+
+def test_a_sweep_without_a_finished_trial_has_empty_tables(tmp_path):
+    spec = spec_in(tmp_path)
+    with Ledger.open(spec):
+        pass
+    sweep = load_sweep(str(spec.directory))
+    assert sweep.trials.empty
+    assert sweep.front.empty
+    assert sweep.figures == ()
+
+
+def test_there_is_no_such_sweep(tmp_path):
+    with pytest.raises(UsageError, match="there is no sweep in"):
+        load_sweep(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000, "a\0b"])
+def test_what_is_no_path_names_no_sweep(name):
+    with pytest.raises(UsageError, match="there is no sweep in"):
+        load_sweep(name)
+
+
+def test_the_page_does_what_it_says(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    blocks = re.findall(r"```python\n(.*?)```", DOC.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    known: dict[str, object] = {}
+    for block in blocks:
+        exec(block, known)
+    assert known["sweep"].pick("max correctness where format >= 0.5").record.number == 6
+    assert len(known["done"]) == 13
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    script = (
+        "import sys, gdpo_tune; heavy = {'pandas', 'numpy', 'optuna', 'plotly', 'torch', 'ray'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,26 @@
+"""Services that the tests of external sandboxes ask."""
+
+import pytest
+
+from gdpo_tune.sandbox import external
+from gdpo_tune.sandbox.external import ExternalSandbox
+from tests.support.sandbox_service import serve
+
+
+@pytest.fixture
+def no_long_pauses(monkeypatch):
+    monkeypatch.setattr(external, "_FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A sandbox on a service that both serve a whole file."""
+    with serve() as server, ExternalSandbox(server.url, 2) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def double():
+    """A service of one's own."""
+    with serve() as server:
+        yield server

@@ -1,0 +1,226 @@
+"""Every attack ends as expected, whichever way the tests ask, and leaves nothing behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.sandbox import CodeSandbox, Job, Stream
+from tests.support.sandbox_attacks import CALLS, HONEST, LIMITS, TESTS, attacks
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+ATTACK = "tests.support.sandbox_attacks"
+ATTACKS = attacks()
+CATEGORIES = sorted({name.partition("/")[0] for name in ATTACKS})
+ENVIRONMENTS = {
+    "here": (),
+    "user": (),
+    "container": ("without_namespaces",),
+    "poor_container": ("without_namespaces", "without_landlock"),
+}
+USER = 12345
+SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
+NOT_COPIED = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "lib2to3")
+QUICK = ("here",)
+"""The environment of the default tests: each takes 20 s."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in ENVIRONMENTS
+    ],
+)
+def environment(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(environment):
+    """What became of every attack there; one run, however many tests look at it."""
+    if environment == "user":
+        if os.getuid() != 0:
+            pytest.skip("this is an ordinary user already: the environment `here` is this one")
+        return run_as_user()
+    return run([sys.executable, "-B", "-m", ATTACK, *ENVIRONMENTS[environment]], ROOT)
+
+
+def run(command, package, **options):
+    variables = {**os.environ, **SECRET, "PYTHONPATH": str(package)}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=variables | options.pop("env", {}),
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def run_as_user():
+    """Run as an ordinary user, who may be unable to read this checkout and this Python."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        copied = shutil.ignore_patterns(*NOT_COPIED)
+        shutil.copytree(ROOT / "gdpo_tune", folder / "gdpo_tune", ignore=copied)
+        for part in ("support", "sandbox/attacks"):
+            shutil.copytree(ROOT / "tests" / part, folder / "tests" / part, ignore=copied)
+        python, variables = readable_python(folder)
+        options = {"user": USER, "group": USER, "extra_groups": [], "cwd": folder}
+        return run([python, "-B", "-m", ATTACK], folder, env=variables, **options)
+
+
+def readable_python(folder):
+    """This Python if the user can start it, else a copy of its installation."""
+    if can_start(sys.executable, {}):
+        return sys.executable, {}
+    copy = folder / "python"
+    library = Path(sysconfig.get_path("stdlib"))
+    shutil.copytree(
+        library, copy / "lib" / library.name, ignore=shutil.ignore_patterns(*NOT_COPIED)
+    )
+    (copy / "bin").mkdir()
+    python = shutil.copy(os.path.realpath(sys.executable), copy / "bin")
+    shared = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY"))
+    if shared.suffix != ".a" and shared.exists():
+        shutil.copy(shared, copy / "lib")
+        soname = sysconfig.get_config_var("INSTSONAME")
+        if not (copy / "lib" / soname).exists():
+            shutil.copy(shared, copy / "lib" / soname)
+    variables = {"PYTHONHOME": str(copy), "LD_LIBRARY_PATH": str(copy / "lib")}
+    if not can_start(python, variables):
+        pytest.skip(f"another user cannot start {sys.executable}, nor a copy of it in {folder}")
+    return python, variables
+
+
+def can_start(python, variables):
+    probe = "import ctypes, json, socket"
+    try:
+        done = subprocess.run(
+            [python, "-c", probe],
+            user=USER, group=USER, extra_groups=[], cwd="/", env=variables,
+            capture_output=True, check=False,
+        )  # fmt: skip
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_attacks_end_as_expected(found, category):
+    surprises = {}
+    for name in ATTACKS:
+        if name.startswith(f"{category}/"):
+            by_calls, honest, by_tests, again = found["outcomes"][name]
+            if (
+                by_calls[0] not in ATTACKS[name].by_calls
+                or by_tests[0] not in ATTACKS[name].by_tests
+                or "passed" in (*by_calls[1], *by_tests[1])
+                or (honest[0], again[0]) != ("passed", "passed")
+            ):
+                surprises[name] = found["outcomes"][name]
+    assert surprises == {}
+
+
+def test_attacks_leave_nothing_behind(found):
+    assert found["harmed"] == []
+    assert found["visitors"] == 0
+    assert found["outcomes"].keys() == ATTACKS.keys()
+
+
+def test_attacks_met_the_layers_of_their_environment(environment, found):
+    tier, layers = found["tier"], found["layers"]
+    assert "seccomp" in layers
+    if environment == "user":
+        assert "nobody" not in layers
+    if environment == "container":
+        assert tier in ("seccomp", "seccomp+landlock")
+    if environment == "poor_container":
+        assert tier == "seccomp"
+
+
+def test_there_are_attacks_of_every_category():
+    assert len(ATTACKS) >= 300
+    assert len(CATEGORIES) == 17
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with CodeSandbox(workers=2) as sandbox:
+        yield sandbox
+
+
+def test_no_attack_passes_as_a_program_on_streams(sandbox):
+    codes = [attack.code + "\nprint(f(int(input())))" for attack in ATTACKS.values()]
+    streams = (Stream("1", "17.25"), Stream("2", "34.5"))
+    honest = Job(HONEST + "\nprint(f(int(input())))", streams=streams)
+    jobs = [Job(code, streams=streams, limits=LIMITS) for code in codes]
+    results = sandbox.run_batch([job for attack in jobs for job in (attack, honest)])
+    passed = [name for name, result in zip(ATTACKS, results[::2], strict=True) if result.passed]
+    assert passed == []
+    assert {result.status for result in results[1::2]} == {"passed"}
+
+
+def test_a_dead_candidate_does_not_pass_a_test_that_catches_everything(sandbox):
+    tests = ("try:\n    f(1)\n    assert False\nexcept BaseException:\n    pass",)
+    [gone] = sandbox.run_batch([Job("import os\ndef f(x): os._exit(0)", asserts=tests)])
+    assert gone.status == "crash"
+
+
+@pytest.mark.parametrize("tests", [{"calls": CALLS}, {"asserts": TESTS}])
+def test_no_status_of_an_attack_is_blamed_on_the_sandbox(sandbox, tests):
+    # A candidate that could fake a failure of the sandbox could stop the training.
+    codes = [f"import os\nos._exit({status})" for status in range(0, 256, 5)]
+    results = sandbox.run_batch([Job(code, **tests, limits=LIMITS) for code in codes])
+    assert {result.status for result in results} == {"crash"}
+
+
+POVERTY = "from tests.support import sandbox_containers; sandbox_containers."
+START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
+
+
+@pytest.mark.parametrize(
+    ("pretend", "step"),
+    [
+        (
+            f"{POVERTY}without_seccomp()",
+            "seccomp: the kernel or the container refuses",
+        ),
+        (
+            f"{POVERTY}without_files_in_memory()",
+            "memfd: Permission denied; a service can run",
+        ),
+        ("import sys; sys.platform = 'darwin'", "platform: "),
+        ("import sys; sys.executable = '/nowhere/python'", "start: "),
+        ("import sys; sys.executable = '/bin/false'", "start: "),
+    ],
+)
+def test_elsewhere_nothing_runs(pretend, step):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{pretend}\n{START}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"SandboxUnavailable: {step}" in done.stderr
+
+
+def test_an_unknown_processor_is_refused(monkeypatch):
+    from gdpo_tune.sandbox.inside import enclosure
+
+    monkeypatch.setattr(enclosure, "MACHINES", {})
+    with pytest.raises(enclosure.StepFailed, match="seccomp: no system call table for"):
+        enclosure._build_filter()

@@ -1,0 +1,209 @@
+"""Services that fail, refuse, or are none: retried, raised, and never a candidate's fault."""
+
+import json
+import socket
+
+import pytest
+
+from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
+from gdpo_tune.sandbox import Job, Limits
+from gdpo_tune.sandbox.address import Address
+from gdpo_tune.sandbox.external import ExternalSandbox
+from gdpo_tune.sandbox.service import Service, ServiceFault
+from tests.support.external import GOOD, answering, hang, hang_up, one, ran
+from tests.support.sandbox_service import response
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
+
+
+def hang_up_in_the_middle(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"status": "Succ')
+    handler.close_connection = True
+
+
+FAULTS = {
+    "error": (answering({"detail": "oops"}, 500), "HTTP 500"),
+    "gateway": (answering(b"<html>", 504, kind="text/html"), "HTTP 504"),
+    "busy": (answering({}, 429), "HTTP 429"),
+    "request_timeout": (answering({}, 408), "HTTP 408"),
+    "hangs_up": (hang_up, "RemoteDisconnected"),
+    "hangs_up_in_the_middle": (hang_up_in_the_middle, "IncompleteRead"),
+    "no_json": (answering(b'{"status": '), "no JSON"),
+    "deep_json": (answering(b"[" * 10**5), "no JSON"),
+    "html": (answering(b"<html>hello</html>", kind="text/html"), "no JSON: <html>hello"),
+    "huge_html": (answering(b"x" * (10 << 20), kind="text/html"), "more than"),
+    "empty": (answering(b""), "no JSON"),
+    "list": (answering([]), "another form"),
+    "no_result": (answering({"status": "Success"}), "another form"),
+    "null_result": (answering(response("Success", None)), "failed: Success"),
+    "strange_status": (answering(response("Fine", {})), "failed: Fine"),
+    "sandbox_error": (answering(response("SandboxError", None, "no disk")), "failed: no disk"),
+    "run_error": (answering(ran(status="Error", stderr="exception")), "failed: exception"),
+    "no_return_code": (answering(ran(code=None)), "another form"),
+    "wrong_types": (answering(ran(stdout=[1])), "another form"),
+    "endless_return_code": (
+        answering(json.dumps(ran(code=7)).replace("7", "1e400").encode()),
+        "another form",
+    ),
+    "no_output": (answering(ran()), "not started: return code 0"),
+    "wrong_nonce": (answering(ran('0000 ["begin"]\n0000 ["value",2]\n')), "not started"),
+    "canned": (answering(ran('["value",2]\n')), "not started"),
+    "old_python": (answering(ran(code=1, stderr="a\nSyntaxError: x\n")), "SyntaxError: x"),
+    "slow_start": (answering(ran(status="TimeLimitExceeded")), "not started: timed out"),
+    "no_content": (answering(b"", 204), "instead of 200"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_retried_and_then_raised(double, name):
+    fault, reason = FAULTS[name]
+    with ExternalSandbox(double.url, 1, attempts=3) as sandbox:
+        before = len(double.bodies)
+        double.faults.extend([fault, fault])
+        assert one(sandbox, GOOD).passed
+        double.faults.extend([fault] * 9)
+        with pytest.raises(SandboxInfraError, match="no verdict in 3 attempts") as caught:
+            sandbox.run_batch([GOOD])
+        assert reason in str(caught.value)
+        assert double.url in str(caught.value)
+        # A connection that breaks before any answer may have been an idle one: it is tried twice.
+        assert len(double.bodies) - before <= 6 + 2
+        double.faults.clear()
+        assert one(sandbox, GOOD).passed
+
+
+def test_a_service_that_hangs_is_a_fault(double):
+    with ExternalSandbox(double.url, 1, attempts=2, timeout=0.3) as sandbox:
+        double.faults.extend([hang] * 2)
+        with pytest.raises(SandboxInfraError, match="2 attempts: no answer in time"):
+            sandbox.run_batch([Job(GOOD.code, GOOD.calls, limits=Limits(wall_seconds=0.1))])
+
+
+def trickle(*lines):
+    """Answer one line after the other, and never the last."""
+
+    def fault(handler):
+        handler.wfile.write(b"HTTP/1.1 " + lines[0])
+        while not handler.server.released.wait(0.02):
+            handler.wfile.write(b"".join(lines[1:]))
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"200 OK\r\nX: ", b"x"),
+        (b"100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"200 OK\r\nContent-Length: 9999\r\n\r\n", b"x"),
+        (b"200 OK\r\nConnection: close\r\n\r\n", b"x"),
+    ],
+    ids=["header", "continue", "body", "body_to_the_end"],
+)
+def test_an_answer_that_never_ends_is_a_fault_in_time(double, lines):
+    limits = Limits(wall_seconds=0.1)
+    with ExternalSandbox(double.url, 1, attempts=2, timeout=0.3) as sandbox:
+        double.faults.extend([trickle(*lines)] * 2)
+        with pytest.raises(SandboxInfraError, match="2 attempts: no answer in time"):
+            sandbox.run_batch([Job(GOOD.code, GOOD.calls, limits=limits)])
+        assert one(sandbox, GOOD).passed
+
+
+def test_a_handshake_that_never_ends_is_a_fault_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = Address.parse(f"https://127.0.0.1:{mute.getsockname()[1]}")
+        service = Service(address, 0.2)
+        with pytest.raises(ServiceFault, match="no answer in time"):
+            service.execute("", "", Limits(wall_seconds=0.1))
+
+
+def test_an_output_that_has_no_end_is_the_programs_and_not_the_services_fault(double):
+    with ExternalSandbox(double.url, 1) as sandbox:
+        double.faults.append(answering(ran("x" * (20 << 20))))
+        assert one(sandbox, GOOD).status == "output"
+        assert one(sandbox, GOOD).passed
+
+
+def test_retry_after_is_respected(double, monkeypatch):
+    with ExternalSandbox(double.url, 1) as sandbox:
+        pauses = []
+        monkeypatch.setattr(sandbox._closing, "wait", pauses.append)
+        double.faults.append(answering({}, 429, [("Retry-After", "7")]))
+        double.faults.append(answering({}, 503, [("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")]))
+        assert one(sandbox, GOOD).passed
+        double.faults.append(answering({}, 429, [("Retry-After", "86400")]))
+        double.faults.append(answering({}, 429, [("Retry-After", "soon")]))
+        assert one(sandbox, GOOD).passed
+    assert (pauses[0], pauses[2]) == (7, 60)
+    assert pauses[1] < 1
+    assert pauses[3] < 1
+
+
+REFUSALS = {
+    "bad_request": (
+        answering({"detail": "no  field " + "x" * 999}, 422),
+        "422.*no field x+\\.\\.\\.",
+    ),
+    "forbidden": (answering(b"who are you?", 401), "401 Unauthorized: who are you\\?"),
+    "redirect": (answering(b"", 307, [("Location", "http://elsewhere/")]), "redirects are not"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_final(double, name):
+    fault, reason = REFUSALS[name]
+    with ExternalSandbox(double.url, 1) as sandbox:
+        before = len(double.bodies)
+        double.faults.append(fault)
+        with pytest.raises(SandboxUnavailable, match=reason):
+            sandbox.run_batch([GOOD])
+        assert len(double.bodies) == before + 1
+        assert one(sandbox, GOOD).passed
+
+
+# Before any work --------------------------------------------------------------------------
+
+
+def test_a_dead_port_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(SandboxUnavailable, match=f"127.0.0.1:{port}: .*Connection refused"):
+            ExternalSandbox(f"http://127.0.0.1:{port}")
+
+
+def test_a_wrong_path_is_refused(double):
+    # The double knows `/run_code` under any path, as behind a gateway, and nothing else.
+    double.faults.append(answering({"detail": "Not Found"}, 404))
+    with pytest.raises(SandboxUnavailable, match=r"404 Not Found.*Not Found"):
+        ExternalSandbox(double.url + "/elsewhere")
+    assert double.paths == ["/elsewhere/run_code"]
+
+
+def test_a_service_that_does_not_run_what_it_is_sent_is_refused(double):
+    def repeat(handler):
+        code = json.loads(double.bodies[-1])["code"]
+        nonce = code.partition("main(\n'[\"")[2][:32]
+        handler.answer(ran(f'{nonce} ["begin"]\n{nonce} ["value",4]\n'))
+
+    double.faults.append(repeat)
+    with pytest.raises(SandboxUnavailable, match="came back as failed"):
+        ExternalSandbox(double.url)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8080", "ftp://host", "http://", "http://host:port", "http://[::1"]
+)
+def test_what_is_no_address_is_refused_without_being_shown(url):
+    with pytest.raises(SandboxUnavailable, match="url: the service's address"):
+        ExternalSandbox(url)
+
+
+@pytest.mark.parametrize("setting", [{"workers": 0}, {"attempts": 0}, {"timeout": 0.0}])
+def test_settings_that_can_do_nothing_are_refused(setting):
+    with pytest.raises(ValueError, match="must be positive"):
+        ExternalSandbox("http://127.0.0.1:1", **setting)

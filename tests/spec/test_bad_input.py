@@ -1,0 +1,371 @@
+"""Everything that a sweep file can get wrong: line, key, value, reason, fix; all at once."""
+
+import dataclasses
+import importlib.util
+import itertools
+import pickle
+import re
+import sys
+import types
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import Problem, SpecError
+from gdpo_tune.spec import load_spec
+from tests.support.spec_cases import CASES, GOOD
+
+
+def problems_of(tmp_path, text, *overrides, name=None) -> tuple[Problem, ...]:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, overrides, name)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_file(case, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    # What else is wrong with adapters is told where their package is not installed, too.
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name if name == "peft" else found(name)
+    )
+    old, new, line, key, reason, fix = CASES[case]
+    for name in ("file", "rows.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    places = {"{file}": "file", "{rows}": "rows.jsonl", "{folder}": "folder"}
+    for mark, name in places.items():
+        new = new.replace(mark, str(tmp_path / name))
+    text = GOOD.replace(old, new)
+    (problem,) = problems_of(tmp_path, text)
+    assert (problem.where, problem.key) == (f"{tmp_path / 'sweep.yaml'}:{line}", key)
+    assert reason in problem.reason
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("group_size", "line"),
+    [("", 12), ("  group_size: {choices: [3, 5], when: {normalization: gdpo}}\n", 8)],
+    ids=["not in the file", "at its default under another mode"],
+)
+def test_default_group_size_must_divide_too(group_size, line, tmp_path):
+    text = GOOD.replace("completions_per_step: 64", "completions_per_step: 60")
+    (problem,) = problems_of(tmp_path, text.replace("  group_size: [4, 8]\n", group_size))
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:{line}"
+    assert problem.reason == "8 does not divide training.completions_per_step = 60"
+
+
+def test_the_file_that_cases_break_is_good(tmp_path):
+    (tmp_path / "sweep.yaml").write_text(GOOD)
+    assert load_spec(tmp_path / "sweep.yaml").name == "sweep"
+
+
+def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
+    text = GOOD
+    for old, new in {
+        "task: code": "task: code\npolcy: x",
+        "length: {direction: maximize, reference: 0}": "length: {direction: up}",
+        "[gdpo, grpo]": "[gdpo, gpro]",
+        "[4, 8]": "[4, 6]",
+        "format: {log: [0.05, 2]}": "format: {log: [0, 2]}",
+        "steps: 60": "steps: 0",
+        "trials: 16": "trials: 0, sampler: x, scheduler: {type: ashaa}",
+    }.items():
+        text = text.replace(old, new)
+    problems = problems_of(tmp_path, text, "resources.workers=0", "nothing")
+    assert [problem.key for problem in problems] == [
+        "",
+        "polcy",
+        "objectives.length.direction",
+        "objectives.length.reference",
+        "space.normalization[1]",
+        "space.group_size",
+        "space.reward_weights.format",
+        "training.steps",
+        "search.trials",
+        "search.sampler",
+        "search.scheduler.type",
+        "resources.workers",
+    ]
+    lines = [int(p.where.rpartition(":")[2]) for p in problems if not p.where.startswith("--set")]
+    assert lines == sorted(lines)
+
+
+def test_what_hangs_on_a_bad_value_is_not_complained_of(tmp_path):
+    text = GOOD.replace("completions_per_step: 64", "completions_per_step: x").replace(
+        "[gdpo, grpo]", "[gdpo, grop]"
+    )
+    text = text.replace("{log: [0.05, 2]}", "{log: [0.05, 2], when: {normalization: grpo}}")
+    text = text.replace("[4, 8]", "[5]")
+    keys = [problem.key for problem in problems_of(tmp_path, text)]
+    assert keys == ["space.normalization[1]", "training.completions_per_step"]
+
+
+def test_the_message_reads_well(tmp_path):
+    text = GOOD.replace("[4, 8]", "[4, 6]")
+    problems = problems_of(tmp_path, text)
+    message = str(SpecError(problems))
+    assert message.splitlines() == [
+        "1 problem in the sweep specification",
+        f"{tmp_path}/sweep.yaml:8: space.group_size = [4, 6]: 6 does not divide "
+        "training.completions_per_step = 64",
+        "    fix: use group sizes among [2, 4, 8, 16, 32, 64], "
+        "or change training.completions_per_step",
+    ]
+
+
+def test_a_module_that_lies_nowhere_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "placeless", types.ModuleType("placeless"))
+    (problem,) = problems_of(tmp_path, GOOD, "sandbox.modules=[placeless]")
+    assert (problem.key, problem.reason) == (
+        "sandbox.modules[0]",
+        "no module placeless is installed",
+    )
+
+
+def test_the_error_survives_pickling(tmp_path):
+    error = SpecError(problems_of(tmp_path, GOOD.replace("[4, 8]", "[4, 6]")))
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert again.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("", ":1", "the file is empty"),
+        ("# only a comment\n", ":1", "the file is empty"),
+        ("- a\n- b\n", ":1", "not a mapping"),
+        ("just words\n", ":1", "not a mapping"),
+        ("task: \x00\n", "", "not YAML"),
+        ("{when: {beta: 0}}: code\n", "", "unhashable"),
+        ("task: 2024-13-41\n", "", "month must be in 1..12"),
+        ("task: " + "[" * 600 + "]" * 600, "", "recursion"),
+    ],
+)
+def test_file_that_is_no_sweep(text, line, reason, tmp_path):
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}{line}"
+    assert reason in problem.reason
+
+
+def bomb(first, again):
+    """Eight lines, each of which means ten of the line before."""
+    names = "abcdefgh"
+    lines = [f"a: &a {first}"]
+    for below, name in itertools.pairwise(names):
+        lines.append(f"{name}: &{name} " + again(below, name))
+    return "# a bomb\n" + "\n".join(lines) + "\n"
+
+
+def ten_elements(below, name):
+    return "[" + ", ".join([f"*{below}"] * 10) + "]"
+
+
+def ten_keys(below, name):
+    return "{" + ", ".join(f"{name}{index}: *{below}" for index in range(10)) + "}"
+
+
+@pytest.mark.parametrize(
+    ("first", "again"), [("[1, 2, 3, 4, 5]", ten_elements), ("{x: 1, y: 2}", ten_keys)]
+)
+def test_aliases_that_mean_millions_of_values(first, again, tmp_path):
+    (problem,) = problems_of(tmp_path, bomb(first, again))
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:7"  # the first line that means too many
+    assert problem.reason.startswith("more than 100,000 values up to here")
+    assert problem.fix
+
+
+def test_aliases_that_mean_millions_of_values_in_an_override(tmp_path):
+    text = "[&a [0, 0, 0, 0, 0, 0, 0, 0]"
+    for below, name in zip("abcdefgh", "bcdefghi", strict=True):
+        text += f", &{name} [{', '.join([f'*{below}'] * 8)}]"
+    (problem,) = problems_of(tmp_path, GOOD, f"enqueue={text}]")
+    assert problem.where.startswith("--set enqueue=[&a")
+    assert problem.key == "enqueue"
+    assert problem.reason.startswith("more than 100,000 values")
+
+
+def test_many_values_are_no_fault_as_long_as_they_are_meant(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    points = "".join("  - {group_size: 8}\n" for _ in range(1000))
+    path.write_text(f"{GOOD}enqueue:\n{points}")
+    assert len(load_spec(path).enqueue) == 1000
+
+
+def test_a_message_shows_the_beginning_of_a_long_value(tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD + f"points: [{', '.join(['1'] * 1000)}]\n")
+    assert len(problem.value) == 300
+    assert problem.value.startswith("[1, 1, 1")
+    assert problem.value.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("task: " + "[" * 60 + "]" * 60, 1),
+        ("task: code\n" + ".".join(["a"] * 60) + ": 1", 2),
+        ("a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 400)), 1),
+    ],
+    ids=["brackets", "dots", "aliases of aliases"],
+)
+def test_values_that_lie_too_deep(text, line, tmp_path):
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:{line}"
+    assert problem.reason == "more than 50 levels deep"
+
+
+def test_file_that_is_not_text(tmp_path):
+    (tmp_path / "sweep.yaml").write_bytes(b"task: \xff\xfe")
+    with pytest.raises(SpecError, match="not UTF-8 at byte 6"):
+        load_spec(tmp_path / "sweep.yaml")
+
+
+def test_missing_file_suggests_its_neighbour(tmp_path):
+    (tmp_path / "code.yaml").write_text(GOOD)
+    with pytest.raises(SpecError, match="there is no such file") as caught:
+        load_spec(tmp_path / "cod.yaml")
+    (problem,) = caught.value.problems
+    assert problem.where == str(tmp_path / "cod.yaml")
+    assert f"did you mean {tmp_path / 'code.yaml'}?" in problem.fix
+
+
+def test_folder_instead_of_a_file(tmp_path):
+    with pytest.raises(SpecError, match="Is a directory"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "reason"),
+    [
+        ("training.steps=0", "training.steps", "must be at least 1"),
+        ("training.stpes=3", "training.stpes", "unknown key"),
+        ("space.reward_weights.format={log: [0, 1]}", "space.reward_weights.format", "reach 0"),
+        ("space.group_size=6", "space.group_size", "does not divide"),
+        ("task=cod", "task", "unknown task"),
+        ("task.name=x", "task", "unknown task"),
+        ("training.steps=[1", "training.steps", "not YAML"),
+        ("training.steps={a: 1, a: 2}", "training.steps", "given twice"),
+        ("training.stpes=", "training.stpes", "no value"),
+        ("training.steps", "", "not of the form KEY=VALUE"),
+        ("=3", "", "not of the form KEY=VALUE"),
+        ("training..steps=3", "", "not of the form KEY=VALUE"),
+        (".".join(["a"] * 2000) + "=3", "", "not of the form KEY=VALUE"),
+        ("extends=other.yaml", "extends", "files alone"),
+        ("name=a/b", "name", "folder"),
+    ],
+)
+def test_bad_override_is_named(override, key, reason, tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD, override)
+    assert problem.where == f"--set {override}"
+    assert problem.key == key
+    assert reason in problem.reason
+
+
+def test_bad_name_option_is_named(tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD, name="../up")
+    assert (problem.where, problem.key) == ("--name ../up", "name")
+
+
+def test_stem_that_is_no_name(tmp_path):
+    path = tmp_path / "my sweep.yaml"
+    path.write_text(GOOD)
+    with pytest.raises(SpecError, match="write name: my-sweep"):
+        load_spec(path)
+
+
+def test_mode_under_which_nothing_is_left(tmp_path, monkeypatch):
+    """A condition that asks only for modes which ignore the parameter never holds."""
+    ignoring = dataclasses.replace(registry.NORMALIZATIONS["grpo"], ignores=("beta",))
+    monkeypatch.setitem(registry.NORMALIZATIONS, "grpo", ignoring)
+    text = GOOD.replace(
+        "search:", "space.beta: {log: [1e-3, 1], when: {normalization: grpo}}\nsearch:"
+    )
+    (problem,) = problems_of(tmp_path, text)
+    assert (problem.key, problem.reason) == ("space.beta", "grpo ignores it: it has no effect")
+
+
+def test_errors_of_a_base_point_into_it(tmp_path):
+    (tmp_path / "base.yaml").write_text(GOOD.replace("steps: 60", "steps: 0"))
+    problems = problems_of(tmp_path, "extends: base.yaml\nsearch: {trials: 0}\n")
+    assert [(p.where, p.key) for p in problems] == [
+        (f"{tmp_path / 'base.yaml'}:13", "training.steps"),
+        (f"{tmp_path / 'sweep.yaml'}:2", "search.trials"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extends", "reason"),
+    [
+        ("missing.yaml", r"there is no file .*missing\.yaml"),
+        ("[a]", "not the name of a file"),
+        ("", "not the name of a file"),
+        ("sweep.yaml", "a circle: sweep.yaml -> sweep.yaml"),
+        ("middle.yaml", "a circle: sweep.yaml -> middle.yaml -> sweep.yaml"),
+    ],
+)
+def test_bad_extends(extends, reason, tmp_path):
+    (tmp_path / "middle.yaml").write_text("extends: sweep.yaml\n")
+    (problem,) = problems_of(tmp_path, f"# a comment\nextends: {extends}\n")
+    file, _, line = problem.where.rpartition(":")
+    assert (file, line) in [
+        (str(tmp_path / "sweep.yaml"), "2"),
+        (str(tmp_path / "middle.yaml"), "1"),
+    ]
+    assert problem.key == "extends"
+    assert re.search(reason, problem.reason)
+
+
+FRAGMENTS = (
+    *("", "\t", "\n", "null", "[]", "{}", "[[1]]", "{a: 1}", "x", "-1", "1e400", ".nan", "true"),
+    *("2024-01-01", "2024-13-41", "&a", "*a", "!t x", "'", '"', ":", "- ", "#", "\x07", "<<", "? "),
+    *("0x1f", "1_0", "|", ">", "~", "%", "@", ",", "[", "]", "{", "}", "---", "...", "1:2:3"),
+    *("{when: {beta: 0}}", "{log: 1}", "{? {a: 1} : 2}", "{? [a] : 2}"),
+)
+fragments = st.sampled_from(FRAGMENTS)
+keys = st.sampled_from(["space", "enqueue", "search.replicates", "space.beta", "name", "a.b"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_damage_ends_in_a_spec_or_a_spec_error(data, tmp_path_factory):
+    """No other exception, whatever a word of the file or an override is replaced by."""
+    words = re.split(r"(\W)", GOOD)
+    for _ in range(data.draw(st.integers(1, 3))):
+        words[data.draw(st.integers(0, len(words) - 1))] = data.draw(fragments)
+    path = tmp_path_factory.getbasetemp() / "damaged.yaml"
+    path.write_text("".join(words), encoding="utf-8")
+    overrides = data.draw(st.lists(st.builds("{}={}".format, keys, fragments), max_size=1))
+    try:
+        spec = load_spec(path, overrides)
+    except SpecError:
+        return
+    again = path.with_name("again.yaml")
+    again.write_text(spec.dump_yaml(), encoding="utf-8")
+    assert load_spec(again) == spec
+
+
+def test_a_mode_that_does_not_exist_hides_no_other_problem(tmp_path):
+    found = problems_of(
+        tmp_path,
+        GOOD,
+        "space.normalization=[gdpo, grop]",
+        "space.temperature={range: [0.7, 1], when: {normalization: grop}}",
+        "task=cod",
+    )
+    assert {problem.key for problem in found} >= {"space.normalization[1]", "task"}
+
+
+def test_lora_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else found(name)
+    )
+    (problem,) = problems_of(tmp_path, GOOD, "model.lora_rank=8")
+    assert problem.key == "model.lora_rank"
+    assert "peft" in problem.reason
+    assert "pip install 'gdpo-tune[peft]'" in problem.fix

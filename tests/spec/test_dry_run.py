@@ -1,0 +1,338 @@
+"""What --dry-run prints, the lint of doubtful combinations, and the machine's resources."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.spec import (
+    check_resources,
+    dry_run,
+    lint,
+    load_spec,
+    sandbox_checks,
+    sandbox_doubts,
+    without_password,
+)
+from gdpo_tune.spec.machine import visible_gpus
+from tests.support.spec_cases import GOOD
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load `GOOD` with overrides."""
+
+    def load(*overrides):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(GOOD)
+        return load_spec(path, overrides)
+
+    return load
+
+
+def test_dry_run_tells_space_prompts_and_budget(load):
+    spec = load(
+        "space.group_size={range: [4, 16], step: 12}",
+        "space.beta={log: [1e-3, 1], when: {normalization: gdpo}}",
+        "training={steps: 10, completions_per_step: 64, evaluate_every: 4}",
+        "training.validation_prompts=100",
+        "training.test_prompts=200",
+        "search={trials: 5, replicates: {max_runs: 3}}",
+    )
+    text = dry_run(spec)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert spec.dump_yaml().rstrip() in text
+    assert f"# Identity: {spec.identity()} (kept in runs/sweep)" in lines
+    assert "# Space: 5 dimensions" in lines
+    assert "normalization choice [gdpo, grpo]" in lines
+    assert "group_size integer {range: [4, 16], step: 12}" in lines
+    assert "reward_weights.format float (log) {log: [0.05, 2]}" in lines
+    assert "beta float (log) {log: [0.001, 1]} when {normalization: [gdpo]}" in lines
+    assert "group_size 4 16 prompts" in lines
+    assert "group_size 16 4 prompts" in lines
+    # 640 completions a training; 3 validations of 200 and a test of 400; 5 + 3 + 1 trainings, and
+    # the untrained policy, which is evaluated once on each.
+    assert "search 3,200 5 trials x 640" in lines
+    assert "replicates 1,920 3 x 640" in lines
+    assert "published baseline 640 1 x 640" in lines
+    assert "held-out evaluation 9,600 3 x 200 + 400 a trained run" in lines
+    assert "total 15,360" in lines
+    assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
+
+
+def test_dry_run_tells_where_a_population_meets(load):
+    plain = dry_run(load())
+    shown = dry_run(load("search.scheduler={type: pbt}", "training.steps=60"))
+    assert "# Population: 16 members meet at steps 12, 24, 36, 48\n" in shown
+    assert "Population" not in plain
+    assert "2 x 256 + 512 a trained run" in plain
+    assert "6 x 256 + 512 a trained run" in shown
+
+
+def test_passwords_are_not_shown(load):
+    spec = load(
+        "tracking.uri=postgresql://me:secret@host/db", "ledger=postgresql://me:secret@host/trials"
+    )
+    text = dry_run(spec)
+    assert "postgresql://me:***@host/db" in text
+    assert "postgresql://me:***@host/trials" in text
+    assert "secret" not in text
+    assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
+    for shown in ("http://host:5000/a@b", "tracking.uri=https://host:5000/a@b"):
+        assert without_password(shown) == shown
+    assert without_password("x=https://me:pw@host/a@b") == "x=https://me:***@host/a@b"
+
+
+def test_dry_run_tells_the_sandbox(load):
+    assert "# Sandbox: local, up to 1 at a time: 1 s CPU, 4 s wall, 512 MiB" in dry_run(load())
+    text = dry_run(load("sandbox={modules: [json, re], workers: 2, cpu_seconds: 0.5}"))
+    assert "# Sandbox: local with json, re, up to 2 at a time: 0.5 s CPU, 4 s wall" in text
+    secret = "http://me:secret@host:8080/secret/run_code?token=secret"
+    text = dry_run(load(f"sandbox={{type: external, url: '{secret}'}}"))
+    assert "# Sandbox: external at http://host:8080, up to 1 at a time: 4 s wall, 512" in text
+    assert 'url: "http://host:8080"' in text
+    assert "secret" not in text
+
+
+def test_dry_run_tells_the_workers_of_a_trial(load):
+    assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in dry_run(load())
+    text = dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
+    shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPUs and 16 completions of a step"
+    assert shown in text.splitlines()
+
+
+def test_dry_run_without_doubts(load):
+    assert dry_run(load()).endswith("# Doubtful combinations: none")
+
+
+def test_dry_run_without_dimensions(load):
+    fixed = ("normalization=gdpo", "group_size=8", "reward_weights.format=1", "learning_rate=1e-4")
+    text = dry_run(load(*(f"space.{one}" for one in fixed), "search.trials=1"))
+    assert "# Space: 0 dimensions" in text
+
+
+def test_replicates_cost_nothing_when_there_are_none(load):
+    text = dry_run(load("search.replicates.per_point=0"))
+    assert "replicates 0 0 x 3840" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("task", ["code", "math", "tools"])
+def test_the_sweeps_that_ship_for_embedded_policies_have_no_lint(task):
+    assert lint(load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")) == []
+
+
+LINTS = {
+    "few prompts": (["space.group_size=[8, 16]"], "space.group_size = 16: 4 prompts a step"),
+    "one prompt": (["space.group_size=64"], "space.group_size = 64: one prompt a step"),
+    "pairs": (["space.group_size=[2, 4]"], "space.group_size = 2: divided by the deviation"),
+    "single reward": (
+        ["space.reward_weights={correctness: 1, format: 0, length: 0}"],
+        "space.normalization = gdpo: only reward_weights.correctness is above 0",
+    ),
+    "no anchor": (
+        [
+            "space.reward_weights.correctness={log: [0.5, 2]}",
+            "space.reward_weights.length={log: [0.5, 2]}",
+        ],
+        "space.reward_weights: all are searched although only their ratios matter",
+    ),
+    "modes at one rate": (
+        ["space.learning_rate=1e-4"],
+        "space.learning_rate: one value for gdpo, grpo",
+    ),
+    "loss and length": (
+        ["space.loss_type=[dapo, grpo]"],
+        "space.loss_type: each weights short and long completions differently",
+    ),
+    "idle clip": (["space.epsilon=[0.1, 0.2]"], "space.epsilon: with num_iterations = 1"),
+    "no replicates": (["search.replicates.max_runs=0"], "search.replicates: none"),
+    "no replicates a point": (["search.replicates.per_point=0"], "search.replicates: none"),
+    "coarse test": (["training.test_prompts=25"], "training.test_prompts = 25: the standard error"),
+    "few configurations": (
+        ["space.learning_rate=[1e-4, 2e-4]", "space.reward_weights.format=1"],
+        "space: 8 different configurations at most, and search.trials = 16",
+    ),
+    "single objective": (["objectives.length="], "objectives: correctness alone"),
+    "against the metric": (
+        ["objectives.bug_rate={direction: maximize, reference: 0}"],
+        "objectives.bug_rate.direction = maximize",
+    ),
+    "no isolation": (
+        ["sandbox.type=unsafe_no_isolation"],
+        "sandbox.type = unsafe_no_isolation: code that the policy writes runs with all the rights",
+    ),
+    "rate too low": (
+        ["space.learning_rate={log: [1e-12, 1e-4]}"],
+        "space.learning_rate: at 1e-12 weights in 32 bits do not change by so little",
+    ),
+    "rate too high": (
+        ["space.learning_rate=[1e-4, 2]", "search.trials=8"],
+        "space.learning_rate: at 2 one step moves a weight by more",
+    ),
+    "too cold": (["space.temperature={value: 0.01}"], "space.temperature: at 0.01 the completions"),
+    "too hot": (["space.temperature=[1, 50]"], "space.temperature: at 50 tokens are drawn nearly"),
+    "too many passes": (["space.num_iterations=1000"], "space.num_iterations: at 1000 most passes"),
+    "crowded core": (["resources.cpus=0.01"], "resources.cpus = 0.01: 100 trials share a core"),
+    "endless": (
+        ["training.steps=10000000"],
+        "search.trials, training.steps and their like: 18,133,351,168 completions in all, which "
+        "at 1,000 a second take 210 days",
+    ),
+    "idle constraint": (
+        ['constraints.correctness=">= 0"'],
+        "constraints.correctness = >= 0: every",
+    ),
+    "idle patience": (["search.patience=16"], "search.patience = 16: with search.trials = 16"),
+    "points left out": (
+        ["enqueue=[{group_size: 8}, {group_size: 4}, {group_size: 8}]", "search.trials=1"],
+        "enqueue: 2 different points, and search.trials = 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LINTS)
+def test_lint(case, load):
+    overrides, start = LINTS[case]
+    (warning,) = lint(load(*overrides))
+    assert warning.startswith(start)
+    assert warning.count(". ") >= 1  # why, then what to do
+
+
+@pytest.mark.parametrize(
+    ("settings", "room", "start"),
+    [
+        ("{workers: 2}", 2048, None),
+        ("{workers: 3}", 2048, "sandbox.workers = 3: 2 at a time will run"),
+        ("{workers: 9, memory_mb: 1500}", 2048, "sandbox.workers = 9: 1 at a time will run"),
+        ("{workers: 1, memory_mb: 2048}", 2048, None),
+        ("{workers: 2, memory_mb: 2049}", 2048, "sandbox.memory_mb = 2049: this machine has 2048"),
+        ("{workers: 9}", None, None),
+        ("{type: external, url: 'http://a', workers: 9, memory_mb: 4096}", 2048, None),
+    ],
+)
+def test_lint_of_memory(settings, room, start, load, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sandbox_checks, "machine_memory", lambda: room and room << 20)
+    spec = load(f"sandbox={settings}")
+    warnings = lint(spec)
+    assert len(warnings) == (start is not None)
+    assert all(warning.startswith(start) for warning in warnings)
+    # What is refused is not doubted as well, and a cluster is another machine.
+    assert bool([*sandbox_doubts(spec, {})]) == bool(start and "workers" in start)
+    assert not [*sandbox_doubts(spec, {"RAY_ADDRESS": "ray://cluster:10001"})]
+
+
+FORMAT = "objectives.format={direction: maximize, reference: 0}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["space.group_size=8"],
+        ["space.group_size=[2, 4]", "space.normalization=grpo_no_std"],
+        ["space.reward_weights={correctness: 1, format: 0, length: 0}", "space.normalization=grpo"],
+        ["space.learning_rate=1e-4", "space.normalization=gdpo"],
+        ["space.loss_type=[dapo, grpo]", "objectives.length=", FORMAT],
+        ["space.epsilon=[0.1, 0.2]", "space.num_iterations=[1, 2]"],
+        ["training.test_prompts=100"],
+        ["space.beta={log: [1e-4, 0.04]}"],
+        ["resources={cpus: 0.1, gpus: 0.1}"],
+        ["space.temperature={range: [0.05, 5]}", "space.learning_rate={log: [1e-9, 0.1]}"],
+    ],
+)
+def test_no_lint(overrides, load):
+    assert lint(load(*overrides)) == []
+
+
+def test_lint_of_rewards_on_different_scales(load, monkeypatch):
+    task = dataclasses.replace(
+        registry.TASKS["code"],
+        rewards={"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)},
+    )
+    monkeypatch.setitem(registry.TASKS, "code", task)
+    fixed = "space.reward_weights={correctness: 1, format: 1, length: 1}"
+    (warning,) = lint(load(fixed))
+    assert "spans" not in warning
+    assert "correctness 6, format 1, length 1" in warning
+    assert lint(load()) == []
+    assert lint(load(fixed, "space.normalization=gdpo", "search.trials=2")) == []
+
+
+@pytest.mark.parametrize(
+    ("known", "span"), [((0, 3), "span different widths"), ((0, 1), "may span different widths")]
+)
+def test_lint_of_a_reward_whose_range_nobody_stated(load, monkeypatch, known, span):
+    task = registry.TASKS["code"]
+    rewards = {**task.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
+    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    (warning,) = lint(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
+    assert f"fixed, while rewards {span}" in warning
+    assert f"(correctness {known[1]}, format 1, length unknown)" in warning
+
+
+def devices(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "count"),
+    [
+        ([], None, 0),
+        (["nvidiactl", "nvidia-uvm"], None, 0),
+        (["nvidiactl", "nvidia0", "nvidia1"], None, 2),
+        (["nvidia0", "nvidia1"], "1", 1),
+        (["nvidia0", "nvidia1"], "", 0),
+        (["nvidia0", "nvidia1"], "-1", 0),
+        (["nvidia0", "nvidia1"], "0,-1,1", 1),
+        (["nvidia0"], "0,1,2", 1),
+        ([], "0", 0),
+        (["nvidia0"], "GPU-8a1b", 1),
+        (["kfd", "dri/renderD128", "dri/renderD129"], None, 2),
+        (["dxg"], None, 1),
+    ],
+)
+def test_visible_gpus(files, visible, count, tmp_path):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environment, devices(tmp_path, *files)) == count
+
+
+def test_gpus_of_a_machine_without(load, tmp_path):
+    spec = load("resources.gpus=0.5")
+    with pytest.raises(
+        ResourcesError, match=r"resources\.gpus = 0\.5: this machine has 0 GPUs"
+    ) as e:
+        check_resources(spec, {}, tmp_path)
+    assert "--set resources.gpus=0" in str(e.value)
+    assert e.value.exit_status == 2
+    check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    check_resources(spec, {}, devices(tmp_path, "nvidia0"))
+
+
+def test_more_gpus_than_there_are(load, tmp_path):
+    with pytest.raises(ResourcesError, match="this machine has 1 GPUs"):
+        check_resources(load("resources.gpus=2"), {}, devices(tmp_path, "nvidia0"))
+
+
+def test_more_cpus_than_there_are(load, tmp_path):
+    cpus = len(os.sched_getaffinity(0))
+    with pytest.raises(ResourcesError, match=rf"this machine has {cpus} CPUs"):
+        check_resources(load(f"resources.cpus={cpus + 1}"), {}, tmp_path)
+    check_resources(load(f"resources.cpus={cpus}"), {}, tmp_path)
+
+
+def test_code_that_may_use_more_memory_than_there_is(load, tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox_checks, "machine_memory", lambda: 1 << 30)
+    spec = load("sandbox.memory_mb=1025")
+    with pytest.raises(ResourcesError, match=r"memory_mb = 1025: this machine has 1024 MiB") as e:
+        check_resources(spec, {}, tmp_path)
+    assert "--set sandbox_checks.memory_mb=512" in str(e.value)
+    check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    check_resources(load("sandbox.memory_mb=1024"), {}, tmp_path)
+    service = "sandbox={type: external, url: 'http://a', memory_mb: 1025}"
+    check_resources(load(service), {}, tmp_path)

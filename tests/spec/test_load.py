@@ -1,0 +1,428 @@
+"""A sweep file that is right: what it means, how files and overrides lie over each other."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import Objective
+from gdpo_tune.spec import Choice, Constraint, Fixed, Uniform, load_spec
+from tests.support.spec_cases import GOOD
+
+REPOSITORY = Path(__file__).parents[2]
+# Those for GPUs want packages and data that are not everywhere: see test_commands.
+SHIPPED = sorted(
+    path
+    for path in (REPOSITORY / "search_spaces").glob("*.yaml")
+    if not path.stem.endswith("_qwen")
+)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load `GOOD`, or another text, with overrides."""
+
+    def load(*overrides, text=GOOD, name=None):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(text)
+        return load_spec(path, overrides, name)
+
+    return load
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_load_and_round_trip(path, tmp_path):
+    spec = load_spec(path)
+    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
+    again = load_spec(tmp_path / "again.yaml")
+    assert again == spec
+    assert again.identity() == spec.identity()
+
+
+def test_there_are_shipped_files():
+    assert REPOSITORY / "search_spaces" / "code.yaml" in SHIPPED
+
+
+def test_defaults(load):
+    spec = load()
+    assert (spec.name, spec.task, spec.policy, spec.keep) == ("sweep", "code", "embedded", "front")
+    assert spec.training == TrainingSettings()
+    assert spec.sandbox == SandboxSettings()
+    assert spec.directory == Path("runs/sweep")
+    assert (spec.tracking.uri, spec.tracking.experiment) == ("sqlite:///mlflow.db", "sweep")
+    assert (spec.search.sampler, spec.search.scheduler.type) == ("auto", "asha")
+    assert (spec.resources.cpus, spec.resources.gpus, spec.resources.workers) == (1.0, 0.0, 1)
+    assert spec.enqueue == ()
+
+
+@pytest.mark.parametrize("task", registry.TASKS)
+def test_the_policy_is_the_one_that_ships_for_the_task(load, task):
+    assert load(f"task={task}", "space.reward_weights={correctness: 1}").policy == (
+        registry.TASKS[task].embedded
+    )
+
+
+def test_objectives_and_constraints(load):
+    spec = load()
+    assert spec.objective_list() == (
+        Objective("correctness", "maximize", 0.0),
+        Objective("length", "maximize", 0.0),
+    )
+    assert spec.constraints == {"correctness": Constraint(op=">=", bound=0.2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        (">= 0.2", 0.2, True),
+        (">=0.2", 0.19, False),
+        ("<= 0.2", 0.2, True),
+        (" <= 2e-1 ", 0.21, False),
+        (">= 0.2", float("nan"), False),
+        ("<= 0.2", float("nan"), False),
+    ],
+)
+def test_constraint_includes_its_bound_and_excludes_nan(load, text, value, holds):
+    spec = load(f'constraints.correctness="{text}"')
+    assert spec.constraints["correctness"].holds(value) is holds
+
+
+def test_space_has_every_parameter(load):
+    domains = load().space.domains
+    assert domains["normalization"] == Choice(choices=("gdpo", "grpo"))
+    assert domains["group_size"] == Choice(choices=(4, 8))
+    assert domains["reward_weights.correctness"] == Fixed(value=1.0)
+    assert domains["reward_weights.format"] == Uniform(low=0.05, high=2.0, log=True)
+    assert domains["reward_weights.length"] == Fixed(value=1.0)
+    assert domains["learning_rate"] == Uniform(low=3e-5, high=3e-4, log=True)
+    assert domains["temperature"] == Fixed(value=1.0)
+    assert domains["loss_type"] == Fixed(value="dapo")
+
+
+@pytest.mark.parametrize(
+    ("written", "domain"),
+    [
+        ("8", Fixed(value=8)),
+        ("{value: 8}", Fixed(value=8)),
+        ("[4, 8]", Choice(choices=(4, 8))),
+        ("{choices: [4, 8]}", Choice(choices=(4, 8))),
+        ("{range: [4, 5]}", Uniform(low=4, high=5, integer=True)),
+        ("{range: [4, 16], step: 12}", Uniform(low=4, high=16, step=12, integer=True)),
+        ("{log: [4, 5]}", Uniform(low=4, high=5, log=True, integer=True)),
+        (
+            "{value: 8, when: {normalization: gdpo}}",
+            Fixed(value=8, when={"normalization": ("gdpo",)}),
+        ),
+        (
+            "{choices: [4, 8], when: {normalization: [gdpo, grpo]}}",
+            Choice(choices=(4, 8), when={"normalization": ("gdpo", "grpo")}),
+        ),
+    ],
+)
+def test_notations_of_a_domain(load, written, domain):
+    spec = load(f"space.group_size={written}", "training.completions_per_step=80")
+    assert spec.space.domains["group_size"] == domain
+    again = load(text=spec.dump_yaml())
+    assert again.space.domains["group_size"] == domain
+
+
+def test_condition_on_a_reward_weight(load):
+    """Its dotted name survives, nested or not."""
+    nested = "{log: [1e-3, 1], when: {reward_weights: {length: [0, 1]}}}"
+    flat = "{log: [1e-3, 1], when: {reward_weights.length: [0, 1]}}"
+    for written in (nested, flat):
+        spec = load("space.reward_weights.length=[0, 1]", f"space.beta={written}")
+        assert spec.space.domains["beta"].when == {"reward_weights.length": (0, 1)}
+
+
+@pytest.mark.parametrize("number", ["3e-5", "3E-5", "3.0e-5", "0.00003", "+3e-5", "3e-05"])
+def test_numbers_without_a_dot_are_numbers(load, number):
+    """YAML 1.1 takes 3e-5 for a word, and so do many parsers."""
+    assert load(f"space.learning_rate={number}").space.domains["learning_rate"] == Fixed(value=3e-5)
+
+
+def test_words_of_yaml_1_1_are_words(load):
+    """`on` is not true and 010 is not 8."""
+    assert load("policy=on").policy == "on"
+    assert load("search.trials=010").search.trials == 10
+
+
+def test_anchors_and_merge_keys(load):
+    text = GOOD.replace("search: {trials: 16}", "search: &s {trials: 16}\nresources: {cpus: 2}\n")
+    text += "tracking: &t {required: &yes true}\nenqueue: [&p {group_size: 4}, {<<: *p}]\n"
+    spec = load(text=text)
+    assert spec.tracking.required is True
+    assert spec.enqueue == ({"group_size": 4}, {"group_size": 4})
+
+
+def test_enqueue_nested_and_dotted(load):
+    spec = load(
+        "enqueue=[{reward_weights: {format: 1}, group_size: 4}, {reward_weights.format: 2.0}]"
+    )
+    assert spec.enqueue == (
+        {"reward_weights.format": 1.0, "group_size": 4},
+        {"reward_weights.format": 2.0},
+    )
+    assert load(text=spec.dump_yaml()).enqueue == spec.enqueue
+
+
+def test_enqueued_point_may_leave_a_condition_open(load):
+    """Whether beta has an effect is up to the sampler's choice of the mode."""
+    spec = load(
+        "space.beta={log: [1e-3, 1], when: {normalization: gdpo}}", "enqueue=[{beta: 0.01}]"
+    )
+    assert spec.enqueue == ({"beta": 0.01},)
+
+
+def test_overrides_in_order_with_yaml_values(load):
+    spec = load(
+        "training.steps=10",
+        "training.steps=100",
+        "space.reward_weights.format={log: [0.1, 1]}",
+        "search.replicates={max_runs: 0}",
+        "constraints.correctness=",
+        " keep =all",
+    )
+    assert spec.training.steps == 100
+    assert spec.training.completions_per_step == 64
+    assert spec.space.domains["reward_weights.format"] == Uniform(low=0.1, high=1.0, log=True)
+    assert spec.space.domains["reward_weights.correctness"] == Fixed(value=1.0)
+    assert (spec.search.replicates.max_runs, spec.search.replicates.per_point) == (0, 2)
+    assert spec.constraints == {}
+    assert spec.keep == "all"
+
+
+def test_an_empty_mapping_replaces_what_it_is_written_over(load):
+    spec = load("space={}", "training={}", "constraints={}", text=GOOD.replace("60", "61"))
+    assert spec.space.dimensions == ()
+    assert spec.training == TrainingSettings()
+    assert spec.constraints == {}
+    spec = load("space.reward_weights={}")
+    assert spec.space.domains["reward_weights.format"] == Fixed(value=1.0)
+    assert "learning_rate" in spec.space.dimensions
+
+
+def test_an_empty_mapping_over_what_is_needed_is_refused(load):
+    with pytest.raises(SpecError, match="not a mapping of metrics to objectives"):
+        load("objectives={}")
+
+
+def test_positions_are_those_of_the_policy_that_is_given(load, tmp_path):
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+    long, policy = "training.max_completion_length=1000", f"policy={folder}"
+    assert load(long, policy).training.max_completion_length == 1000
+    with pytest.raises(SpecError, match="has 1024 positions"):
+        load("training.max_completion_length=1024", policy)
+    for content in ("{}", "[]", "{", '{"max_position_embeddings": null}'):
+        (folder / "config.json").write_text(content)
+        assert load(long, policy).policy == str(folder)
+    assert load(long, "policy=org/name").policy == "org/name"
+
+
+def test_prompts_of_a_data_set_are_counted_where_it_is_read(load, tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    data = f"data={{source: {tmp_path}/rows.jsonl, layout: mbpp}}"
+    assert load(data, "training.train_prompts=1000000").training.train_prompts == 1000000
+
+
+def test_a_file_that_only_extends_changes_nothing(tmp_path):
+    (tmp_path / "base.yaml").write_text(GOOD)
+    (tmp_path / "same.yaml").write_text("extends: base.yaml\n")
+    (tmp_path / "empty.yaml").write_text("extends: base.yaml\nspace: {}\n")
+    base, same = (load_spec(tmp_path / f"{name}.yaml") for name in ("base", "same"))
+    assert same.identity() == base.identity()
+    assert load_spec(tmp_path / "empty.yaml").space.dimensions == ()
+
+
+def test_a_domain_is_replaced_as_a_whole(load):
+    """`{range: ..}` over `{log: ..}` does not leave both."""
+    spec = load("space.learning_rate={range: [1e-5, 1e-4]}")
+    assert spec.space.domains["learning_rate"] == Uniform(low=1e-5, high=1e-4)
+    spec = load("space.learning_rate.range=[1e-5, 1e-4]")
+    assert spec.space.domains["learning_rate"] == Uniform(low=1e-5, high=1e-4)
+
+
+def test_dotted_keys_in_the_file(load):
+    spec = load(text=GOOD + "training.evaluate_every: 7\nspace.reward_weights.length: 2\n")
+    assert (spec.training.steps, spec.training.evaluate_every) == (60, 7)
+    assert spec.space.domains["reward_weights.length"] == Fixed(value=2.0)
+    assert spec.space.domains["reward_weights.format"] == Uniform(low=0.05, high=2, log=True)
+
+
+def test_name_from_the_option_the_file_the_stem(load):
+    assert load().name == "sweep"
+    assert load(text="name: mine\n" + GOOD).name == "mine"
+    spec = load(text="name: mine\n" + GOOD, name="other")
+    assert (spec.name, spec.tracking.experiment) == ("other", "other")
+    assert load("tracking.experiment=team").tracking.experiment == "team"
+
+
+def test_extends(tmp_path):
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "root.yaml").write_text("name: root\n" + GOOD)
+    (tmp_path / "bases" / "middle.yaml").write_text(
+        "extends: root.yaml\ntraining: {length_limit: 20, steps: 30}\n"
+    )
+    (tmp_path / "top.yaml").write_text(
+        "extends: bases/middle.yaml\n"
+        "training.steps: 15\n"
+        "space:\n  learning_rate: {range: [1e-5, 1e-4]}\n  reward_weights: {length: 2}\n"
+        "objectives: {length: }\n"
+        "constraints:\n"
+    )
+    spec = load_spec(tmp_path / "top.yaml", ["search.trials=3"])
+    assert spec.name == "top"
+    assert (spec.training.steps, spec.training.length_limit) == (15, 20)
+    assert spec.space.domains["learning_rate"] == Uniform(low=1e-5, high=1e-4)
+    assert spec.space.domains["reward_weights.length"] == Fixed(value=2.0)
+    assert spec.space.domains["reward_weights.format"] == Uniform(low=0.05, high=2, log=True)
+    assert list(spec.objectives) == ["correctness"]
+    assert spec.constraints == {}
+    assert spec.search.trials == 3
+
+
+def test_spec_is_frozen_and_travels(load):
+    spec = load()
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.task = "math"
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.search.trials = 3
+    again = pickle.loads(pickle.dumps(spec))
+    assert again == spec
+    assert again.space.order == spec.space.order
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "policy=gpt",
+        "objectives.length.reference=-1",
+        "space.group_size=[4, 8, 16]",
+        "space.group_size=[8, 4]",
+        "space.temperature=0.9",
+        "space.learning_rate={range: [3e-5, 3e-4]}",
+        "training.steps=61",
+        "training.lr_schedule=linear",
+        "sandbox.modules=[json]",
+        "sandbox.cpu_seconds=2",
+        "sandbox.wall_seconds=5",
+        "sandbox.memory_mb=1024",
+    ],
+)
+def test_what_changes_the_identity(load, override):
+    assert load(override).identity() != load().identity()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "name=other",
+        "search={trials: 100, sampler: tpe, seed: 3}",
+        "resources.cpus=2",
+        "tracking.uri=http://localhost:5000",
+        "storage=elsewhere",
+        "keep=none",
+        "constraints.correctness=",
+        "enqueue=[{group_size: 4}]",
+        # The same said in another way.
+        "space.reward_weights.correctness=1.0",
+        "space.temperature={value: 1}",
+        "space.learning_rate={log: [0.00003, 0.0003]}",
+        "training.steps=60",
+        "training.micro_batch_size=8",
+        "sandbox={type: external, url: 'http://host:8080', workers: 8}",
+        "sandbox.type=unsafe_no_isolation",
+        "sandbox={modules: [], cpu_seconds: 1, wall_seconds: 4, memory_mb: 512}",
+    ],
+)
+def test_what_leaves_the_identity(load, override):
+    assert load(override).identity() == load().identity()
+
+
+def test_folders_from_before_the_sandbox_had_a_section_still_fit(load):
+    assert load().identity() == "a7edecd2eb0c"
+
+
+def test_the_order_of_modules_leaves_the_identity(load):
+    one, other = "sandbox.modules=[json, re]", "sandbox.modules=[re, json, re]"
+    assert load(one).identity() == load(other).identity()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "{type: external, url: 'https://me:secret@host/api', workers: 3, memory_mb: 100}",
+        "{type: unsafe_no_isolation, modules: [json, xml.dom], cpu_seconds: 0.5}",
+        "{modules: []}",
+    ],
+)
+def test_the_sandbox_round_trips(load, section, tmp_path):
+    spec = load(f"sandbox={section}")
+    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
+    assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
+
+
+def test_a_module_is_looked_for_without_importing_it(load, tmp_path, monkeypatch):
+    (tmp_path / "explosive_module").mkdir()
+    (tmp_path / "explosive_module" / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = load("sandbox.modules=[explosive_module.part]")
+    assert spec.sandbox.modules == ("explosive_module.part",)
+
+
+def test_dimensions_do_not_depend_on_the_order_of_the_file(load):
+    line = "  learning_rate: {log: [3e-5, 3e-4]}\n"
+    moved = GOOD.replace(line, "").replace("space:\n", "space:\n" + line)
+    assert load(text=moved).space.dimensions == load().space.dimensions
+    assert load(text=moved).identity() == load().identity()
+
+
+def test_identity_is_the_same_in_another_process(load, tmp_path):
+    expected = load().identity()
+    code = (
+        "import sys; from gdpo_tune.spec import load_spec; print(load_spec(sys.argv[1]).identity())"
+    )
+    path = str(tmp_path / "sweep.yaml")
+    run = subprocess.run(
+        [sys.executable, "-c", code, path],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+    )
+    assert run.stdout.strip() == expected
+    assert len(expected) == 12
+
+
+def test_loading_imports_nothing_heavy():
+    code = (
+        "import sys; from gdpo_tune.spec import dry_run, load_spec;"
+        "dry_run(load_spec('search_spaces/code.yaml'));"
+        "heavy = {'torch', 'ray', 'trl', 'mlflow', 'optuna', 'numpy', 'transformers'};"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_dump_is_read_alike_by_a_parser_of_yaml_1_1(load):
+    """So that the file in MLflow can be read by anything: no bare 3e-05, no bare `on`."""
+    spec = load("policy=on", "space.beta={log: [1e-5, 1], when: {normalization: gdpo}}")
+    old = YAML(typ="safe", pure=True)
+    old.version = (1, 1)
+    plain = old.load(spec.dump_yaml())
+    assert plain["policy"] == "on"
+    assert plain["space"]["beta"] == {"log": [1e-5, 1.0], "when": {"normalization": ["gdpo"]}}
+    assert plain["training"]["steps"] == 60
+    assert plain["constraints"] == {"correctness": ">= 0.2"}

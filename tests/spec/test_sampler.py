@@ -1,0 +1,64 @@
+"""Which sampler `auto` picks, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.spec import choose_sampler, dry_run
+from gdpo_tune.tuning.search.projection import Projection
+from tests.support.tuning import spec_in
+
+FIFO = "search.scheduler={type: fifo}"
+FOUR = "objectives.mean_length={direction: minimize, reference: 64}"
+CHOICES = (
+    "space.learning_rate=[1.0e-4, 2.0e-4]",
+    "space.reward_weights={correctness: 1, format: [0.5, 1], length: [0.5, 1]}",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slots", "name", "why"),
+    [
+        ((), None, "gp", "16 trials of 5 parameters and 3 objectives: few enough"),
+        ((), 8, "gp", "few enough"),
+        ((), 16, "qmc", "all 16 trials run side by side"),
+        (("search.trials=300",), 2, "gp", "300 trials"),
+        (("search.trials=301",), 2, "tpe", "301 trials takes many seconds"),
+        (("search.trials=301", "search.budget.trials=40"), 2, "gp", "40 trials"),
+        (("search.trials=301", "search.budget.completions=38400"), 2, "tpe", "301 trials"),
+        (("search.trials=301", "search.budget.completions=38400", FIFO), 2, "gp", "10 trials"),
+        ((FOUR,), 2, "tpe", "4 objectives are too many"),
+        (CHOICES, 2, "tpe", "every parameter is a choice"),
+        (("search.trials=100",), 33, "tpe", "33 slots would wait"),
+        (("search.sampler=nsga2",), 2, "nsga2", "asked for"),
+        (("search.scheduler={type: pbt}",), 2, "qmc", "members of a population begin spread"),
+    ],
+)
+def test_auto_picks_by_what_is_asked_and_says_why(
+    tmp_path: Path, overrides: tuple[str, ...], slots: int | None, name: str, why: str
+):
+    spec = spec_in(tmp_path, overrides)
+    chosen = choose_sampler(spec, slots)
+    assert chosen.name == name
+    assert why in chosen.why
+    assert Projection(spec, slots).sampler == chosen
+
+
+def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path: Path):
+    spec = spec_in(tmp_path)
+    assert choose_sampler(spec, 16).name == "qmc"
+    warm = spec.search.model_copy(update={"warm_start": ("runs/code",)})
+    assert choose_sampler(spec.model_copy(update={"search": warm}), 16).name == "gp"
+
+
+def test_the_dry_run_says_why(tmp_path: Path):
+    spec = spec_in(tmp_path)
+    assert f"# Sampler: {choose_sampler(spec)}" in dry_run(spec)
+    assert "# Ends early: never" in dry_run(spec)
+    limited = spec_in(tmp_path, ["search.budget={hours: 1.5, trials: 1000}", "search.patience=5"])
+    assert (
+        "# Ends early: after 1,000 trials, after 1.5 hours, after 5 trials in a row that do not "
+        "move the hypervolume"
+    ) in dry_run(limited)

@@ -1,0 +1,235 @@
+"""Reward shaping in a sweep file: what is searched under what, identities, ranges, doubts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.registry import UNKNOWN_RANGE
+from gdpo_tune.ledger.format import STATES, to_record
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.lint import lint
+from tests.support.spec_cases import GOOD
+
+CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+SHAPED = (
+    "space.conditioning={length: [none, correctness], format: [none, correctness, length]}",
+    "space.conditioning_threshold.length={range: [0.5, 1]}",
+    "space.partial_credit=[false, true]",
+    "space.length_shape=[step, ramp, overlong]",
+    "space.length_cache={range: [0.1, 1]}",
+    "space.normalization=[gdpo, gdpo_no_batch_norm, grpo, dvao, saw]",
+    "space.gamma={range: [0, 1]}",
+    "space.baseline=[group_mean, leave_one_out]",
+)
+LATER = {
+    "gamma": 0.0,
+    "baseline": "group_mean",
+    "partial_credit": False,
+    "length_shape": "step",
+    "length_cache": 0.2,
+    **{f"conditioning.{k}": "none" for k in ("correctness", "format", "length")},
+    **{f"conditioning_threshold.{k}": 1.0 for k in ("correctness", "format", "length")},
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loaded(*overrides, text=GOOD):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(text)
+        return load_spec(path, overrides)
+
+    return loaded
+
+
+def test_sweeps_from_before_keep_their_identity():
+    """The hash that this file had before there was any shaping."""
+    assert load_spec(CODE).identity() == "6bc9e3d7b520"
+
+
+def test_what_is_written_out_at_its_default_keeps_the_identity(load):
+    written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
+    spec = load(*written)
+    assert spec.identity() == load().identity()
+    assert spec.space.says_nothing == set(LATER)
+    assert load(text=spec.dump_yaml()).identity() == load().identity()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "partial_credit=true",
+        "gamma=0.5",
+        "baseline=leave_one_out",
+        "length_shape=ramp",
+        "conditioning.length=format",
+    ],
+)
+def test_what_shapes_changes_the_identity(load, override):
+    assert load(f"space.{override}").identity() != load().identity()
+
+
+def test_defaults_are_those_of_before(load):
+    assert load().space.later_defaults == LATER
+    complete = load().space.baseline({})
+    assert {name: complete[name] for name in LATER} == LATER
+
+
+def test_a_trial_from_before_had_the_defaults(load):
+    spec = load()
+    params = spec.space.baseline({})
+    old = {name: value for name, value in params.items() if name not in LATER}
+    about = {"role": "search", "params": old, "seed": 1, "proposer": "model", "replicate_of": None}
+
+    class Trial:
+        """What the study holds of it."""
+
+        number = 0
+        state = next(iter(STATES))
+        user_attrs = {"trial": json.loads(json.dumps(about))}
+        datetime_start = datetime_complete = None
+
+    assert to_record(Trial(), spec, spec.directory).params == params
+
+
+def test_nothing_is_sampled_where_it_has_no_effect(load):
+    space = load(*SHAPED).space
+    assert space.domains["gamma"].when == {"normalization": ("gdpo", "gdpo_no_batch_norm")}
+    assert space.domains["baseline"].when == {
+        "normalization": ("gdpo_no_batch_norm", "grpo", "dvao")
+    }
+    assert space.domains["length_cache"].when == {"length_shape": ("overlong",)}
+    threshold = "conditioning_threshold.length"
+    assert space.domains[threshold].when == {"conditioning.length": ("correctness",)}
+    assert threshold not in space.active({"conditioning.length": "none"})
+    assert threshold in space.active({"conditioning.length": "correctness"})
+
+
+def test_a_written_condition_is_kept_beside_the_implied_one(load):
+    space = load(
+        "space.length_shape=[ramp, overlong]",
+        "space.length_cache={range: [0.1, 1], when: {normalization: gdpo}}",
+    ).space
+    assert space.domains["length_cache"].when == {
+        "normalization": ("gdpo",),
+        "length_shape": ("overlong",),
+    }
+
+
+def test_no_condition_is_implied_where_it_always_holds(load):
+    space = load("space.length_shape=overlong", "space.length_cache=[0.1, 0.2]").space
+    assert space.domains["length_cache"].when == {}
+
+
+def test_a_shaped_file_survives_being_written_out(load):
+    spec = load(*SHAPED)
+    again = load(text=spec.dump_yaml())
+    assert again.space == spec.space
+    assert again.identity() == spec.identity()
+
+
+def test_the_published_setting_still_resolves(load):
+    published = registry.TASKS["code"].published
+    complete = load(*SHAPED).space.baseline(published)
+    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
+    assert {**LATER, **published}.items() <= complete.items()
+
+
+# Ranges
+
+
+@pytest.fixture
+def unbounded(monkeypatch):
+    """The code task, with a length reward of which nobody knows the range."""
+    task = registry.TASKS["code"]
+    rewards = {**task.rewards, "length": UNKNOWN_RANGE}
+    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+
+
+@pytest.mark.usefixtures("unbounded")
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("gamma=0.5", "space.gamma"),
+        ("gamma={range: [0, 1]}", "space.gamma"),
+        ("conditioning.format=length", "space.conditioning.format"),
+        ("conditioning.format=[none, length]", "space.conditioning.format"),
+    ],
+)
+def test_an_unknown_range_is_refused_where_it_is_needed(load, override, key):
+    with pytest.raises(SpecError) as caught:
+        load(f"space.{override}")
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    assert "the range of length is not known" in problem.reason
+    assert "state the lowest and highest value of length in its task" in problem.fix
+
+
+@pytest.mark.usefixtures("unbounded")
+def test_an_unknown_range_is_fine_where_it_is_not_needed(load):
+    load("space.gamma=0", "space.conditioning.length=correctness")
+    load("space.gamma=0.5", "space.reward_weights.length=0")
+
+
+# Doubts
+
+DOUBTS = {
+    "pairs": (
+        ["space.group_size=[2, 4]", "space.length_shape=[step, ramp]"],
+        "space.length_shape = ramp: in a group of 2 under gdpo only which completion earns more",
+    ),
+    "no weight": (
+        ["space.reward_weights.length=0", "space.conditioning.length=correctness"],
+        "space.conditioning.length: reward_weights.length is 0 in every trial",
+    ),
+    "no weight of length": (
+        ["space.reward_weights.length=0", "space.length_shape=ramp"],
+        "space.length_shape: reward_weights.length is 0 in every trial",
+    ),
+    "no weight of what is passed in part": (
+        [
+            "space.reward_weights.correctness=0",
+            "space.reward_weights.length=1",
+            "space.partial_credit=[false, true]",
+        ],
+        "space.partial_credit: reward_weights.correctness is 0 in every trial",
+    ),
+    "threshold of nothing": (
+        ["space.conditioning_threshold.length=0.5"],
+        "space.conditioning_threshold.length: conditioning.length is never correctness, format",
+    ),
+    "cache of nothing": (
+        ["space.length_cache=0.5"],
+        "space.length_cache: length_shape is never overlong",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_doubtful_shaping(load, name):
+    overrides, start = DOUBTS[name]
+    assert any(warning.startswith(start) for warning in lint(load(*overrides)))
+
+
+def test_sound_shaping_raises_no_doubt():
+    assert lint(load_spec(CODE, SHAPED)) == []
+    sum_first = ("space.normalization=[grpo_no_std, dvao]", "space.length_shape=ramp")
+    warnings = lint(load_spec(CODE, ["space.group_size=[2, 4]", *sum_first]))
+    assert not any("length_shape" in warning for warning in warnings)
+
+
+def test_an_unmet_condition_on_a_reward_below_zero_is_doubtful(load, monkeypatch):
+    task = registry.TASKS["code"]
+    rewards = {**task.rewards, "correctness": (-3.0, 3.0)}
+    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    doubt = "space.conditioning.correctness: an unmet condition gives correctness 0"
+    found = lint(load("space.conditioning.correctness=format"))
+    assert any(warning.startswith(doubt) for warning in found)
+    assert not any(warning.startswith(doubt) for warning in lint(load()))

@@ -1,0 +1,231 @@
+"""Domains and the space that they form: what is active, what is complete."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.spec import Choice, Fixed, Space, Uniform, load_spec
+from tests.support.spec_cases import GOOD
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load `GOOD` with overrides."""
+
+    def load(*overrides):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(GOOD)
+        return load_spec(path, overrides)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("domain", "inside", "outside"),
+    [
+        (Fixed(value=1.0), [1, 1.0], [True, 2, "1"]),
+        (Choice(choices=(4, 8)), [4, 8, 8.0], [6, "4", True]),
+        (Choice(choices=(1, 2)), [1], [True]),
+        (Uniform(low=0.5, high=2.0), [0.5, 1, 2.0], [0.49, 2.01, "1", True, math.nan, math.inf]),
+        (Uniform(low=2, high=8, integer=True), [2, 8, 5], [1, 9, 2.5]),
+        (Uniform(low=2, high=8, step=3, integer=True), [2, 5, 8], [3, 4]),
+        (Uniform(low=0.1, high=0.4, step=0.1), [0.1, 0.2, 0.1 + 0.2, 0.4], [0.15, 0.05]),
+    ],
+)
+def test_contains(domain, inside, outside):
+    assert all(domain.contains(value) for value in inside)
+    assert not any(domain.contains(value) for value in outside)
+
+
+@pytest.mark.parametrize(
+    ("domain", "values"),
+    [
+        (Fixed(value="gdpo"), ("gdpo",)),
+        (Choice(choices=(8, 4)), (8, 4)),
+        (Uniform(low=2, high=5, integer=True), (2, 3, 4, 5)),
+        (Uniform(low=2, high=8, step=3, integer=True), (2, 5, 8)),
+        (Uniform(low=2, high=5, log=True, integer=True), (2, 3, 4, 5)),
+        (Uniform(low=0.0, high=1.0, step=0.25), (0, 0.25, 0.5, 0.75, 1)),
+        (Uniform(low=0.0, high=1.0), None),
+    ],
+)
+def test_values(domain, values):
+    assert domain.values() == values
+
+
+@pytest.mark.parametrize(
+    ("domain", "middle"),
+    [
+        (Fixed(value=3), 3),
+        (Choice(choices=("a", "b", "c")), "b"),
+        (Uniform(low=1.0, high=3.0), 2.0),
+        (Uniform(low=0.01, high=1.0, log=True), 0.1),
+        (Uniform(low=2, high=5, integer=True), 4),
+        (Uniform(low=2, high=8, step=3, integer=True), 5),
+    ],
+)
+def test_middle(domain, middle):
+    assert domain.middle() == pytest.approx(middle)
+    assert domain.contains(domain.middle())
+
+
+numbers = st.floats(1e-6, 1e3, allow_nan=False)
+
+
+@given(low=numbers, width=st.floats(1e-3, 10), steps=st.integers(1, 50))
+def test_every_value_of_a_grid_is_contained(low, width, steps):
+    domain = Uniform(low=low, high=low + steps * width, step=width)
+    values = domain.values()
+    assert values is not None
+    assert len(values) == steps + 1
+    # Not the last one: rounding may carry it beyond `high`, which is its own end of the range.
+    assert all(domain.contains(value) for value in values[:-1])
+    assert values[-1] == pytest.approx(domain.high)
+
+
+@given(low=st.integers(1, 100), width=st.integers(1, 100), log=st.booleans())
+def test_the_middle_of_a_range_is_contained(low, width, log):
+    for integer in (True, False):
+        domain = Uniform(low=low, high=low + width, log=log, integer=integer)
+        assert domain.contains(domain.middle())
+
+
+BETA = "space.beta={log: [1e-3, 1], when: {normalization: gdpo}}"
+EPSILON = "space.epsilon={range: [0.1, 0.3], when: {num_iterations: 2}}"
+ITERATIONS = "space.num_iterations={choices: [1, 2], when: {normalization: gdpo}}"
+
+
+def test_order_puts_conditions_first(load):
+    space = load(EPSILON, ITERATIONS).space
+    assert sorted(space.order) == sorted(space.domains)
+    positions = [space.order.index(n) for n in ("normalization", "num_iterations", "epsilon")]
+    assert positions == sorted(positions)
+
+
+def test_dimensions_are_what_is_searched(load):
+    space = load("space.group_size=[8]").space
+    assert set(space.dimensions) == {"normalization", "reward_weights.format", "learning_rate"}
+    assert space.searched == {name: space.domains[name] for name in space.dimensions}
+
+
+def test_active_follows_a_chain_of_conditions(load):
+    space = load(EPSILON, ITERATIONS).space
+
+    def searched(**params):
+        return {"num_iterations", "epsilon"} & space.active(params).keys()
+
+    assert searched() == set()
+    assert searched(normalization="grpo") == set()
+    assert searched(normalization="gdpo") == {"num_iterations"}
+    assert searched(normalization="gdpo", num_iterations=1) == {"num_iterations"}
+    assert searched(normalization="gdpo", num_iterations=2) == {"num_iterations", "epsilon"}
+    # An inactive parameter meets no condition, whatever value it is said to have.
+    assert searched(normalization="grpo", num_iterations=2) == set()
+
+
+def test_active_knows_what_is_fixed(load):
+    space = load("space.normalization=gdpo", BETA).space
+    assert "beta" in space.active({})
+
+
+def test_complete_fills_fixed_and_inactive(load):
+    space = load(BETA).space
+    given = {"normalization": "grpo", "group_size": 4, "reward_weights.format": 0.5}
+    complete = space.complete({**given, "learning_rate": 1e-4, "beta": 0.5})
+    assert complete == {
+        **given,
+        "learning_rate": 1e-4,
+        "beta": 0.0,  # has no effect under grpo, hence its default
+        "reward_weights.correctness": 1.0,
+        "reward_weights.length": 1.0,
+        "temperature": 1.0,
+        "epsilon": 0.2,
+        "epsilon_high": 0.2,
+        "loss_type": "dapo",
+        "num_iterations": 1,
+        **space.later_defaults,
+    }
+    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
+
+
+def test_complete_refuses_an_open_dimension(load):
+    with pytest.raises(KeyError, match="no value for learning_rate"):
+        load().space.complete(
+            {"normalization": "gdpo", "group_size": 4, "reward_weights.format": 1}
+        )
+
+
+def test_inactive_fixed_value_gives_way_to_the_default(load):
+    space = load("space.temperature={value: 0.5, when: {normalization: gdpo}}").space
+    rest = {"group_size": 4, "reward_weights.format": 1.0, "learning_rate": 1e-4}
+    assert space.complete({"normalization": "gdpo", **rest})["temperature"] == 0.5
+    assert space.complete({"normalization": "grpo", **rest})["temperature"] == 1.0
+
+
+def test_baseline_takes_defaults_where_the_space_holds_them(load):
+    space = load(BETA).space
+    published = registry.TASKS["code"].published
+    baseline = space.baseline(published)
+    assert {name: baseline[name] for name in published} == dict(published)
+    assert baseline["group_size"] == 8  # the default, which is among the choices
+    assert baseline["learning_rate"] == pytest.approx(math.sqrt(3e-5 * 3e-4))  # which is not
+    assert baseline["beta"] == pytest.approx(math.sqrt(1e-3))
+    assert baseline.keys() == space.domains.keys()
+
+
+def test_baseline_may_lie_outside(load):
+    assert load("space.normalization=grpo").space.baseline({"normalization": "gdpo"})[
+        "normalization"
+    ] == ("gdpo")
+
+
+def test_reachable_includes_the_default_of_what_can_be_inactive(load):
+    space = load("space.group_size={choices: [4, 16], when: {normalization: gdpo}}").space
+    assert space.reachable("group_size") == (4, 16, 8)
+    space = load("space.group_size={choices: [4, 16], when: {normalization: [gdpo, grpo]}}").space
+    assert space.reachable("group_size") == (4, 16)
+    space = load(EPSILON, ITERATIONS).space
+    assert space.can_be_inactive("epsilon")
+    assert space.reachable("learning_rate") is None
+
+
+def test_what_a_mode_ignores_is_inactive_under_it(load, monkeypatch):
+    ignoring = dataclasses.replace(registry.NORMALIZATIONS["grpo"], ignores=("beta", "epsilon"))
+    monkeypatch.setitem(registry.NORMALIZATIONS, "grpo", ignoring)
+    space = load("space.beta={log: [1e-3, 1]}").space
+    assert "beta" in space.active({"normalization": "gdpo"})
+    assert "beta" not in space.active({"normalization": "grpo"})
+    assert space.domains["epsilon"] == Fixed(value=0.2)
+    # Nothing hangs on the mode if no mode of this space ignores it.
+    space = load("space.beta={log: [1e-3, 1]}", "space.normalization=[gdpo, grpo_batch]").space
+    assert space.domains["beta"].when == {}
+
+
+names = st.sampled_from(["normalization", "group_size", "beta", "temperature", "num_iterations"])
+
+
+@settings(max_examples=50)
+@given(
+    choices=st.dictionaries(names, st.integers(0, 1)),
+    parents=st.lists(st.integers(0, 4), min_size=5, max_size=5),
+)
+def test_active_is_closed_under_conditions(choices, parents):
+    """A parameter is active exactly when all that it hangs on are, with the right values."""
+    order = ["normalization", "group_size", "beta", "temperature", "num_iterations"]
+    domains = {
+        name: Choice(
+            choices=(0, 1),
+            when={order[parents[index]]: (1,)} if parents[index] < index else {},
+        )
+        for index, name in enumerate(order)
+    }
+    space = Space(domains=dict(reversed(domains.items())))
+    active = space.active(choices)
+    for name, domain in domains.items():
+        expected = all(parent in active and choices.get(parent) == 1 for parent in domain.when)
+        assert (name in active) == expected

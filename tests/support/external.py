@@ -1,0 +1,35 @@
+"""What the tests of external sandboxes share: a plain job, and ways in which a service answers."""
+
+import time
+
+from gdpo_tune.sandbox import Call, Job
+from tests.support.sandbox_service import response
+
+GOOD = Job("def f(x): return x + 1", (Call("f", (1,), 2),))
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.005)
+
+
+def one(sandbox, job):
+    [result] = sandbox.run_batch([job])
+    return result
+
+
+def hang(handler):
+    handler.server.released.wait()
+
+
+def hang_up(handler):
+    handler.close_connection = True
+
+
+def answering(content, status=200, headers=(), kind="application/json"):
+    return lambda handler: handler.answer(content, status, headers, kind)
+
+
+def ran(stdout="", status="Finished", code=0, stderr=""):
+    run = {"status": status, "execution_time": 0.1, "return_code": code}
+    return response("Success", run | {"stdout": stdout, "stderr": stderr})

@@ -1,0 +1,37 @@
+"""Sweeps whose trials, two on each logical GPU, wait at a gate beyond a checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+
+from tests.support.killed_sweeps import KilledSweep, wait_until
+
+GATED = (
+    "search.sampler=random",
+    "search.scheduler={type: fifo}",
+    "search.replicates={per_point: 1, max_runs: 1}",
+    "training.steps=6",
+    "resources={cpus: 1, gpus: 0.5}",
+)
+
+
+def close_gate(sweep: KilledSweep) -> None:
+    """Let no trial past its second checkpoint."""
+    sweep.misbehave({"all": "gate"})
+
+
+def open_gate(sweep: KilledSweep) -> None:
+    """Let them go on, now and from now on."""
+    (sweep.fake_folder / "go").touch()
+
+
+def wait_at_gate(sweep: KilledSweep, process: subprocess.Popen[bytes], slots: int) -> None:
+    """Until as many trials as there are slots wait, two on each GPU, beyond a checkpoint."""
+
+    def all_wait() -> bool:
+        return sum(entry.get("checkpoint") == 2 for entry in sweep.log()) == slots
+
+    wait_until(process, all_wait, sweep.told)
+    taken = Counter((entry["node"], entry["gpus"]) for entry in sweep.starts())
+    assert sorted(taken.values()) == [2] * (slots // 2), taken

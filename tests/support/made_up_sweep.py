@@ -1,0 +1,34 @@
+"""A made-up sweep sent to MLflow as a real one would be, of any size and without training."""
+
+import sys
+from pathlib import Path
+
+from gdpo_tune.core.events import SweepFinished, SweepStarted
+from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.tracking import MlflowSink
+from tests.support.figures import make_records, make_spec, write_steps
+
+PATIENCE = 240.0
+
+
+def send(folder, uri, trials, *, steps=True):
+    """Send a finished sweep with a report; return its spec, its records and the deep link."""
+    spec = make_spec(folder / "runs")
+    spec = spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": uri})})
+    records = make_records(spec, trials, replicates=4, failed=(4,))
+    for record in records if steps else []:
+        if record.role != "untrained":
+            write_steps(record)
+    sink = MlflowSink(spec)
+    sink(SweepStarted(tuple(records), len(records)))
+    sink(SweepFinished(tuple(records), interrupted=False))
+    write_report(spec, records)
+    write_front_png(spec, records)
+    sink.log_pictures()
+    warning = sink.close(PATIENCE)
+    assert warning == "", warning
+    return spec, records, sink.link()
+
+
+if __name__ == "__main__":
+    print(send(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))[2])

@@ -1,0 +1,208 @@
+"""MLflow servers and what goes wrong with them: killed, hung, failing, full, with users."""
+
+import http.server
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import tracking_driver
+from tests.support.free_ports import free_port
+
+DRIVER = Path(tracking_driver.__file__)
+ROOT = DRIVER.parents[2]
+PATIENCE = 240.0
+
+
+class MlflowServer:
+    """One server at one address; it may be started again after it was killed."""
+
+    def __init__(self, folder: Path, store: str, *options: str, **environment: str) -> None:
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: subprocess.Popen | None = None
+        self._command = [
+            *(sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store),
+            *("--artifacts-destination", str(folder / "served"), "--workers", "1"),
+            *("--host", "127.0.0.1", "--port", str(self.port), *options),
+        ]
+        self._environment = {
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            **environment,
+        }
+
+    def start(self) -> None:
+        with (self._folder / "server.log").open("a") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_for(f"{self.uri}/health")
+
+    def kill(self) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            others = psutil.Process(self._process.pid).children(recursive=True)
+            os.killpg(self._process.pid, signal.SIGKILL)
+            psutil.wait_procs(others, PATIENCE)  # the address is theirs until they are gone
+        self._process.wait()
+
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        self.kill()
+        yield
+        self.start()
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """It takes connections and answers nothing; later it answers what was asked meanwhile."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        yield
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Every request is answered by 500."""
+        self.kill()
+        with http.server.ThreadingHTTPServer(("127.0.0.1", self.port), _Failing) as stub:
+            thread = threading.Thread(target=stub.serve_forever, args=(0.05,))
+            thread.start()
+            yield
+            stub.shutdown()
+            thread.join()
+        self.start()
+
+    @contextmanager
+    def full(self, database: Path) -> Iterator[None]:
+        """None of its files can grow beyond what the database has now."""
+        main = psutil.Process(self._process.pid)
+        processes = [main, *main.children(recursive=True)]
+        size = database.stat().st_size
+        for process in processes:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        yield
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        for process in processes:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
+
+
+class _Failing(http.server.BaseHTTPRequestHandler):
+    def _fail(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_error(500)
+
+    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _fail
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def wait_for(url: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def start_driver(
+    folder: Path, uri: str, pause: float, timeout: float = 120.0, **environment: str
+) -> subprocess.Popen:
+    """A sweep without training in a process of its own; it prints a line for each trial."""
+    return subprocess.Popen(
+        [sys.executable, str(DRIVER), str(folder), uri, str(pause), str(timeout)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class PostgresServer:
+    """A PostgreSQL server of one's own, which may be stopped and started again.
+
+    It runs as the user `postgres` where this is root, whom PostgreSQL refuses.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._data, port = folder / "postgres", free_port()
+        self._data.mkdir()
+        self._who = {}
+        if os.geteuid() == 0:
+            self._who = {"user": "postgres", "group": "postgres"}
+            shutil.chown(self._data, **self._who)
+            folder.chmod(0o711)
+        self._run("initdb", "-D", str(self._data), "-U", "me", "-A", "trust", "-N")
+        self._options = (
+            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._data} -F"
+        )
+        self.uri = f"postgresql+psycopg2://me@127.0.0.1:{port}/postgres"
+
+    def start(self) -> None:
+        self._control("-o", self._options, "start")
+
+    def stop(self) -> None:
+        self._control("-m", "immediate", "stop")
+
+    def kill(self) -> None:
+        """`kill -9` of all of its processes."""
+        main = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):  # they follow the first one into its end
+                process.kill()
+        psutil.wait_procs(processes, PATIENCE)
+
+    def _control(self, *words: str) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-l", str(self._data / "log"), "-w", *words)
+
+    def _run(self, *command: str) -> None:
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, check=True, cwd=self._data, stdout=quiet, **self._who)
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server that runs; without PostgreSQL on this machine, the test is skipped.
+
+    Its folder is none of pytest's, which each new run of pytest closes to other users again.
+    """
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("no PostgreSQL on this machine")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = PostgresServer(Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """URI of such a server."""
+    with postgres_server() as server:
+        yield server.uri

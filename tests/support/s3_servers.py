@@ -1,0 +1,76 @@
+"""A real S3 server on this machine, which can be away for a while and come back as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import fsspec
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+from moto.server import ThreadedMotoServer
+
+from tests.support.free_ports import free_port
+
+BUCKET = "sweeps"
+
+
+class S3Server:
+    """moto's, whose buckets outlive a stop because they are in this process."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process has to find to reach it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nothing answers for a while."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
+            self.start()
+
+    def names(self) -> list[str]:
+        """Of all objects in the bucket, asked of nobody."""
+        bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
+        return sorted(bucket.keys.keys())
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server with an empty bucket; this process reaches it by its environment."""
+    server = S3Server()
+    before = {name: os.environ.get(name) for name in server.environment}
+    os.environ.update(server.environment)
+    server.start()
+    try:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # it knows the last one's port
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir(BUCKET)
+        yield server
+    finally:
+        server.stop()
+        s3_backends.reset()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,57 @@
+"""A stand-in for Ray Tune, for the tests of the search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.events import Event
+from gdpo_tune.core.trials import Measurement, TrialConfig
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.search.searcher import LedgerSearcher
+from tests.support.tuning import trade_off
+
+
+class Driver:
+    """Plays Ray Tune: keeps as many trials in flight as it gets."""
+
+    def __init__(self, ledger: Ledger, slots: int = 2) -> None:
+        self.events: list[Event] = []
+        setup = Setup("none:none", ledger.directory / "stop", 1.0)
+        chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
+        self.scheduler = registry.load(chosen.target)(ledger)
+        self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)
+        self.flying: dict[str, TrialConfig] = {}
+        self.ends_at: dict[str, tuple[int, ...]] = {}
+        self._count = 0
+
+    def ask(self) -> Any:
+        """One suggestion: a trial's id, None, or FINISHED."""
+        trial_id = f"ray{self._count}"
+        answer = self.searcher.suggest(trial_id)
+        if not isinstance(answer, dict):
+            return answer
+        self._count += 1
+        self.flying[trial_id] = answer["trial"]
+        self.ends_at[trial_id] = answer["ends_at"]
+        return trial_id
+
+    def end(self, trial_id: str, **result: Any) -> None:
+        """One trial ends; by default well."""
+        config = self.flying.pop(trial_id)
+        result = result or {"outcome": trade_off(config.params)}
+        self.searcher.on_trial_complete(trial_id, result)
+
+    def report(self, trial_id: str, measurement: Measurement) -> None:
+        """One trial has measured something."""
+        self.searcher.on_trial_result(trial_id, {"measurement": measurement})
+
+    def run(self) -> None:
+        """Until the searcher says that there is nothing more."""
+        while True:
+            answer = self.ask()
+            if answer == self.searcher.FINISHED:
+                return
+            if answer is None and self.flying:  # else a sampler is thinking
+                self.end(next(iter(self.flying)))

@@ -1,0 +1,194 @@
+"""What holds at the end of a sweep, however often its driver was killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import mlflow
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Rung, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.rung_records import stored_rungs
+from gdpo_tune.spec import AshaSettings
+from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.referee import NEVER_PROMOTED
+from tests.support.killed_sweeps import KilledSweep, step_lines
+
+
+def check(sweep: KilledSweep) -> None:
+    """All that holds of any sweep under `asha`."""
+    every_trial_is_there_once(sweep)
+    no_trial_goes_back_behind_a_checkpoint(sweep)
+    rungs_decide_what_became_of_trials(sweep)
+
+
+def every_trial_is_there_once(sweep: KilledSweep) -> None:
+    """One start, one end and one folder of each trial; none failed, none is left running."""
+    spec = sweep.spec
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = ledger.records()
+        states = {trial.state.name for trial in ledger.study.trials}
+    assert states <= {"COMPLETE", "PRUNED"}
+    numbers = [record.number for record in records]
+    written = [json.loads(line) for line in sweep.journal()]
+    begun = [entry for entry in written if "state" in entry and "trial_id" not in entry]
+    assert len(begun) == len(numbers)
+    closed = [entry["trial_id"] for entry in written if "state" in entry and "trial_id" in entry]
+    assert sorted(closed) == numbers
+    ends = [e["trial_id"] for e in written if {"outcome", "end"} & e.get("user_attr", {}).keys()]
+    assert sorted(ends) == numbers
+    folders = {int(folder.name) for folder in (spec.directory / "trials").iterdir()}
+    assert folders | {0} == set(numbers)  # the untrained policy may need none
+
+    roles = Counter(record.role for record in records)
+    assert (roles["untrained"], roles["published"]) == (1, 1)
+    assert roles["search"] == spec.search.trials
+    assert 1 <= roles["replicate"] <= spec.search.replicates.max_runs
+    assert len({record.seed for record in records}) == len(records)
+    if not sweep.fake:
+        runs = mlflow_trials(sweep.folder, spec.tracking.experiment)
+        assert sorted(int(run.data.tags["trial"]) for run in runs) == numbers
+        assert "RUNNING" not in {run.info.status for run in runs}
+
+
+def no_trial_goes_back_behind_a_checkpoint(sweep: KilledSweep) -> None:
+    """A trial begins at 0 once, unless it was killed before its first checkpoint; then it goes on
+    from the newest one that is known to have been there."""
+    spec = sweep.spec
+    with Ledger.open(spec, read_only=True) as ledger:
+        numbers = [record.number for record in ledger.records()]
+    if sweep.fake:
+        newest: dict[int, int] = {}
+        for entry in sweep.log():
+            number = int(entry["trial"])
+            known = newest.get(number, 0)
+            assert entry.get("from", known) >= known, entry
+            newest[number] = entry.get("checkpoint", known)
+        assert sorted(newest) == numbers
+        return
+    every = spec.training.checkpoint_every
+    for number in numbers:
+        steps = step_lines(spec.directory / "trials" / str(number))
+        for before, step in zip([0, *steps], steps, strict=False):
+            # The checkpoint of a step is written before anything is of the next one.
+            earliest = before + 1 if step > before else (before - 1) // every * every + 1
+            assert earliest <= step <= before + 1, (number, steps)
+
+
+def rungs_decide_what_became_of_trials(sweep: KilledSweep) -> None:
+    """No rung is lost or there twice, and a scheduler that is told of all of them in their order
+    decides what became of each trial."""
+    with Ledger.open(sweep.spec, read_only=True) as ledger:
+        records, rungs = ledger.records(), ledger.rungs()
+        orders = [r["order"] for trial in ledger.study.trials for r in stored_rungs(trial)]
+        scheduler: Scheduler = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
+    assert sorted(orders) == list(range(len(rungs)))
+    for record in records:
+        assert [rung.step for rung in record.rungs] == expected_steps(sweep, record)
+
+    turned_away: dict[int, Rung] = {}
+    paused_at: Counter[int] = Counter()
+    free: set[int] = set()
+    for number, rung in rungs:
+        if number in turned_away:
+            assert number in free, f"trial {number} went on from {turned_away[number]}"
+            scheduler.promote(number)
+            del turned_away[number]
+        verdict = scheduler.judge(records[number], rung)
+        if verdict != "continue":
+            turned_away[number] = rung
+        if verdict == "pause":
+            paused_at[number] = rung.completions
+            free.discard(number)
+        free |= promotable(scheduler)
+
+    assert scheduler.promotable() is None
+    promotes = settings(sweep).variant == "promote"
+    for record in records:
+        rung = turned_away.get(record.number)
+        assert record.paused_at == paused_at[record.number]
+        assert record.state == ("complete" if rung is None else "pruned")
+        if rung is not None:
+            assert record.rungs[-1] == rung
+            reason = scheduler.reason(record.number, rung)
+            assert record.reason == (NEVER_PROMOTED + reason if promotes else reason)
+
+
+def promotable(scheduler: Scheduler) -> set[int]:
+    """Every trial that could go on now, if slots were free."""
+    later, found = copy.deepcopy(scheduler), set[int]()
+    while (number := later.promotable()) is not None:
+        found.add(number)
+        later.promote(number)
+    return found
+
+
+def expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
+    """Steps at which a trial has measured something, up to its last one."""
+    if record.role == "untrained" and not sweep.fake:
+        return []
+    training = sweep.spec.training
+    compared = settings(sweep).levels(training.steps)
+    last = training.steps if record.state == "complete" else record.rungs[-1].step
+    return [
+        step
+        for step in range(1, last + 1)
+        if sweep.fake
+        or step == training.steps
+        or step % training.evaluate_every == 0
+        or (step in compared and record.role == "search")
+    ]
+
+
+def settings(sweep: KilledSweep) -> AshaSettings:
+    """Those of the scheduler."""
+    chosen = sweep.spec.search.scheduler
+    assert isinstance(chosen, AshaSettings)
+    return chosen
+
+
+def came_to(sweep: KilledSweep) -> dict[str, Any]:
+    """Everything that a sweep has decided and measured, clocks aside."""
+    with Ledger.open(sweep.spec, read_only=True) as ledger:
+        return {
+            "order of rungs": [(number, rung.step) for number, rung in ledger.rungs()],
+            "trials": [facts(record) for record in ledger.records()],
+        }
+
+
+def searched(sweep: KilledSweep) -> list[dict[str, Any]]:
+    """The facts of all trials but replicates: which ones get those is decided by who ends first."""
+    return [trial for trial in came_to(sweep)["trials"] if trial["role"] != "replicate"]
+
+
+def facts(record: TrialRecord) -> dict[str, Any]:
+    """What there is to know of a trial that no clock is in."""
+    return {
+        "number": record.number,
+        "role": record.role,
+        "proposer": record.proposer,
+        "replicate of": record.replicate_of,
+        "params": dict(record.params),
+        "seed": record.seed,
+        "state": record.state,
+        "reason": record.reason,
+        "paused at": record.paused_at,
+        "rungs": [(r.step, r.completions, dict(r.validation)) for r in record.rungs],
+        "validation": dict(record.validation),
+        "test": dict(record.test),
+    }
+
+
+def mlflow_trials(folder: Path, experiment: str) -> list[mlflow.entities.Run]:
+    """MLflow's runs of the trials of the one sweep in a folder, which has a run of its own."""
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    found = client.get_experiment_by_name(experiment)
+    assert found is not None
+    runs = client.search_runs([found.experiment_id], max_results=1000)
+    assert [run.data.tags["role"] for run in runs].count("sweep") == 1
+    return [run for run in runs if run.data.tags["role"] != "sweep"]

@@ -1,0 +1,195 @@
+"""CodeTask with a scripted sandbox: what is run, and how verdicts become rewards and metrics.
+
+The real sandbox is in tests/tasks/test_sandbox.py.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SandboxInfraError
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
+from gdpo_tune.tasks.base import Task
+from gdpo_tune.tasks.code import BugFreeCodeTask, CodeTask
+
+VERDICTS = {"passed": ("passed",) * 4, "failed": ("passed", "failed", "failed", "passed")}
+
+
+class ScriptedSandbox:
+    """Gives each program the status that the script names, else `failed`, and verdicts to match."""
+
+    info = SandboxInfo(tier="scripted", layers=())
+
+    def __init__(self, script: Mapping[str, str] = {}) -> None:
+        self.script = script
+        self.jobs: list[Job] = []
+        self.batches = 0
+        self.closed = 0
+
+    def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
+        self.batches += 1
+        self.jobs += jobs
+        return [self.result(self.script.get(job.code, "failed")) for job in jobs]
+
+    def result(self, status: str) -> Result:
+        verdicts = VERDICTS.get(status, ("passed", "error", "not_run", "not_run"))
+        return Result(status, verdicts, 0.0, "why")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def task_with(sandbox, kind: type[CodeTask] = CodeTask, **settings) -> CodeTask:
+    return kind(TrainingSettings(**settings), opener=lambda settings: sandbox)
+
+
+def answer(program: str) -> str:
+    return f"<think></think><answer>{program}</answer>"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("code", CodeTask), ("code_bug_free", BugFreeCodeTask)])
+def test_registry_names_these_tasks_and_their_rewards_and_metrics(name, kind):
+    info = registry.TASKS[name]
+    assert registry.load(info.target) is kind
+    assert tuple(info.rewards) == kind.rewards
+    assert tuple(info.metrics) == kind.metrics
+    task: Task = kind(TrainingSettings())
+    assert task.problems("train", 1, 0)
+    scores = task_with(ScriptedSandbox(), kind).score(task.problems("train", 1, 0), ["a"], [1])
+    assert tuple(scores.rewards) == kind.rewards
+    assert set(scores.partial) == {info.partial_reward}
+
+
+def test_scores_have_one_entry_a_completion_and_the_registered_names():
+    task = task_with(ScriptedSandbox())
+    problems = task.problems("train", 3, 0)
+    scores = task.score(problems, [answer("a"), answer("b"), ""], [5, 26, 27])
+    assert tuple(scores.rewards) == CodeTask.rewards
+    assert tuple(scores.metrics) == CodeTask.metrics
+    columns = [*scores.rewards.values(), *scores.metrics.values()]
+    assert {len(column) for column in columns} == {3}
+
+
+def test_verdicts_become_rewards_and_metrics():
+    statuses = [
+        ("passed", 1, 1, 0),
+        ("failed", 0, 0.5, 0),
+        ("error", 0, 0.25, 1),
+        ("timeout", 0, 0.25, 1),
+        ("memory", 0, 0.25, 1),
+        ("output", 0, 0.25, 1),
+        ("crash", 0, 0.25, 1),
+        ("violation", 0, 0, 1),
+    ]
+    names, correct, shares, bugs = (list(column) for column in zip(*statuses, strict=True))
+    task = task_with(ScriptedSandbox({name: name for name in names}), BugFreeCodeTask)
+    problems = task.problems("train", 1, 0) * len(names)
+    scores = task.score(problems, [answer(name) for name in names], [10] * len(names))
+    assert scores.rewards["correctness"] == scores.metrics["correctness"] == correct
+    assert scores.partial == {"correctness": shares}
+    assert scores.rewards["bug_free"] == [1 - bug for bug in bugs]
+    assert scores.metrics["bug_rate"] == bugs
+
+
+def test_length_follows_the_settings():
+    task = task_with(ScriptedSandbox(), length_limit=7)
+    scores = task.score(task.problems("train", 2, 0), [answer("a")] * 2, [7, 8])
+    assert list(scores.rewards["length"]) == [1, 0]
+    assert list(scores.metrics["mean_length"]) == [7, 8]
+
+
+def test_correctness_does_not_ask_for_the_format():
+    task = task_with(ScriptedSandbox({"def f(x): return x": "passed"}))
+    scores = task.score(task.problems("train", 1, 0), ["def f(x): return x"], [9])
+    assert scores.rewards == {"correctness": [1], "format": [0], "length": [1]}
+
+
+def test_a_completion_without_a_program_is_a_bug_and_is_not_run():
+    sandbox = ScriptedSandbox()
+    task = task_with(sandbox)
+    scores = task.score(task.problems("train", 1, 0), ["forty-two"], [3])
+    assert list(scores.metrics["bug_rate"]) == [1]
+    assert list(scores.rewards["correctness"]) == [0]
+    assert scores.partial == {"correctness": [0]}
+    assert sandbox.batches == 0
+
+
+def test_every_visible_and_hidden_test_is_run_in_one_batch():
+    sandbox = ScriptedSandbox()
+    task = task_with(sandbox)
+    problems = task.problems("train", 4, 0)
+    task.score(problems, [answer("a")] * 4, [9] * 4)
+    assert sandbox.batches == 1
+    for job, problem in zip(sandbox.jobs, problems, strict=True):
+        tests = problem.data["visible"] + problem.data["hidden"]
+        assert [(call.function, list(call.args), call.expected) for call in job.calls] == [
+            ("f", [argument], expected) for argument, expected in tests
+        ]
+
+
+def test_the_settings_of_the_sandbox_reach_it_and_every_job():
+    sandbox, asked = ScriptedSandbox(), []
+    settings = SandboxSettings(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=100)
+
+    def open_sandbox(settings):
+        asked.append(settings)
+        return sandbox
+
+    task = CodeTask(TrainingSettings(), settings, opener=open_sandbox)
+    task.score(task.problems("train", 2, 0), [answer("a")] * 2, [9] * 2)
+    assert asked == [settings]
+    limits = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_bytes=100 << 20)
+    assert [job.limits for job in sandbox.jobs] == [limits] * 2
+
+
+def test_the_default_limits_are_those_of_the_sandbox():
+    sandbox = ScriptedSandbox()
+    task = task_with(sandbox)
+    task.score(task.problems("train", 1, 0), [answer("a")], [9])
+    assert sandbox.jobs[0].limits == Limits()
+
+
+def test_the_same_program_for_the_same_problem_is_run_once():
+    sandbox = ScriptedSandbox({"a": "passed"})
+    task = task_with(sandbox)
+    one, other = task.problems("train", 2, 0)
+    scores = task.score(
+        [one, one, other, one], [answer("a"), "<answer>a", answer("a"), answer("b")], [9] * 4
+    )
+    assert [job.code for job in sandbox.jobs] == ["a", "a", "b"]
+    assert list(scores.rewards["correctness"]) == [1, 1, 1, 0]
+
+
+def test_a_broken_sandbox_is_an_error_and_never_a_zero():
+    class BrokenSandbox(ScriptedSandbox):
+        def run_batch(self, jobs):
+            raise SandboxInfraError("no verdict")
+
+    task = task_with(BrokenSandbox())
+    with pytest.raises(SandboxInfraError, match="no verdict"):
+        task.score(task.problems("train", 1, 0), [answer("a")], [9])
+
+
+def test_the_sandbox_lives_as_long_as_the_context():
+    sandbox = ScriptedSandbox()
+    with task_with(sandbox) as task:
+        assert task.environment() == {"sandbox": "scripted"}
+        assert sandbox.closed == 0
+    assert sandbox.closed == 1
+
+
+def test_problems_need_no_sandbox_and_close_is_harmless():
+    def refuse(settings):
+        raise AssertionError("no sandbox is needed")
+
+    task = CodeTask(TrainingSettings(), opener=refuse)
+    assert len(task.problems("test", 5, 0)) == 5
+    task.close()
+
+
+def test_lists_of_different_lengths_are_refused():
+    task = task_with(ScriptedSandbox())
+    with pytest.raises(ValueError, match="shorter"):
+        task.score(task.problems("train", 2, 0), [answer("a")], [9])

@@ -1,0 +1,268 @@
+"""Reading a data set, dealing it out, and every way in which that fails."""
+
+import json
+import logging
+import random
+
+import pytest
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.tasks.data import check_data, dataset, describe, problems_of
+from gdpo_tune.tasks.data import rows as reader
+from gdpo_tune.tasks.generation import split_of
+from tests.support.data import FOLDER, data, rows
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Nothing is kept from one test to the next."""
+    yield
+    dataset._kept.cache_clear()
+
+
+def questions(count):
+    return [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(count)]
+
+
+def written(folder, rows, name="rows.jsonl"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataSettings(source=str(folder / name), layout="gsm8k")
+
+
+SPLITS = ("train", "validation", "test")
+
+
+@pytest.fixture
+def hundred(tmp_path):
+    return written(tmp_path, questions(100))
+
+
+def sizes(settings):
+    return {name: len(found) for name, found in dataset.collect(settings).splits.items()}
+
+
+def test_splits_are_disjoint_complete_and_decided_by_the_prompt(hundred):
+    splits = dataset.collect(hundred).splits
+    assert tuple(splits) == SPLITS
+    prompts = [problem.prompt for found in splits.values() for problem in found]
+    assert len(set(prompts)) == len(prompts) == 100
+    for name in ("validation", "test"):
+        assert {split_of(problem.prompt) for problem in splits[name]} == {name}
+    assert {split_of(p.prompt) for p in splits["train"]} == {"train", "warm_start"}
+    assert 70 <= len(splits["train"]) <= 90
+
+
+def test_problems_are_the_same_whatever_the_order_of_the_rows(tmp_path, hundred):
+    shuffled = questions(100)
+    random.Random(0).shuffle(shuffled)
+    other = written(tmp_path / "other", [*shuffled, *shuffled[:7]])
+    first = problems_of(hundred, "train", 40, 0)
+    assert problems_of(other, "train", 40, 0) == first
+    assert problems_of(other, "train", 10, 0) == first[:10]
+    assert problems_of(other, "train", 40, 1) != first
+    assert "107 rows, 100 distinct prompts" in describe(other)["data"]
+
+
+def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
+    row = {"question": "q?", "answer": "#### 1"}
+    collected = dataset.collect(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
+    [problem] = [p for found in collected.splits.values() for p in found]
+    assert problem.data == {"answer": "1"}
+
+
+def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path):
+    written(tmp_path, questions(10), "a.jsonl")
+    settings = written(tmp_path, questions(20)[10:], "b.jsonl")
+    (tmp_path / "notes.txt").write_text("no data")
+    folder = DataSettings(source=str(tmp_path), layout="gsm8k")
+    assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
+    parquet = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="toolrl")
+    assert dataset.collect(parquet).splits == dataset.collect(data("toolrl")).splits
+
+
+def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    lines = "\n\n".join(json.dumps(row) for row in questions(3))
+    file.write_text("\ufeff" + lines, encoding="utf-8")
+    assert sum(sizes(DataSettings(source=str(file), layout="gsm8k")).values()) == 3
+
+
+def test_rows_that_cannot_be_used_are_counted_and_the_first_is_named(tmp_path):
+    broken = [{"question": "q", "answer": "many"}, {"question": "q"}]
+    settings = written(tmp_path, [*questions(3), *broken])
+    said = describe(settings)["data"]
+    assert "5 rows, 3 distinct prompts" in said
+    assert f"2 left out ({settings.source}:4: column answer: no '####'" in said
+
+
+def test_mostly_unusable_rows_are_an_error_that_names_the_first(tmp_path):
+    settings = written(tmp_path, [*questions(1), *[{"question": "q", "answer": "many"}] * 2])
+    with pytest.raises(DataError, match=r"2 of 3 rows cannot be used as layout gsm8k") as caught:
+        describe(settings)
+    assert f"{settings.source}:2: column answer: no '####'" in str(caught.value)
+
+
+def test_without_a_source_there_is_nothing_to_check_or_say():
+    assert describe(DataSettings()) == {}
+    check_data(DataSettings(), TrainingSettings())
+
+
+def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundred):
+    there = sizes(hundred)
+    asked = TrainingSettings(
+        train_prompts=500, validation_prompts=there["validation"], test_prompts=99
+    )
+    with pytest.raises(DataError) as caught:
+        check_data(hundred, asked)
+    message = str(caught.value)
+    assert f"{there['train']} distinct train prompts where training.train_prompts = 500" in message
+    assert f"{there['test']} distinct test prompts where training.test_prompts = 99" in message
+    assert "lower training.train_prompts, training.test_prompts, or give more data" in message
+    assert "validation" not in message
+    with pytest.raises(DataError, match=r"lower training\.test_prompts"):
+        problems_of(hundred, "test", 99, 0)
+    check_data(hundred, TrainingSettings(train_prompts=1, validation_prompts=1, test_prompts=1))
+
+
+def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
+    settings = written(tmp_path, questions(1))
+    empty = [name for name, size in sizes(settings).items() if not size]
+    assert empty
+    with pytest.raises(DataError, match=f"has no distinct {empty[0]} prompts.*: give more data"):
+        problems_of(settings, empty[0], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no row"),
+        ("\n \n", "holds no row"),
+        ('{"question": "q", "answer": "#### 1"}\n{"a": \n', r"rows.jsonl:2: not a line of JSON"),
+        ("[1]\n", r"rows.jsonl:1: not a JSON object"),
+        ('{"problem": "p", "level": 1}\n', r"no column question, answer; there are problem, lev"),
+        ('{"question": "q"}\n', r"rows.jsonl:1: no column answer; there are question:"),
+        ("{}\n", "there are none"),
+        (b"\xff\xfe{}\n", r"rows.jsonl:1: not a line of JSON: 'utf-8' codec"),
+        ("[" * 100_000, "rows.jsonl:1: not a line of JSON"),
+    ],
+)
+def test_broken_json_lines(text, message, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataError, match=message):
+        dataset.collect(DataSettings(source=str(file), layout="gsm8k"))
+
+
+def test_broken_and_other_parquet(tmp_path):
+    file = tmp_path / "rows.parquet"
+    file.write_bytes(b"PAR1 no table PAR1")
+    with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet: "):
+        dataset.collect(DataSettings(source=str(file), layout="toolrl"))
+    other = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="gsm8k")
+    with pytest.raises(DataError, match=r"no column question, answer; there are data_source, prom"):
+        dataset.collect(other)
+
+
+def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="no such file, or a folder without"):
+        dataset.collect(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
+    with pytest.raises(DataError, match="no such file, or a folder without"):
+        dataset.collect(DataSettings(source=str(tmp_path), layout="gsm8k"))
+    settings = written(tmp_path, questions(1))
+    (tmp_path / "rows.jsonl").unlink()
+    (tmp_path / "rows.jsonl").mkdir()
+    monkeypatch.setattr(reader, "data_files", lambda source: [source])
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        dataset.collect(settings)
+
+
+HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split="train")
+
+
+def test_a_data_set_on_the_hub_is_asked_for_with_its_keys(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(*names, **options):
+        asked.append((names, options))
+        return datasets.Dataset.from_list([{**row, "id": 1} for row in questions(30)])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert not HUB.is_local
+    assert sum(sizes(HUB).values()) == 30
+    assert asked == [(("own/questions", "main"), {"split": "train"})]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("Couldn't reach 'own/questions' on the Hub\nmore"), "Couldn't reach"),
+        (ValueError('Unknown split "train".'), 'Unknown split "train"'),
+        (RuntimeError("Dataset scripts are no longer supported"), "Dataset scripts are no longer"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_a_hub_that_fails_is_one_error_with_the_local_alternative(error, said, monkeypatch):
+    import datasets
+
+    def load(*_, **__):
+        logging.getLogger("huggingface_hub.utils").warning("retrying")
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    before = logging.getLogger("huggingface_hub").level
+    with pytest.raises(DataError) as caught:
+        check_data(HUB, TrainingSettings())
+    message = str(caught.value)
+    assert message.startswith(
+        f"data.source = own/questions (config main, split train) cannot be had from the Hub: {said}"
+    )
+    assert "give a .jsonl or .parquet file as data.source" in message
+    assert "\n" not in message
+    assert caught.value.exit_status == 2
+    assert logging.getLogger("huggingface_hub").level == before
+
+
+@pytest.mark.parametrize(
+    ("source", "local"),
+    [
+        ("openai/gsm8k", False),
+        ("org/set-1.0", False),
+        ("gsm8k", True),
+        ("some/rows.jsonl", True),
+        ("some/rows.parquet", True),
+        ("./rows", True),
+        ("/data/rows", True),
+        ("~/rows", True),
+        ("a/b/c", True),
+    ],
+)
+def test_what_is_meant_as_a_path(source, local):
+    assert DataSettings(source=source).is_local == local
+
+
+def test_what_exists_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    assert DataSettings(source="openai/gsm8k").is_local
+
+
+@pytest.mark.parametrize(
+    ("task", "layout"), [("math", "gsm8k"), ("gsm8k", "math"), ("tools", "toolrl")]
+)
+def test_every_task_takes_its_problems_from_the_data(task, layout):
+    build = registry.load(registry.TASKS[task].target)
+    with build(TrainingSettings(), SandboxSettings(), data(layout)) as made:
+        found = made.problems("train", 5, 0)
+        assert {problem.prompt for problem in found} <= {
+            problem.prompt for problem in dataset.collect(data(layout)).splits["train"]
+        }
+        assert data(layout).source in made.environment()["data"]
+        scores = made.score(found, ["<answer>42</answer>"] * 5, [3] * 5)
+        assert {len(column) for column in scores.rewards.values()} == {5}
+    with pytest.raises(DataError, match=r"lower training\.train_prompts"):
+        made.problems("train", len(rows(layout)) + 1, 0)

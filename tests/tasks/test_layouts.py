@@ -1,0 +1,259 @@
+"""Each layout maps a row to a problem, or says which column is to blame."""
+
+import json
+
+import pytest
+
+from gdpo_tune.core import registry
+from gdpo_tune.sandbox import Job, Limits
+from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, code_problem, job_of
+from gdpo_tune.tasks.data.columns import RowError
+from gdpo_tune.tasks.layouts import competition_math
+from gdpo_tune.tasks.tools_scoring import HIGHEST, tools_correctness, tools_format
+from tests.support.data import FOLDER, rows
+
+CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
+
+
+def mapped(layout, row):
+    return registry.load(registry.LAYOUTS[layout].target)(row)
+
+
+def usable(layout):
+    problems = []
+    for row in rows(layout):
+        try:
+            problems.append(mapped(layout, row))
+        except RowError:
+            continue
+    return problems
+
+
+@pytest.mark.parametrize("layout", registry.LAYOUTS)
+def test_every_layout_has_a_file_that_it_maps_to_json(layout):
+    info = registry.LAYOUTS[layout]
+    first = rows(layout)[0]
+    assert set(info.columns) <= set(first)
+    problems = usable(layout)
+    assert len(problems) >= len(rows(layout)) - 1
+    assert len({problem.prompt for problem in problems}) == len(problems)
+    for problem in problems:
+        assert problem.prompt.endswith("\n")
+        assert json.loads(json.dumps(problem.data)) == problem.data
+    assert {tuple(problem.data) for problem in problems} == {tuple(problems[0].data)}
+    assert set(info.tasks) <= set(registry.TASKS)
+
+
+@pytest.mark.parametrize("layout", registry.LAYOUTS)
+def test_every_required_column_is_needed(layout):
+    row = rows(layout)[0]
+    for column in registry.LAYOUTS[layout].columns:
+        with pytest.raises(RowError):
+            mapped(layout, {**row, column: None} if layout != "code_contests" else {})
+
+
+def test_gsm8k_answers_are_written_plainly():
+    answers = [problem.data["answer"] for problem in usable("gsm8k")]
+    assert answers[:5] == ["15", "60", "1250", "26", "-5"]
+    assert (answers[8], answers[9], answers[14]) == ("6", "31", "44")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("x #### 1 #### 1,234,567", "1234567"),
+        ("#### - 7", "-7"),
+        ("#### 1 000", "1000"),
+        ("#### $ 3.50", "3.5"),
+        ("#### 0.25.", "0.25"),
+    ],
+)
+def test_gsm8k_numbers_in_other_hands(answer, gold):
+    assert mapped("gsm8k", {"question": "q", "answer": answer}).data == {"answer": gold}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("18", "no '####'"), ("#### many", "'many'"), ("####", "''"), ("#### ²", "not a number")],
+)
+def test_gsm8k_answers_that_cannot_be_parsed(answer, reason):
+    with pytest.raises(RowError, match="column answer") as caught:
+        mapped("gsm8k", {"question": "q", "answer": answer})
+    assert reason in caught.value.reason
+
+
+def test_math_takes_the_last_box_or_the_column():
+    answers = [problem.data["answer"] for problem in usable("math")]
+    assert answers == [
+        *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6"),
+    ]
+    row = {**rows("math")[0], "answer": " 15 "}
+    assert mapped("math", row).data == {"answer": "15"}
+    assert competition_math.last_boxed(r"\boxed{\frac{1}{2}") == ""
+    with pytest.raises(RowError, match=r"boxed"):
+        mapped("math", {"problem": "p", "solution": "It is 4."})
+
+
+def test_the_ground_truth_of_toolrl_earns_everything():
+    for row, problem in zip(rows("toolrl"), usable("toolrl"), strict=True):
+        truth = row["reward_model"]["ground_truth"]
+        calls, response = problem.data["calls"], problem.data["response"]
+        assert tools_format(truth, calls=bool(calls), response=response) == 1
+        if calls:
+            assert tools_correctness(truth, calls) == HIGHEST
+        assert problem.prompt.startswith("You may call these tools.\nName: lamp")
+        assert row["prompt"][1]["content"] in problem.prompt
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        [{"name": "a", "arguments": {"x": 1}}],
+        '[{"name": "a", "arguments": "{\\"x\\": 1}"}]',
+        '<tool_call>\n{"name": "a", "parameters": {"x": 1}}\n\n</tool_call>',
+    ],
+)
+def test_toolrl_calls_in_other_writings(truth):
+    row = {**rows("toolrl")[0], "reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
+    problem = mapped("toolrl", row)
+    assert problem.data == {
+        "calls": [{"name": "a", "parameters": {"x": 1}}],
+        "response": False,
+    }
+    assert problem.prompt.startswith('Tools:\n{"name": "a"}\n\nYou may')
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt": "words"}, "prompt: not a list but str"),
+        ({"prompt": []}, "prompt: no message"),
+        ({"prompt": ["hello"]}, "prompt: a message is not a mapping but str"),
+        ({"prompt": [{"role": "user", "content": " "}]}, "content: empty"),
+        ({"reward_model": "x"}, "reward_model: not a mapping but str"),
+        ({"reward_model": {"ground_truth": "<think>a</think>"}}, "neither a tool call nor"),
+        ({"reward_model": {"ground_truth": "<tool_call>\n{\n</tool_call>"}}, "not JSON"),
+        ({"reward_model": {"ground_truth": [{"name": "a"}]}}, "a name and an object"),
+        ({"reward_model": {"ground_truth": None}}, "not a list but nothing"),
+        ({"tools": "{"}, "tools: not JSON"),
+    ],
+)
+def test_broken_rows_of_toolrl(change, reason):
+    with pytest.raises(RowError) as caught:
+        mapped("toolrl", {**rows("toolrl")[0], **change})
+    assert reason in str(caught.value)
+
+
+def test_mbpp_shows_one_test_and_runs_all():
+    first, *_ = problems = usable("mbpp")
+    assert first.prompt.endswith("must pass this test:\nassert double(2) == 4\n")
+    assert "double(-3)" not in first.prompt
+    assert (first.data["function"], len(first.data["asserts"])) == ("double", 3)
+    assert problems[4].data["asserts"][0].startswith("import math\nassert hyp")
+    assert usable("mbpp_sanitized")[4].data == problems[4].data
+    assert problems[3].data["function"] == "common"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"test_list": []}, "test_list: no test"),
+        ({"test_list": "assert f(1)"}, "test_list: not a list but str"),
+        ({"test_list": [3]}, "test_list: not a list of texts"),
+        ({"test_list": ["assert double("]}, "test_list: the test is no Python"),
+        ({"test_list": ["double(2)"]}, "nothing in this test can fail"),
+        ({"test_list": ["assert triple(1) == 3"]}, "calls nothing that the code defines"),
+        ({"code": "def double(x:"}, "code: not Python"),
+        ({"test_setup_code": "two = double(1)"}, "needs double of the solution"),
+        ({"test_setup_code": "import ("}, "test_setup_code: not Python"),
+        ({"text": " "}, "text: empty"),
+    ],
+)
+def test_broken_rows_of_mbpp(change, reason):
+    with pytest.raises(RowError) as caught:
+        mapped("mbpp", {**rows("mbpp")[0], **change})
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"entry_point": "other"}, "is no function that the prompt begins"),
+        ({"test": "assert True"}, "does not define check"),
+        ({"test": "def check(candidate): pass"}, "nothing in this test can fail"),
+    ],
+)
+def test_broken_rows_of_humaneval(change, reason):
+    with pytest.raises(RowError) as caught:
+        mapped("humaneval", {**rows("humaneval")[0], **change})
+    assert reason in str(caught.value)
+
+
+def test_apps_has_programs_functions_and_methods():
+    program, _, mean, lines, total, *_ = problems = usable("apps")
+    assert program.data["streams"] == [["1\n2\n", "3\n", 0.0], ["-5\n5\n", "0\n", 0.0]]
+    assert program.family == "introductory"
+    assert "standard input" in program.prompt
+    assert [tolerance for *_, tolerance in mean.data["streams"]] == [TOLERANCE] * 2
+    assert lines.data["streams"] == [["a\nb\nc", "3", 0.0]]
+    assert total.data["function"] == "total"
+    assert total.prompt.endswith("Write a function total.\n")
+    assert problems[7].data["tail"] == "longer = Solution().longer"
+    assert "def longer(self" in problems[7].prompt
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("", "empty"),
+        ("{", "not JSON"),
+        ("[]", "not a mapping but list"),
+        ("{}", "not a list but nothing"),
+        ('{"inputs": [], "outputs": []}', "0 inputs and 0 outputs"),
+        ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
+        ('{"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}', "no name of a function"),
+        ('{"inputs": [1], "outputs": [1], "fn_name": "f"}', "not a list but int"),
+        ('{"inputs": [1], "outputs": ["1"]}', "not a list but int"),
+        ('{"inputs": ["1"], "outputs": ["\\n"]}', "prints nothing passes"),
+    ],
+)
+def test_broken_tests_of_apps(tests, reason):
+    with pytest.raises(RowError) as caught:
+        mapped("apps", {"question": "q", "input_output": tests})
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"input_file": "in.txt"}, "would read a file"),
+        ({"description": "see <image>"}, "shows a picture"),
+        ({"public_tests": None, "private_tests": None}, "no test"),
+        ({"private_tests": {"input": ["1"], "output": []}}, "1 inputs and 0 outputs"),
+        ({"private_tests": {"input": ["1"], "output": [" \n"]}}, "prints nothing passes"),
+        ({"private_tests": {"input": ["\udc80"], "output": ["1"]}}, "surrogates not allowed"),
+    ],
+)
+def test_problems_of_code_contests_that_are_left_out(change, reason):
+    with pytest.raises(RowError) as caught:
+        mapped("code_contests", {**rows("code_contests")[0], **change})
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", CODE)
+def test_every_code_problem_is_a_job_that_the_sandbox_takes(layout):
+    limits = Limits(cpu_seconds=2.5)
+    for problem in usable(layout):
+        job = job_of(problem, "pass", limits)
+        assert isinstance(job, Job)
+        assert "pass" in job.code.splitlines()
+        assert job.limits == limits
+
+
+def test_the_first_tests_are_kept():
+    problem = code_problem("p", "f", streams=[(str(i), str(i)) for i in range(100)])
+    assert [stream[0] for stream in problem.data["streams"]] == [str(i) for i in range(MOST_TESTS)]
+
+
+def test_the_files_are_where_the_tests_look():
+    assert {file.stem for file in FOLDER.glob("*.jsonl")} == set(registry.LAYOUTS)

@@ -1,0 +1,206 @@
+"""Sweeps without training against real MLflow: a SQLite file, a server, a server with users."""
+
+import shutil
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from gdpo_tune.tracking.mlflow_writer import create_database
+from tests.support import tracking_driver
+from tests.support.mlflow_checks import check_whole_sweep, runs_of
+from tests.support.mlflow_servers import PATIENCE, MlflowServer, postgres, start_driver
+
+pytestmark = [
+    pytest.mark.integration,
+    # MLflow's own tables use an option that SQLAlchemy 2.1 calls deprecated.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory):
+    """A SQLite file with MLflow's tables, which take it seconds to create."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    create_database(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory, empty_database):
+    """A SQLite file that a whole sweep was sent to."""
+    folder = tmp_path_factory.mktemp("database")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    assert tracking_driver.main(folder, uri) == ""
+    return folder, MlflowClient(uri)
+
+
+@pytest.fixture
+def store(tmp_path, empty_database):
+    """URI of a SQLite file that holds nothing yet."""
+    return f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A function that starts an MLflow server on a store; it is killed at the end."""
+    servers = []
+
+    def start(store, *options, **environment):
+        servers.append(MlflowServer(tmp_path, store, *options, **environment))
+        servers[-1].start()
+        return servers[-1].uri
+
+    yield start
+    for started in servers:
+        started.kill()
+
+
+def test_a_sweep_is_all_there(database):
+    folder, client = database
+    parent, _ = check_whole_sweep(client)
+    artifacts = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
+    assert artifacts == {"spec.yaml", "front.csv", "report.html"}
+    assert "4 trials complete" in parent.data.tags["mlflow.note.content"]
+    assert (folder / "mlartifacts").is_dir()
+
+
+def test_the_same_command_again_changes_nothing(database):
+    folder, client = database
+    sweep_before, before = runs_of(client)
+    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    sweep_after, after = check_whole_sweep(client)
+    assert sweep_after.to_dictionary() == sweep_before.to_dictionary()
+    assert {n: run.to_dictionary() for n, run in after.items()} == {
+        n: run.to_dictionary() for n, run in before.items()
+    }
+
+
+def test_a_run_that_was_deleted_is_written_again(database):
+    folder, client = database
+    client.delete_run(runs_of(client)[1][2].info.run_id)
+    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    check_whole_sweep(client)
+
+
+def test_a_spool_that_was_lost_makes_no_second_runs(database):
+    folder, client = database
+    before = runs_of(client)[0].info.run_id
+    (folder / "runs" / "tiny" / "spool.jsonl").unlink()
+    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    assert check_whole_sweep(client)[0].info.run_id == before
+
+
+def test_a_message_delivered_twice_is_stored_once(database):
+    folder, client = database
+    (folder / "runs" / "tiny" / "spool.offset").unlink()
+    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    check_whole_sweep(client)
+
+
+def test_a_killed_sweep_goes_on_without_second_runs(tmp_path, store):
+    driver = start_driver(tmp_path, store, 0.03)
+    for line in driver.stdout:
+        if line == "trial 2\n":
+            break
+    driver.kill()
+    driver.communicate()
+    again = start_driver(tmp_path, store, 0.0)
+    out, err = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, err
+    assert out == "trial 2\ntrial 3\n\n"
+    assert err == ""
+    check_whole_sweep(MlflowClient(store))
+
+
+def test_a_database_is_there_whole_or_not_at_all(tmp_path, monkeypatch, empty_database):
+    class Cut:
+        """A client that is stopped half-way through making its tables."""
+
+        def __init__(self, tracking_uri, registry_uri):
+            self.path = Path(tracking_uri.removeprefix("sqlite:///"))
+
+        def search_experiments(self, max_results):
+            self.path.write_bytes(empty_database.read_bytes()[:4096])
+            raise SystemExit
+
+    path = tmp_path / "new" / "mlflow.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.MlflowClient", Cut)
+        with pytest.raises(SystemExit):
+            create_database(path)
+    assert list(path.parent.iterdir()) == []
+    assert MlflowClient(f"sqlite:///{empty_database}").search_experiments()[0].name == "Default"
+
+
+def test_the_ui_on_the_file_shows_the_artifacts(database, server):
+    folder, client = database
+    parent = runs_of(client)[0].info.run_id
+    uri = server(f"sqlite:///{folder / 'mlflow.db'}")
+    for name, content in (("report.html", "a report"), ("front.csv", "correctness")):
+        page = f"{uri}/get-artifact?path={name}&run_uuid={parent}"
+        with urllib.request.urlopen(page, timeout=PATIENCE) as answer:
+            assert content in answer.read().decode()
+
+
+def test_a_server_that_is_not_there_costs_a_warning(tmp_path, store, capsys):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{found.getsockname()[1]}"
+        warning = tracking_driver.main(tmp_path, uri, timeout=0.5)
+    assert "did not reach" in warning
+    assert "everything is kept" in capsys.readouterr().err
+
+    assert tracking_driver.main(tmp_path, store) == ""
+    check_whole_sweep(MlflowClient(store))
+
+
+USERS = """
+[mlflow]
+default_permission = READ
+database_uri = sqlite:///{folder}/users.db
+admin_username = me
+admin_password = right-password
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+"""
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, monkeypatch, capsys):
+    pytest.importorskip("flask_wtf", reason="mlflow[auth] is not installed")
+    (tmp_path / "users.ini").write_text(USERS.format(folder=tmp_path))
+    users = {
+        "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "users.ini"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret",
+    }
+    uri = server(store, "--app-name", "basic-auth", **users)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password")
+    warning = tracking_driver.main(tmp_path, uri, timeout=5)
+    said = "does not take the user name and password in MLFLOW_TRACKING_USERNAME"
+    assert said in warning
+    assert "are kept in" in warning
+    assert said in capsys.readouterr().err
+
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "right-password")
+    assert tracking_driver.main(tmp_path, uri) == ""
+    check_whole_sweep(MlflowClient(uri))
+
+
+@pytest.mark.parametrize(
+    "through_server",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["database", "server"],
+)
+def test_postgresql(tmp_path, server, monkeypatch, through_server):
+    pytest.importorskip("psycopg2")
+    monkeypatch.chdir(tmp_path)  # where MLflow puts the artifacts of a database
+    with postgres() as database:
+        uri = server(database) if through_server else database
+        assert tracking_driver.main(tmp_path, uri) == ""
+        check_whole_sweep(MlflowClient(uri))
+        assert tracking_driver.main(tmp_path, uri) == ""
+        check_whole_sweep(MlflowClient(uri))

@@ -1,0 +1,146 @@
+"""Data sets from end to end: right programs pass in the sandbox, and trials train on them."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import sweep
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.data import dataset
+from gdpo_tune.tasks.data.columns import RowError
+from gdpo_tune.training import train, warm
+from tests.support.data import enlarged, rows, solutions
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+
+LAYOUTS = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
+FEW = TrainingSettings(
+    steps=2,
+    completions_per_step=16,
+    train_prompts=6,
+    validation_prompts=1,
+    test_prompts=1,
+    evaluate_every=2,
+    checkpoint_every=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    warm.release()
+    dataset._kept.cache_clear()
+
+
+def problems(layout):
+    """Each usable problem of a file with its right program."""
+    adapter = registry.load(registry.LAYOUTS[layout].target)
+    for row, solution in zip(rows(layout), solutions(layout), strict=True):
+        try:
+            yield adapter(row), solution
+        except RowError:
+            continue
+
+
+@pytest.fixture(scope="module")
+def task():
+    with CodeTask(TrainingSettings()) as task:
+        yield task
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_right_programs_pass_and_those_of_other_problems_do_not(layout, task):
+    given, right = zip(*problems(layout), strict=True)
+    chats = [f"Sure:\n```python\n{program}\n```\nDone." for program in right]
+    assert task.score(given, chats, [9] * len(given)).rewards["correctness"] == [1.0] * len(given)
+    other = [*chats[1:], chats[0]]
+    assert task.score(given, other, [9] * len(given)).rewards["correctness"] == [0.0] * len(given)
+
+
+TEXT = {"mbpp": "text", "code_contests": "description"}
+
+
+def trial(directory, layout, **changes) -> TrialConfig:
+    defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
+    params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
+    config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
+    given = enlarged(layout, TEXT[layout], directory)
+    return dataclasses.replace(config, data=dataclasses.replace(given, **changes))
+
+
+@pytest.mark.parametrize("layout", ["mbpp", "code_contests"])
+def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
+    reports = []
+    config = trial(tmp_path, layout)
+    outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
+    assert [report.step for report in reports] == [1, 2]
+    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    prompts = {f"({time}) {problem.prompt}" for problem, _ in problems(layout) for time in range(5)}
+    with warm.warm(config) as state:
+        trained_on = {problem.prompt for problem in state.train_problems()}
+        held_out = {problem.prompt for problem in state.test().problems}
+    assert trained_on <= prompts
+    assert not trained_on & held_out
+    assert f"{layout}.jsonl: {5 * len(rows(layout))} rows" in outcome.environment["data"]
+
+
+def test_prompts_that_are_too_long_are_left_out_counted_and_at_last_refused(tmp_path, caplog):
+    def kept(limit):
+        config = trial(tmp_path, "mbpp", max_prompt_length=limit)
+        with warm.warm(config) as state:
+            tokens = state.tokenizer([p.prompt for p in state.train_problems()])["input_ids"]
+        return [len(prompt) for prompt in tokens]
+
+    every = sorted(kept(1024))
+    assert len(every) == FEW.train_prompts
+    longest = every.count(every[-1])
+    assert longest <= 3
+    caplog.set_level(logging.WARNING, "gdpo_tune.training")
+    assert sorted(kept(every[-1] - 1)) == every[:-longest]
+    assert f"{longest} of 6 train prompts are left out" in caplog.text
+    with pytest.raises(DataError, match=rf"6 of 6 train prompts .* the longest has {every[-1]}:"):
+        kept(3)
+
+
+def requirements(*overrides):
+    return sweep.probe_environment(
+        load_spec(ROOT / "search_spaces" / "code.yaml", ["tracking.required=false", *overrides])
+    )
+
+
+def test_the_command_reads_the_data_before_any_work_and_says_what_it_found(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    source = enlarged("mbpp", "text", tmp_path).source
+    given = f"data={{source: '{source}', layout: mbpp}}"
+    said = requirements(
+        given,
+        "training.train_prompts=6",
+        "training.validation_prompts=1",
+        "training.test_prompts=1",
+    )
+    assert "80 rows, 75 distinct prompts" in said["data"]
+    assert "5 left out" in said["data"]
+    assert "needs Node of the solution" in said["data"]
+    with pytest.raises(DataError, match=r"training\.train_prompts = 2048"):
+        requirements(given)
+
+
+def test_another_data_set_is_another_state(tmp_path):
+    config = trial(tmp_path, "mbpp")
+    with warm.warm(config) as first, warm.warm(config) as again:
+        assert first is again
+    with warm.warm(trial(tmp_path, "code_contests")) as other:
+        assert other is not first
+    own = dataclasses.replace(config, data=DataSettings(), sandbox=SandboxSettings())
+    with warm.warm(own) as embedded:
+        assert embedded.train_problems()[0].family in ("rate", "chain", "list")

@@ -1,0 +1,68 @@
+"""A trial on a disk that really is full: a small one in memory, where this user may mount one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.training import write_policy
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+TRIAL = """
+import sys
+from pathlib import Path
+from tests.support.training import toy_info, trial, write_policy
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import DiskFullError
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.training import train
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+registry.TASKS["toy"] = toy_info()
+config = trial(sys.argv[1], Path(sys.argv[2]))
+blocker = config.directory / "blocker"
+try:
+    train(config, resume=None, report=lambda m, path: blocker.write_bytes(bytes(int(sys.argv[3]))))
+except DiskFullError as error:
+    blocker.unlink()
+    assert not list(config.directory.glob(".unfinished*"))
+    print(error)
+    train(config, resume=newest_valid_checkpoint(config.directory), report=lambda *_: None)
+    print([m.step for m in read_steps(config.directory)])
+"""
+
+
+def in_small_disk(folder: Path, size: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    mount = f'mount -t tmpfs -o size={size} tmpfs "{folder}" && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+SLOW = [pytest.param(left, marks=pytest.mark.slow) for left in (20_000, 60_000, 200_000)]
+
+
+@pytest.mark.parametrize("left", [120_000, *SLOW])
+def test_a_full_disk_ends_a_trial_that_goes_on_later(tmp_path: Path, left: int):
+    """`left` bytes are free for the first checkpoint: it breaks off in another file each time."""
+    disk, size = tmp_path / "disk", 2**22
+    disk.mkdir()
+    if not shutil.which("unshare") or in_small_disk(disk, size, ["true"]).returncode:
+        pytest.skip("this user may mount nothing")
+    policy = write_policy(tmp_path / "policy")
+    command = [sys.executable, "-c", TRIAL, policy, str(disk / "t"), str(size - left)]
+    done = in_small_disk(disk, size, command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("no space left for the checkpoint of step 2 in ")
+    assert first.endswith(" bytes free")
+    assert last == "[1, 2, 3]"

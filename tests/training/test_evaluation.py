@@ -1,0 +1,131 @@
+"""Held-out evaluation: estimates, their errors, and that it disturbs nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gdpo_tune.core.completions import MOST
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.tasks.base import Scores
+from gdpo_tune.training.evaluation import (
+    HeldOut,
+    clustered_estimates,
+    end_tokens,
+    evaluate,
+    evaluation_seed,
+)
+from tests.support.training import SETTINGS, ToyTask, write_policy
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return load_policy(write_policy(tmp_path_factory.mktemp("policy")))
+
+
+def held_out(tokenizer, count: int = 6) -> HeldOut:
+    problems = ToyTask(SETTINGS).problems("validation", count, 0)
+    prompts = tokenizer([problem.prompt for problem in problems])["input_ids"]
+    return HeldOut("validation", problems, prompts)
+
+
+def test_estimates_are_reproducible_and_the_global_state_stays(policy):
+    model, tokenizer = policy
+    task = ToyTask(SETTINGS)
+
+    def run(seed):
+        return evaluate(model, tokenizer, task, held_out(tokenizer), SETTINGS, seed)
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    states = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    first = run(7)
+    assert torch.equal(states[0], torch.random.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()
+    assert states[2] == random.getstate()
+    assert first == run(7)
+    assert first != run(8)
+    assert tuple(first) == task.metrics
+
+
+def test_the_first_completion_of_the_first_prompts_is_kept_and_changes_nothing(policy):
+    model, tokenizer = policy
+    task, data, kept = ToyTask(SETTINGS), held_out(tokenizer, MOST + 2), []
+    found = evaluate(model, tokenizer, task, data, SETTINGS, 3, kept=kept)
+    assert found == evaluate(model, tokenizer, task, data, SETTINGS, 3)
+    assert [said.prompt for said in kept] == [problem.prompt for problem in data.problems[:MOST]]
+    assert all(tuple(said.metrics) == task.metrics for said in kept)
+
+
+def test_every_completion_is_judged_with_its_own_problem(policy):
+    model, tokenizer = policy
+    seen = []
+
+    class Recorder(ToyTask):
+        def score(self, problems, completions, lengths):
+            seen.extend(zip(problems, completions, lengths, strict=True))
+            return super().score(problems, completions, lengths)
+
+    data = held_out(tokenizer, 13)  # 26 completions: one whole batch and a rest
+    evaluate(model, tokenizer, Recorder(SETTINGS), data, SETTINGS, 0)
+    assert [problem for problem, _, _ in seen] == [p for p in data.problems for _ in range(2)]
+    assert all(1 <= length <= SETTINGS.max_completion_length for _, _, length in seen)
+    assert all(len(text) <= length for _, text, length in seen)
+
+
+def test_a_metric_that_is_no_number_ends_the_trial(policy):
+    class Broken(ToyTask):
+        def score(self, problems, completions, lengths):
+            scores = super().score(problems, completions, lengths)
+            return Scores(scores.rewards, {**scores.metrics, "hits": [math.nan] * len(lengths)})
+
+    model, tokenizer = policy
+    with pytest.raises(NonFiniteError, match=r"metric hits .* on validation prompts"):
+        evaluate(model, tokenizer, Broken(SETTINGS), held_out(tokenizer), SETTINGS, 0)
+
+
+def test_mean_and_bootstrap_error():
+    values = np.random.default_rng(0).normal(3, 2, size=400)
+    estimate = clustered_estimates({"m": values.tolist()}, 1, 0)["m"]
+    assert estimate.mean == pytest.approx(values.mean())
+    assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
+
+
+def test_equal_completions_of_a_prompt_add_no_certainty():
+    values = np.random.default_rng(0).normal(size=200)
+    once = clustered_estimates({"m": values.tolist()}, 1, 0)["m"]
+    copied = clustered_estimates({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
+    assert copied.mean == pytest.approx(once.mean)
+    assert copied.se == pytest.approx(once.se)
+
+
+def test_a_constant_metric_and_a_single_prompt_have_no_error():
+    assert clustered_estimates({"m": [0.5] * 8}, 2, 0)["m"].se == 0
+    assert clustered_estimates({"m": [0.0, 1.0]}, 2, 0)["m"].se == 0
+
+
+def test_seeds_differ_by_trial_split_and_step():
+    seeds = {
+        evaluation_seed(seed, split, step)
+        for seed in (0, 1)
+        for split in ("validation", "test")
+        for step in (0, 30)
+    }
+    assert len(seeds) == 8
+
+
+def test_end_tokens_are_the_tokenizers_and_the_models(policy):
+    model, tokenizer = policy
+    kept = model.generation_config.eos_token_id
+    try:
+        found = []
+        for declared in (None, 1, 5, [7, 1]):
+            model.generation_config.eos_token_id = declared
+            found.append(end_tokens(model, tokenizer))
+    finally:
+        model.generation_config.eos_token_id = kept
+    assert found == [(1,), (1,), (1, 5), (1, 7)]

@@ -1,0 +1,97 @@
+"""Memory that runs out becomes a failed trial that says what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.training import train, warm
+from gdpo_tune.training.exhaustion import advice, memory_guard
+from gdpo_tune.training.trainer import GDPOTrainer
+from tests.support.training import register, trial, write_policy
+
+CPU = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"
+
+
+@pytest.fixture
+def config(tmp_path):
+    return trial("embedded", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+        RuntimeError(CPU),
+        MemoryError(),
+        ValueError("No available memory for the cache blocks. Try increasing"),
+    ],
+)
+def test_what_ran_out_is_a_failure_with_what_to_set(config, error):
+    with pytest.raises(TrialFailure) as caught, memory_guard(config):
+        raise error
+    message = str(caught.value)
+    assert message.startswith("out of memory: set training.micro_batch_size below 16, or ")
+    assert "training.completions_per_step (16), all of which are sampled at once" in message
+    assert "training.max_completion_length (8)" in message
+    assert "model.gradient_checkpointing: on" in message
+    assert "\n" not in message
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("no")])
+def test_another_error_passes(config, error):
+    with pytest.raises(type(error), match=str(error)), memory_guard(config):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("model", "third"),
+    [
+        (ModelSettings(), "model.gradient_checkpointing: on"),
+        (ModelSettings(gradient_checkpointing="on"), "model.lora_rank: 16"),
+        (ModelSettings(gradient_checkpointing="on", lora_rank=32), "lower model.lora_rank (32)"),
+    ],
+)
+def test_the_last_setting_is_one_that_is_left(config, model, third):
+    assert third in advice(dataclasses.replace(config, model=model))
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        (0, "set training.micro_batch_size below 16, or "),
+        (4, "set training.micro_batch_size below 4, or "),
+        (1, "lower training.completions_per_step (16), or "),
+    ],
+)
+def test_the_first_setting_is_the_micro_batch_until_it_is_one(config, size, first):
+    training = dataclasses.replace(config.training, micro_batch_size=size)
+    told = advice(dataclasses.replace(config, training=training))
+    assert told.startswith(first)
+    assert told.count("completions_per_step") == 1
+
+
+def test_with_an_engine_its_share_is_named_and_not_what_is_sampled(config, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
+    settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
+    told = advice(dataclasses.replace(config, rollout=settings))
+    assert "vllm_memory_share (0.3)" in told
+    assert "completions_per_step" not in told
+
+
+def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeypatch):
+    register(monkeypatch)
+    policy = write_policy(tmp_path / "policy")
+
+    def exhausted(self, *_, **__):
+        raise RuntimeError(CPU)
+
+    monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
+    with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
+        train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
+    assert warm._kept is None

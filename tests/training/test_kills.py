@@ -1,0 +1,187 @@
+"""A trial that dies anywhere in the writing of a checkpoint goes on bitwise equal; so does one
+whose disk was full, or whose newest checkpoint was damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdpo_tune.core.errors import DiskFullError
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import checkpoints, state, train, warm
+from gdpo_tune.training.checkpoints import find_checkpoint, newest_valid_checkpoint
+from tests.support.training import SETTINGS, ToyTask, register, trial, write_policy
+
+STEPS = 4
+RESUMABLE = dataclasses.replace(SETTINGS, steps=STEPS, checkpoint_every=1, evaluate_every=4)
+
+
+class Killed(BaseException):
+    """The end of the process, as far as the trial can tell: nothing after it runs."""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    register(monkeypatch)
+    warm.release()
+    yield
+    warm.release()
+
+
+@pytest.fixture(scope="module")
+def whole(policy, tmp_path_factory):
+    """A trial that nothing happened to."""
+    with pytest.MonkeyPatch.context() as patch:
+        register(patch)
+        return run(trial(policy, tmp_path_factory.mktemp("whole"), settings=RESUMABLE))
+
+
+def run(config, resume=None):
+    return train(config, resume=resume, report=lambda *_: None), config.directory
+
+
+def assert_equal(done, expected):
+    (outcome, folder), (wanted, wanted_folder) = done, expected
+    assert (outcome.validation, outcome.test) == (wanted.validation, wanted.test)
+    assert [(m.step, m.metrics) for m in read_steps(folder)] == [
+        (m.step, m.metrics) for m in read_steps(wanted_folder)
+    ]
+    ours, theirs = (load_policy(str(o.checkpoint))[0].state_dict() for o in (outcome, wanted))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+class Trouble:
+    """Raises at the n-th operation on the disk of all that checkpoints are written with."""
+
+    def __init__(self, monkeypatch, at: int, error: BaseException) -> None:
+        self.count, self.at, self.error = 0, at, error
+        for owner, name in (
+            (torch, "save"),
+            (checkpoints, "_sync"),
+            (checkpoints, "_digest"),
+            (Path, "write_text"),
+            (Path, "rename"),
+            (Path, "mkdir"),
+            (shutil, "rmtree"),
+            (state, "random_state"),
+        ):
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name)))
+
+    def wrapped(self, operation):
+        def counted(*arguments, **keywords):
+            self.count += 1
+            if self.at and self.count >= self.at:
+                raise self.error
+            return operation(*arguments, **keywords)
+
+        return counted
+
+
+def operations(policy, folder, whole) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        trouble = Trouble(patch, 0, Killed())
+        assert_equal(run(trial(policy, folder, settings=RESUMABLE)), whole)
+    return trouble.count
+
+
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_trial_that_dies_at_any_operation_goes_on_bitwise_equal(policy, tmp_path, whole, stride):
+    total = operations(policy, tmp_path / "count", whole)
+    assert total > 10 * STEPS
+    for point in range(stride % total, total + 1, stride):
+        config = trial(policy, tmp_path / str(point), settings=RESUMABLE)
+        with pytest.MonkeyPatch.context() as patch:
+            Trouble(patch, point, Killed())
+            with pytest.raises(Killed):
+                run(config)
+        warm.release()
+        assert_equal(run(config, newest_valid_checkpoint(config.directory)), whole)
+        names = sorted(path.name for path in config.directory.glob("*checkpoint*"))
+        assert names[-2:] == [f"checkpoint-{STEPS - 1}", f"checkpoint-{STEPS}"]
+
+
+def test_a_full_disk_ends_the_trial_in_one_line_and_it_goes_on_later(policy, tmp_path, whole):
+    total = operations(policy, tmp_path / "count", whole)
+    for number, point in ((errno.ENOSPC, total // 2), (errno.EDQUOT, total // 2 + 5)):
+        config = trial(policy, tmp_path / str(point), settings=RESUMABLE)
+        with pytest.MonkeyPatch.context() as patch:
+            Trouble(patch, point, OSError(number, os.strerror(number)))
+            with pytest.raises((DiskFullError, OSError)) as caught:
+                run(config)
+        if isinstance(caught.value, DiskFullError):
+            assert str(config.directory) in str(caught.value)
+        warm.release()
+        assert_equal(run(config, newest_valid_checkpoint(config.directory)), whole)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
+def test_a_changed_checkpoint_is_passed_over_for_the_one_before(policy, tmp_path, whole, file):
+    config = trial(policy, tmp_path / "t", settings=RESUMABLE)
+
+    def report(measurement, _):
+        if measurement.step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, resume=None, report=report)
+    path = config.directory / "checkpoint-3" / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    found = find_checkpoint(config.directory)
+    assert found.newest == config.directory / "checkpoint-2"
+    assert found.note() == (
+        f"checkpoint-3 is damaged ({file} has other content): the trial goes on from checkpoint-2"
+    )
+    warm.release()
+    assert_equal(run(config, found.newest), whole)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.training.test_kills import RESUMABLE
+from tests.support.training import toy_info, trial
+from gdpo_tune.core import registry
+from gdpo_tune.training import checkpoints, train
+registry.TASKS["toy"] = toy_info()
+sync, seen = checkpoints._sync, []
+def dies(path):
+    sync(path)
+    seen.append(path)
+    if path.name == ".unfinished-3":
+        os.kill(os.getpid(), signal.SIGKILL)  # between writing and naming
+checkpoints._sync = dies
+config = trial(sys.argv[1], Path(sys.argv[2]), settings=RESUMABLE)
+train(config, resume=None, report=lambda *_: None)
+"""
+
+
+@pytest.mark.integration
+def test_sigkill_between_writing_and_naming(policy, tmp_path, whole):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", KILLED, policy, str(tmp_path / "t")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    config = trial(policy, tmp_path / "t", settings=RESUMABLE)
+    assert (config.directory / ".unfinished-3").is_dir()
+    newest = newest_valid_checkpoint(config.directory)
+    assert newest == config.directory / "checkpoint-2"
+    assert_equal(run(config, newest), whole)
+    assert ToyTask.opened

@@ -1,0 +1,301 @@
+"""`model:` in training: precision, recomputation, adapters, chat templates, end tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import train, warm
+from gdpo_tune.training.lora import ADAPTER, adapter_config, linear_modules, with_adapter
+from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trl_arguments import trainer_arguments
+from tests.support.training import SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
+
+CHAT = (
+    "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}={% endfor %}"
+    "{% if add_generation_prompt %}a={% endif %}"
+)
+LORA = ModelSettings(lora_rank=4)
+
+
+class ToldTask(ToyTask):
+    """The toy task with words for who does not know it."""
+
+    instructions = "answer"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    register(monkeypatch)
+    warm.release()
+    yield
+    warm.release()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def chat(policy, tmp_path_factory):
+    """A Qwen3 with a chat template and a second token that ends a turn."""
+    folder = tmp_path_factory.mktemp("chat")
+    _, tokenizer = load_policy(policy)
+    tokenizer.chat_template = CHAT
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    end_of_turn = tokenizer.convert_tokens_to_ids("z")
+    model.generation_config = GenerationConfig(eos_token_id=[end_of_turn, 1], pad_token_id=0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def with_model(policy, directory: Path, model: ModelSettings, **params):
+    return dataclasses.replace(trial(policy, directory, **params), model=model)
+
+
+def run(config, resume=None):
+    """What a trial reported and returned, without times."""
+    reports = []
+    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
+    return [dict(m.metrics) for m, _ in reports], outcome
+
+
+def result(outcome):
+    return outcome.validation, outcome.test
+
+
+def stopped_after(config, step):
+    """The checkpoint folder of a trial that was asked to stop."""
+    written = []
+
+    def report(measurement, path):
+        written.append(path)
+        if measurement.step == step:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, resume=None, report=report)
+    return config.directory / f"checkpoint-{step}"
+
+
+# --- precision and recomputation ------------------------------------------------------------------
+
+
+def test_bfloat16_changes_what_is_computed_and_not_what_is_kept(policy, tmp_path):
+    exact, _ = run(with_model(policy, tmp_path / "a", ModelSettings(dtype="float32")))
+    usual, _ = run(with_model(policy, tmp_path / "b", ModelSettings()))
+    coarse, outcome = run(with_model(policy, tmp_path / "c", ModelSettings(dtype="bfloat16")))
+    assert exact == usual
+    assert coarse != exact
+    weights = load_file(outcome.checkpoint / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    assert any(bool((value.bfloat16().float() != value).any()) for value in weights.values())
+
+
+def test_a_trial_in_bfloat16_that_only_evaluates_gives_the_same(policy, tmp_path):
+    config = with_model(policy, tmp_path, ModelSettings(dtype="bfloat16"))
+    _, whole = run(config)
+    reports, again = run(config, resume=whole.checkpoint)
+    assert reports == [{}], "what was measured there is said again, and no step is done"
+    assert result(again) == result(whole)
+
+
+@pytest.mark.parametrize("choice", ["auto", "on", "off"])
+def test_recomputation_saves_memory_and_changes_no_number(policy, tmp_path, monkeypatch, choice):
+    recomputed = []
+    original = GDPOTrainer.compute_loss
+
+    def compute_loss(self, model, *arguments, **keywords):
+        recomputed.append(model.is_gradient_checkpointing)
+        return original(self, model, *arguments, **keywords)
+
+    monkeypatch.setattr(GDPOTrainer, "compute_loss", compute_loss)
+    settings = ModelSettings(gradient_checkpointing=choice)
+    metrics, _ = run(with_model(policy, tmp_path / "a", settings))
+    assert set(recomputed) == {choice == "on"}
+    assert metrics == run(with_model(policy, tmp_path / "b", ModelSettings()))[0]
+
+
+def test_the_reference_is_of_the_same_revision(policy, tmp_path):
+    config = with_model(policy, tmp_path, ModelSettings(revision="v2"), beta=0.1)
+    arguments = trainer_arguments(config, ToyTask.rewards)
+    assert arguments.model_init_kwargs == {"revision": "v2"}
+    assert trainer_arguments(trial(policy, tmp_path), ToyTask.rewards).model_init_kwargs is None
+
+
+def test_a_folder_has_no_revision(policy, tmp_path):
+    with pytest.raises(PolicyError, match=r"is a folder, so model\.revision = v2"):
+        run(with_model(policy, tmp_path, ModelSettings(revision="v2")))
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def peft():
+    return pytest.importorskip("peft")
+
+
+def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
+    reports, outcome = run(with_model(policy, tmp_path, LORA))
+    before, _ = load_policy(policy)
+    merged, tokenizer = load_policy(str(outcome.checkpoint))
+    adapted = with_adapter(load_policy(policy)[0], outcome.checkpoint)
+    tokens = torch.tensor([tokenizer("tabc=")["input_ids"]])
+    with torch.no_grad():
+        logits = [model(tokens).logits for model in (before, merged, adapted)]
+    torch.testing.assert_close(logits[1], logits[2], atol=1e-5, rtol=1e-5)
+    assert float((logits[0] - logits[1]).abs().max()) > 1e-3
+    saved = json.loads((outcome.checkpoint / ADAPTER / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"]) == (4, 8)
+    assert torch.equal(merged.get_input_embeddings().weight, before.get_input_embeddings().weight)
+    assert len(reports) == SETTINGS.steps
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"lora_rank": 2}, {"lora_alpha": 32.0}, {"lora_targets": ("q_proj",)}, {"dtype": "bfloat16"}],
+)
+def test_each_setting_of_an_adapter_changes_training(peft, policy, tmp_path, change):
+    usual, _ = run(with_model(policy, tmp_path / "a", LORA))
+    other, _ = run(with_model(policy, tmp_path / "b", dataclasses.replace(LORA, **change)))
+    assert [m["train/grad_norm"] for m in usual] != [m["train/grad_norm"] for m in other]
+
+
+def test_adapters_begin_at_the_trials_seed_whatever_came_before(peft, policy, tmp_path):
+    first = run(with_model(policy, tmp_path / "a", LORA))
+    torch.manual_seed(99)
+    again = run(with_model(policy, tmp_path / "b", LORA))
+    assert first[0] == again[0]
+    assert result(first[1]) == result(again[1])
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype"),
+    mostly_slow(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
+)
+def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path, step, dtype):
+    model = dataclasses.replace(LORA, dtype=dtype)
+    whole, outcome = run(with_model(policy, tmp_path / "a", model, beta=0.05))
+    config = with_model(policy, tmp_path / "b", model, beta=0.05)
+    checkpoint = stopped_after(config, step)
+    assert not (checkpoint / "model.safetensors").exists()
+    rest, again = run(config, resume=checkpoint)
+    # What was measured at the checkpoint is said again, without step metrics.
+    assert [metrics for metrics in rest if metrics] == whole[step:]
+    assert result(again) == result(outcome)
+    reports, evaluated = run(config, resume=again.checkpoint)
+    assert reports == [{}]
+    assert result(evaluated) == result(outcome)
+
+
+def test_the_kl_of_an_adapter_is_against_the_policy_without_it(peft, policy, tmp_path):
+    reports, _ = run(with_model(policy, tmp_path, LORA, beta=0.5))
+    assert reports[0]["train/kl"] == pytest.approx(0, abs=1e-7)
+    assert reports[-1]["train/kl"] > 1e-4
+
+
+def test_a_target_that_no_module_answers_to_names_those_there_are(peft, policy, tmp_path):
+    settings = ModelSettings(lora_rank=4, lora_targets=("q_proj", "c_attn"))
+    with pytest.raises(PolicyError) as caught:
+        run(with_model(policy, tmp_path, settings))
+    message = str(caught.value)
+    assert "no linear module c_attn" in message
+    assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in message
+
+
+def test_the_output_head_is_no_target(peft, chat):
+    model, _ = load_policy(chat)
+    assert not any("lm_head" in name for name in linear_modules(model))
+    with pytest.raises(PolicyError, match="no linear module lm_head"):
+        adapter_config(model, ModelSettings(lora_rank=4, lora_targets=("lm_head",)), chat)
+
+
+# --- chat templates -------------------------------------------------------------------------------
+
+
+def seen_prompts(monkeypatch):
+    """Token ids that TRL goes on with, and the texts of the trainer's prompts."""
+    seen = []
+    original = GDPOTrainer._generate
+
+    def generate(self, prompts):
+        output = original(self, prompts)
+        seen.extend(zip(prompts, output[0], strict=True))
+        return output
+
+    monkeypatch.setattr(GDPOTrainer, "_generate", generate)
+    return seen
+
+
+@pytest.mark.parametrize(("wanted", "first"), [("auto", "s=answer=u={}=a="), ("off", "u={}=a=")])
+def test_training_and_held_out_prompts_are_rendered_alike_and_once(
+    chat, tmp_path, monkeypatch, wanted, first
+):
+    register(monkeypatch, ToldTask)
+    seen = seen_prompts(monkeypatch)
+    config = with_model(chat, tmp_path, ModelSettings(instructions=wanted))
+    with warm.warm(config) as state:
+        held_out = state.validation()
+        decode = state.tokenizer.decode
+        texts = [decode(tokens) for tokens in held_out.prompts]
+        assert texts == [first.format(problem.prompt) for problem in held_out.problems]
+    run(config)
+    known = {problem.prompt for problem in ToyTask(SETTINGS).problems("train", 12, 0)}
+    assert {prompt for prompt, _ in seen} <= known
+    assert all(decode(tokens) == first.format(prompt) for prompt, tokens in seen)
+
+
+def test_a_policy_without_a_template_is_told_in_plain_text(policy, tmp_path, monkeypatch):
+    register(monkeypatch, ToldTask)
+    seen = seen_prompts(monkeypatch)
+    told, _ = run(with_model(policy, tmp_path / "a", ModelSettings()))
+    assert all(len(tokens) > len("answer") + len(prompt) for prompt, tokens in seen)
+    seen.clear()
+    plain, _ = run(with_model(policy, tmp_path / "b", ModelSettings(instructions="off")))
+    assert all(len(tokens) == len(prompt) for prompt, tokens in seen)
+    assert told != plain
+
+
+def test_every_end_token_of_a_chat_policy_ends_a_completion(chat, tmp_path, monkeypatch):
+    """The tokenizer's and those that the policy declares, in training as in evaluation."""
+    completions = []
+    original = GDPOTrainer._generate
+
+    def generate(self, prompts):
+        output = original(self, prompts)
+        completions.extend(output[1])
+        return output
+
+    monkeypatch.setattr(GDPOTrainer, "_generate", generate)
+    _, tokenizer = load_policy(chat)
+    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("z")}
+    run(trial(chat, tmp_path, temperature=1.3))
+    assert all(ends.isdisjoint(tokens[:-1]) for tokens in completions)
+    assert {tokens[-1] for tokens in completions if len(tokens) < 8} == ends

@@ -1,0 +1,79 @@
+"""Two processes give the same advantages as one, and train the same policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.core.steps import FILE, read_steps
+from tests.support.training import ToyTask, write_policy
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "training_two_processes.py"
+TRIAL = ROOT / "tests" / "support" / "trial_in_processes.py"
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+pytestmark = pytest.mark.integration
+
+
+def launched(*command: object, processes: int) -> None:
+    """Run a script, alone or as two processes that know of each other."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    prefix = LAUNCH if processes == 2 else ()
+    whole = [sys.executable, *prefix, *map(str, command)]
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow  # a finer look at what the test below would notice, too
+def test_two_processes_give_the_advantages_of_one(tmp_path):
+    for processes in (1, 2):
+        launched(SCRIPT, processes, tmp_path, processes=processes)
+    one, two = (json.loads((tmp_path / f"advantages-{n}.json").read_text()) for n in (1, 2))
+    assert set(one) == set(NORMALIZATIONS)
+    assert one == two
+    for values in one.values():
+        assert max(map(abs, values)) > 0.1
+
+
+def same_training(seen, name, others, other) -> None:
+    """Figures of every step and the policy at the end, to rounding."""
+    for (step, ours), (_, theirs) in zip(seen[name][0], others[other][0], strict=True):
+        assert set(ours) == set(theirs)
+        for key in ours:
+            if key.startswith("train/"):
+                assert ours[key] == pytest.approx(theirs[key], rel=2e-4, abs=2e-6), (step, key)
+    assert seen[f"{name}_weights"] == pytest.approx(others[f"{other}_weights"], rel=1e-5)
+
+
+def test_two_processes_train_the_policy_of_one(tmp_path):
+    policy = write_policy(tmp_path / "policy")
+    for processes in (1, 2):
+        (tmp_path / str(processes)).mkdir()
+        launched(TRIAL, policy, tmp_path / str(processes), processes=processes)
+    alone = json.loads((tmp_path / "1" / "seen-0.json").read_text())
+    first, second = (json.loads((tmp_path / "2" / f"seen-{r}.json").read_text()) for r in (0, 1))
+
+    assert first == second, "both processes see the same figures and the same outcome"
+    assert first["resumed"] == first["sampled"], "stopped after a step and gone on, bit by bit"
+    folder = tmp_path / "2" / "cut"
+    assert {path.name for path in (folder / "checkpoint-4").glob("rng_state*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+    assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
+    assert len((folder / FILE).read_text().splitlines()) == 4, "one process writes"
+
+    same_training(first, "fixed", alone, "fixed")
+    same_training(first, "parts", alone, "fixed")
+    same_training(alone, "parts", alone, "fixed")
+    same_training(first, "each_parts", first, "each")
+    means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
+    assert len(set(means)) > 1
+    assert set(first["fixed"][1]) == set(ToyTask.metrics)

@@ -1,0 +1,148 @@
+"""GDPOTrainer: advantages in and out of TRL, figures of each reward, the guard on NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.training.normalization import compute_advantages
+from gdpo_tune.training.rollout import rollout
+from gdpo_tune.training.trainer import GDPOTrainer, reward_metrics
+from tests.support.training import plain_trainer, write_policy
+
+pytestmark = pytest.mark.filterwarnings(
+    # A reward that scored nothing makes TRL's own statistics of it empty.
+    "ignore:.*[Dd]egrees of freedom:UserWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+def vowels(completions, **_):
+    return [float(sum(c in "aeiou" for c in text)) for text in completions]
+
+
+def short(completion_ids, **_):
+    return [float(len(ids) < 5) for ids in completion_ids]
+
+
+def build(policy, tmp_path, **changes):
+    settings = {"normalization": "gdpo", "reward_funcs": [vowels, short], **changes}
+    return plain_trainer(policy, tmp_path, cls=GDPOTrainer, rollout_func=rollout, **settings)
+
+
+def generated(trainer, prompts: int = 4):
+    """One generation batch, and the rewards that went into it."""
+    trainer.model.train()
+    kept = {}
+    inner = trainer._calculate_rewards
+
+    def keep(*arguments):
+        kept["rewards"] = inner(*arguments)
+        return kept["rewards"]
+
+    trainer._calculate_rewards = keep
+    group = trainer.num_generations
+    rows = [{"prompt": letter + "="} for letter in "abcd"[:prompts] for _ in range(group)]
+    return trainer._generate_and_score_completions(rows), kept["rewards"]
+
+
+@pytest.mark.parametrize("mode", NORMALIZATIONS)
+def test_advantages_are_those_of_the_mode(policy, tmp_path, mode):
+    trainer = build(policy, tmp_path, normalization=mode, reward_weights=[1.0, 0.25])
+    output, rewards = generated(trainer)
+    expected = compute_advantages(rewards, torch.tensor([1.0, 0.25]), 4, mode)
+    assert torch.equal(output["advantages"], expected)
+    assert list(trainer._logs["advantages"]) == expected.tolist()
+    assert expected.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"steps_per_generation": 2, "per_device_train_batch_size": 8},
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
+        {"num_iterations": 2},
+    ],
+    ids=["plain", "steps-per-generation", "accumulation", "passes"],
+)
+def test_a_missing_reward_and_any_batching_keep_training_finite(policy, tmp_path, changes):
+    def sometimes(completions, **_):
+        return [None if i % 3 else float(len(text)) for i, text in enumerate(completions)]
+
+    trainer = build(policy, tmp_path, reward_funcs=[sometimes, vowels], **changes)
+    trainer.train()
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_ends_training(policy, tmp_path, value):
+    def broken(completions, **_):
+        return [0.0] * (len(completions) - 1) + [value]
+
+    trainer = build(policy, tmp_path, reward_funcs=[vowels, broken])
+    with pytest.raises(
+        NonFiniteError, match=f"reward broken of completion 15 is {value} at step 1"
+    ):
+        trainer.train()
+
+
+def test_a_loss_that_is_no_number_ends_training_with_its_step(policy, tmp_path):
+    trainer = build(policy, tmp_path)
+    trainer.model.model.norm.weight.data[0] = math.nan
+    with pytest.raises(NonFiniteError, match="loss is nan at step 1"):
+        trainer.train()
+
+
+def test_a_policy_that_diverges_ends_training(policy, tmp_path):
+    trainer = build(policy, tmp_path, learning_rate=1e30, max_steps=5)
+    with pytest.raises(NonFiniteError, match=r"is (nan|inf) at step [2-5]"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_norm_that_is_no_number_ends_training_with_its_step(policy, tmp_path, value):
+    trainer = build(policy, tmp_path)
+    first = next(trainer.model.parameters())
+    first.register_hook(lambda gradient: torch.full_like(gradient, value))
+    with pytest.raises(NonFiniteError, match=r"gradient norm is .* at step 1"):
+        trainer.train()
+
+
+def test_figures_of_each_reward():
+    nan = math.nan
+    rewards = torch.tensor(
+        [[1, 5, nan, 2], [1, 5, nan, nan], [0, 5, nan, nan], [2, 5, nan, 4]],
+    )
+    weights = torch.tensor([1.0, 9.0, 1.0, 0.5])
+    figures = reward_metrics(rewards, weights, 2, ["a", "b", "c", "d"])
+    assert figures["reward/a/mean"] == 1
+    assert figures["reward/a/std"] == pytest.approx(math.sqrt(2 / 3))
+    assert figures["reward/a/dead_groups"] == 0.5
+    assert figures["reward/b/dead_groups"] == 1
+    assert figures["reward/d/mean"] == 3
+    # b never varies within a group, d has one value a group: all of the pull is a's.
+    shares = [figures[f"reward/{name}/share"] for name in "abcd"]
+    assert shares == [1, 0, 0, 0]
+    assert "reward/c/mean" not in figures
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_shares_are_weight_times_spread_within_groups():
+    rewards = torch.tensor([[0, 0], [1, 4], [10, 0], [11, 4]], dtype=torch.float64)
+    figures = reward_metrics(rewards, torch.tensor([1.0, 0.5]), 2, ["a", "b"])
+    assert figures["reward/a/share"] == pytest.approx(1 / 3)
+    assert figures["reward/b/share"] == pytest.approx(2 / 3)
+
+
+def test_no_pull_at_all_gives_no_share():
+    figures = reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
+    assert figures["reward/a/share"] == figures["reward/b/share"] == 0

@@ -1,0 +1,549 @@
+"""`train()`: reproducible to the bit, resumable to the bit, and every setting has an effect."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.parameters import PARAMETERS, parameters_of
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import train, warm
+from gdpo_tune.training.build import training_order
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
+from gdpo_tune.training.gpu_meter import GpuMeter
+from gdpo_tune.training.trl_arguments import trainer_arguments
+from tests.support.training import (
+    RANGES,
+    SETTINGS,
+    ToyTask,
+    mostly_slow,
+    register,
+    trial,
+    write_policy,
+)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    """The toy task is known, and no warm state passes from test to test."""
+    register(monkeypatch)
+    warm.release()
+    ToyTask.opened = ToyTask.closed = 0
+    yield
+    warm.release()
+
+
+@pytest.fixture(scope="module")
+def once(policy, tmp_path_factory):
+    """Run a trial the first time that its settings and parameters are asked for."""
+    known = {}
+
+    def outcome(settings=SETTINGS, **params):
+        key = (settings, tuple(params.items()))
+        if key not in known:
+            folder = tmp_path_factory.mktemp("once")
+            known[key] = run(trial(policy, folder, settings=settings, **params))
+        return known[key]
+
+    return outcome
+
+
+def run(config, resume=None):
+    """What a trial reported and returned, without times."""
+    reports = []
+    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
+    return reports, outcome
+
+
+def figures(reports) -> list[tuple[int, dict[str, float]]]:
+    return [(m.step, dict(m.metrics)) for m, _ in reports]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_policy(str(path))[0].state_dict()
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    a, b = weights(one), weights(other)
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# What comes out
+
+
+def test_a_trial_from_start_to_end(policy, tmp_path):
+    config = trial(policy, tmp_path / "t")
+    reports, outcome = run(config)
+    assert [m.step for m, _ in reports] == [1, 2, 3]
+    first = reports[0][0].metrics
+    per_reward = {
+        f"train/reward/{name}/{figure}"
+        for name in ToyTask.rewards
+        for figure in ("mean", "std", "dead_groups", "share")
+    }
+    assert per_reward | {
+        "train/loss",
+        "train/grad_norm",
+        "train/entropy",
+        "train/mean_length",
+        "train/learning_rate",
+        "train/clip_ratio",
+    } == set(first)
+    validated = [m.step for m, _ in reports if "validation/hits" in m.metrics]
+    assert validated == [2, 3], "every evaluate_every steps and at the last one"
+    assert [path is not None for _, path in reports] == [False, True, True]
+    last = reports[-1][0]
+    assert last.validation == outcome.validation
+    assert last.metrics["validation/hits"] == outcome.validation["hits"].mean
+    assert [bool(m.validation) for m, _ in reports] == [False, True, True]
+    assert last.cost.completions == outcome.cost.completions == 48
+    assert 0 < last.cost.seconds <= outcome.cost.seconds
+    assert 0 < last.cost.cpu_seconds <= outcome.cost.cpu_seconds
+    assert tuple(outcome.test) == tuple(outcome.validation) == ToyTask.metrics
+    assert outcome.environment == {"judge": "toy"}
+    assert outcome.checkpoint == tmp_path / "t" / "checkpoint-3"
+    assert newest_valid_checkpoint(config.directory) == outcome.checkpoint
+    assert (tmp_path / "t" / "checkpoint-2").exists(), "the one before is kept, in case"
+    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(reports)
+    assert not same_weights(Path(policy), outcome.checkpoint)
+
+
+def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
+    plain, outcome = run(trial(policy, tmp_path / "plain"))
+    reports, with_rung = run(
+        dataclasses.replace(trial(policy, tmp_path / "rung"), evaluate_at=(1,))
+    )
+    assert [bool(m.validation) for m, _ in reports] == [True, True, True]
+    assert reports[0][0].validation.keys() == outcome.validation.keys()
+    assert (with_rung.test, with_rung.validation) == (outcome.test, outcome.validation)
+    assert figures(reports)[1:] == figures(plain)[1:]
+
+
+def test_untrained_baseline(policy, tmp_path):
+    config = dataclasses.replace(trial(policy, tmp_path / "t"), train=False)
+    reports, outcome = run(config)
+    assert reports == []
+    assert outcome.checkpoint is None
+    assert outcome.cost.completions == 0
+    assert tuple(outcome.test) == ToyTask.metrics
+    assert run(config)[1].test == outcome.test
+
+
+def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
+    folder = tmp_path / "gpt2"
+    tokenizer = load_policy(policy)[1]
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64,
+        bos_token_id=1, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    first = run(trial(str(folder), tmp_path / "a"))
+    again = run(trial(str(folder), tmp_path / "b"))
+    assert figures(first[0]) == figures(again[0])
+    assert not same_weights(folder, first[1].checkpoint)
+
+
+# Reproducible
+
+
+def test_equal_configs_are_bitwise_equal_in_a_fresh_and_a_reused_process(policy, tmp_path):
+    fresh, outcome = run(trial(policy, tmp_path / "a"))
+    run(trial(policy, tmp_path / "between", seed=9, learning_rate=0.5, group_size=8))
+    torch.rand(17)  # whatever else the process did
+    reused, again = run(trial(policy, tmp_path / "b"))
+    assert ToyTask.opened == 1, "the second and third trial found the task warm"
+    assert figures(fresh) == figures(reused)
+    assert (outcome.validation, outcome.test) == (again.validation, again.test)
+    assert same_weights(outcome.checkpoint, again.checkpoint)
+
+
+def test_another_seed_is_another_trial(policy, tmp_path):
+    first, _ = run(trial(policy, tmp_path / "a"))
+    second, _ = run(trial(policy, tmp_path / "b", seed=1))
+    assert figures(first) != figures(second)
+
+
+def test_other_settings_get_a_warm_state_of_their_own(policy, tmp_path):
+    run(trial(policy, tmp_path / "a"))
+    run(trial(policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)))
+    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+
+
+def test_another_sandbox_gets_a_warm_state_of_its_own(policy, tmp_path):
+    run(trial(policy, tmp_path / "a"))
+    settings = SandboxSettings(workers=2)
+    run(dataclasses.replace(trial(policy, tmp_path / "b"), sandbox=settings))
+    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+    assert warm._kept is not None
+    assert warm._kept[1].task.sandbox == settings
+
+
+def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
+    kept, outcome = run(trial(policy, tmp_path / "a"))
+    monkeypatch.setattr(warm, "_COPIED_PARAMETERS", 0)
+    for name in ("b", "c"):
+        loaded, again = run(trial(policy, tmp_path / name))
+        assert figures(loaded) == figures(kept)
+        assert again.test == outcome.test
+
+
+def test_objectives_are_unweighted(policy, tmp_path):
+    outcomes = []
+    for weight in (1.0, 0.1):
+        config = trial(policy, tmp_path, **{"reward_weights.hits": weight})
+        outcomes.append(run(dataclasses.replace(config, train=False))[1])
+    assert outcomes[0].test == outcomes[1].test
+
+
+# Resumable
+
+
+class Stop(Exception):
+    """Ends a trial from within its report."""
+
+
+def stopped_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
+    """Run until `report` of that step raises; the newest checkpoint."""
+
+    def report(measurement, _):
+        if measurement.step == step:
+            raise reason
+
+    with pytest.raises(reason):
+        train(config, resume=None, report=report)
+    newest = newest_valid_checkpoint(config.directory)
+    assert newest is not None
+    return newest
+
+
+@pytest.mark.parametrize(
+    ("stop", "passes"), mostly_slow(product((2, 3, 5), (1, 2)), [(2, 1), (5, 2)])
+)
+def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
+    # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
+    settings = dataclasses.replace(SETTINGS, steps=6, lr_schedule="cosine", warmup_share=0.3)
+    parameters = {"num_iterations": passes, "beta": 0.01, "settings": settings}
+    whole, expected = run(trial(policy, tmp_path / "whole", **parameters))
+    config = trial(policy, tmp_path / "cut", **parameters)
+    newest = stopped_at(config, stop)
+    start = read_checkpoint(newest)
+    warm.release()
+    torch.rand(3)
+    rest, outcome = run(config, resume=newest)
+    if start.validation:
+        rest = rest[1:]  # what it had measured there, again
+    assert figures(rest) == figures(whole)[start.step :]
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert same_weights(outcome.checkpoint, expected.checkpoint)
+    assert outcome.cost.completions == expected.cost.completions
+    assert outcome.cost.seconds > start.cost.seconds
+    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(whole)
+
+
+def test_a_trial_that_is_asked_to_stop_loses_no_step(policy, tmp_path):
+    _, expected = run(trial(policy, tmp_path / "whole"))
+    config = trial(policy, tmp_path / "cut")
+    newest = stopped_at(config, 1, SystemExit)
+    assert read_checkpoint(newest).step == 1
+    reports, outcome = run(config, resume=newest)
+    assert [step for step, _ in figures(reports)] == list(range(2, SETTINGS.steps + 1))
+    assert same_weights(outcome.checkpoint, expected.checkpoint)
+
+
+def test_a_resumed_trial_tells_again_what_it_had_measured_where_it_goes_on(policy, tmp_path):
+    config = dataclasses.replace(trial(policy, tmp_path), evaluate_at=(1,))
+    told = []
+
+    def report(measurement, _):
+        told.append(measurement)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, resume=None, report=report)
+    reports, _ = run(config, resume=newest_valid_checkpoint(tmp_path))
+    assert told[0].validated
+    again, path = reports[0]
+    assert (again.step, again.validation, dict(again.metrics)) == (1, told[0].validation, {})
+    assert path == tmp_path / "checkpoint-1"
+    assert [m.step for m, _ in reports] == [1, 2, 3]
+    assert [m.step for m in read_steps(tmp_path)] == [1, 2, 3]
+
+
+def test_a_trial_that_died_after_its_last_step_tells_what_it_measured_and_only_evaluates(
+    policy, tmp_path
+):
+    whole, expected = run(trial(policy, tmp_path / "whole"))
+    config = trial(policy, tmp_path / "cut")
+    newest = stopped_at(config, SETTINGS.steps)  # nobody has heard of what it measured there
+    reports, outcome = run(config, resume=newest)
+    ((again, path),) = reports
+    assert (again.step, again.validation) == (SETTINGS.steps, expected.validation)
+    assert (dict(again.metrics), path) == ({}, newest)
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert outcome.checkpoint == newest
+    assert len(whole) == SETTINGS.steps
+
+
+def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
+    config = trial(policy, tmp_path / "t")
+    newest = stopped_at(config, 2)
+    (newest / "optimizer.pt").unlink()
+    with pytest.raises(TrialFailure, match=r"checkpoint-2 is incomplete \(optimizer.pt is missing"):
+        train(config, resume=newest, report=lambda *_: None)
+
+
+# How it ends
+
+
+@pytest.mark.parametrize("reason", [SystemExit, KeyboardInterrupt, Stop])
+def test_what_report_raises_passes_through_and_everything_closes(policy, tmp_path, reason):
+    def report(*_):
+        raise reason
+
+    with pytest.raises(reason):
+        train(trial(policy, tmp_path / "t"), resume=None, report=report)
+    assert (ToyTask.opened, ToyTask.closed) == (1, 1)
+
+
+def test_the_older_checkpoint_stays_until_the_newer_one_was_reported(policy, tmp_path):
+    seen = []
+
+    def report(measurement, path):
+        if path is not None:
+            seen.append(sorted(p.name for p in path.parent.glob("checkpoint-*")))
+
+    train(trial(policy, tmp_path / "t"), resume=None, report=report)
+    assert seen == [["checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
+
+
+class BrokenTask(ToyTask):
+    """Its second batch has a reward that is no number."""
+
+    batches = 0
+
+    def score(self, problems, completions, lengths):
+        scores = super().score(problems, completions, lengths)
+        BrokenTask.batches += 1
+        if BrokenTask.batches == 2:
+            scores.rewards["vowels"][3] = float("nan")
+        return scores
+
+
+def test_nan_from_the_task_ends_the_trial_with_a_reason(policy, tmp_path, monkeypatch):
+    register(monkeypatch, BrokenTask)
+    with pytest.raises(NonFiniteError, match="reward vowels of completion 3 is nan at step 2"):
+        train(trial(policy, tmp_path / "t"), resume=None, report=lambda *_: None)
+    assert [m.step for m in read_steps(tmp_path / "t")] == [1]
+    assert ToyTask.closed == 1
+
+
+def test_group_size_has_to_divide_the_completions_of_a_step(policy, tmp_path):
+    with pytest.raises(TrialFailure, match="group_size 5 does not divide completions_per_step 16"):
+        train(trial(policy, tmp_path / "t", group_size=5), resume=None, report=lambda *_: None)
+
+
+# Every parameter and every setting has an effect
+
+
+def on(reward: str, other: str, threshold: float = 0.125) -> dict:
+    """`reward` conditioned on an eighth of what `other` can be."""
+    return {f"conditioning.{reward}": other, f"conditioning_threshold.{reward}": threshold}
+
+
+def test_prompts_that_are_too_long_are_counted_with_every_trial(policy, tmp_path):
+    settings = dataclasses.replace(QUICK, steps=1, test_prompts=12)
+    data = DataSettings(max_prompt_length=5)
+    for name in ("first", "again, in the same process"):
+        config = trial(policy, tmp_path / name, settings=settings)
+        outcome = run(dataclasses.replace(config, data=data))[1]
+        assert outcome.environment == {
+            "judge": "toy",
+            "prompts_left_out.train": "3 of 12",
+            "prompts_left_out.test": "3 of 12",
+        }
+
+
+TWO_PASSES = {"num_iterations": 2, "learning_rate": 0.05}
+NO_STD = {"normalization": "grpo_no_std"}
+OVERLONG = {"length_shape": "overlong", "length_cache": 0.5}
+PARAMETER_CHANGES = {
+    "normalization": ({}, {"normalization": "grpo_no_std"}),
+    "group_size": ({}, {"group_size": 8}),
+    "learning_rate": ({}, {"learning_rate": 3e-2}),
+    "temperature": ({}, {"temperature": 0.6}),
+    "beta": ({}, {"beta": 0.5}),
+    "epsilon": (TWO_PASSES, {**TWO_PASSES, "epsilon": 0.01}),
+    "epsilon_high": (TWO_PASSES, {**TWO_PASSES, "epsilon_high": 0.01}),
+    "loss_type": ({}, {"loss_type": "grpo"}),
+    "num_iterations": ({}, {"num_iterations": 2}),
+    "gamma": ({}, {"gamma": 1.0}),
+    "baseline": (NO_STD, {**NO_STD, "baseline": "leave_one_out"}),
+    "partial_credit": ({}, {"partial_credit": True}),
+    "length_shape": ({}, {"length_shape": "ramp"}),
+    "length_cache": (OVERLONG, {**OVERLONG, "length_cache": 0.9}),
+    "reward_weights.hits": ({}, {"reward_weights.hits": 0.1}),
+    "reward_weights.vowels": ({}, {"reward_weights.vowels": 0.1}),
+    "reward_weights.length": ({}, {"reward_weights.length": 0.1}),
+    **{f"conditioning.{k}": ({}, on(k, "vowels" if k == "hits" else "hits")) for k in RANGES},
+    **{
+        f"conditioning_threshold.{k}": (on(k, "vowels", 0.125), on(k, "vowels", 0.25))
+        for k in ("hits", "length")
+    },
+    "conditioning_threshold.vowels": (on("vowels", "hits", 0.125), on("vowels", "hits", 0.25)),
+}
+QUICK = dataclasses.replace(
+    SETTINGS, steps=2, validation_prompts=1, test_prompts=1, samples_per_prompt=1
+)
+
+
+def test_the_list_of_parameters_is_complete():
+    assert set(PARAMETER_CHANGES) == set(parameters_of(registry.TASKS["toy"]))
+
+
+@pytest.mark.parametrize("name", PARAMETER_CHANGES)
+def test_each_parameter_changes_training(once, name):
+    base, changed = PARAMETER_CHANGES[name]
+    reports, outcome = once(QUICK, **base)
+    others, other = once(QUICK, **changed)
+    assert not same_weights(outcome.checkpoint, other.checkpoint)
+    assert [m.metrics for m, _ in reports] != [m.metrics for m, _ in others]
+    assert outcome.cost.completions == other.cost.completions, "the budget is the same"
+    assert [m.step for m, _ in reports] == [m.step for m, _ in others] == [1, 2]
+
+
+@pytest.mark.parametrize("loss_type", PARAMETERS["loss_type"].choices)
+def test_each_loss_type_trains(policy, once, loss_type):
+    outcome = once(QUICK, loss_type=loss_type)[1]
+    assert not same_weights(Path(policy), outcome.checkpoint)
+
+
+def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_path):
+    def bound(loss_type):
+        config = trial(policy, tmp_path, loss_type=loss_type, epsilon_high=0.28)
+        return trainer_arguments(config, ToyTask.rewards).epsilon_high
+
+    assert bound("dapo") == 0.28
+    assert bound("cispo") == 1.28
+
+
+def test_kl_is_reported_against_the_untrained_policy(once):
+    reports, _ = once(QUICK, beta=0.5)
+    kl = [m.metrics["train/kl"] for m, _ in reports]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[1] > 1e-4
+
+
+def steps(reports, _):
+    return [m.step for m, _ in reports]
+
+
+def rates(reports, _):
+    return [m.metrics["train/learning_rate"] for m, _ in reports]
+
+
+def evaluations(reports, _):
+    return [m.step for m, _ in reports if "validation/hits" in m.metrics]
+
+
+def checkpoints(reports, _):
+    return [m.step for m, path in reports if path]
+
+
+def completions(_, outcome):
+    return outcome.cost.completions
+
+
+def longest(reports, _):
+    return max(m.metrics["train/mean_length"] for m, _ in reports)
+
+
+def training(reports, _):
+    return [{k: v for k, v in m.metrics.items() if "train/" in k} for m, _ in reports]
+
+
+def on_validation(_, outcome):
+    return outcome.validation
+
+
+def on_test(_, outcome):
+    return outcome.test
+
+
+CHANGES = {
+    "steps": (2, steps, [1, 2, 3], [1, 2]),
+    "completions_per_step": (32, completions, 48, 96),
+    "micro_batch_size": (4, training, None, None),  # rounding; more: test_training_micro_batches
+    "max_completion_length": (2, longest, None, 2.0),
+    "length_limit": (2, on_validation, None, None),
+    "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),
+    "warmup_share": (0.67, rates, [0.01] * 3, [0.0, 0.005, 0.01]),
+    "max_grad_norm": (1e-3, training, None, None),
+    "train_prompts": (5, training, None, None),
+    "validation_prompts": (3, on_validation, None, None),
+    "test_prompts": (3, on_test, None, None),
+    "samples_per_prompt": (3, on_validation, None, None),
+    "evaluate_every": (1, evaluations, [2, 3], [1, 2, 3]),
+    "checkpoint_every": (1, checkpoints, [2, 3], [1, 2, 3]),
+}
+
+
+def test_the_list_of_settings_is_complete():
+    assert set(CHANGES) == {field.name for field in dataclasses.fields(TrainingSettings)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_setting_has_its_effect(once, name):
+    value, look, expected, expected_changed = CHANGES[name]
+    before = look(*once())
+    after = look(*once(dataclasses.replace(SETTINGS, **{name: value})))
+    assert before != after
+    if expected is not None:
+        assert before == pytest.approx(expected)
+    if expected_changed is not None:
+        assert after == pytest.approx(expected_changed)
+
+
+def test_threads(policy, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            config = dataclasses.replace(trial(policy, tmp_path), train=False, threads=threads)
+            run(config)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_training_order_passes_over_all_prompts_before_any_comes_again():
+    order = training_order(10, 25, seed=3)
+    assert len(order) == 25
+    assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
+    assert order[:10] != order[10:20]
+    assert order == training_order(10, 25, seed=3)
+    assert order != training_order(10, 25, seed=4)
+
+
+def test_what_the_gpu_does_is_kept_with_each_step(policy, tmp_path, monkeypatch):
+    seen = {"train/gpu_utilisation": 0.5, "train/gpu_memory_gib": 3.0}
+    monkeypatch.setattr(GpuMeter, "read", lambda _: dict(seen))
+    config = trial(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
+    reports, _ = run(config)
+    (measurement, _), *_ = reports
+    (step,) = read_steps(tmp_path)
+    for metrics in (measurement.metrics, step.metrics):
+        assert {name: metrics[name] for name in seen} == seen

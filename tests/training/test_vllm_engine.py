@@ -1,0 +1,301 @@
+"""What surrounds vLLM in a trial, with stand-ins for a GPU and for vLLM.
+
+The real engine is met in `tests/vllm_cpu`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from trl.generation import vllm_generation as trl_vllm
+
+from gdpo_tune.core.errors import EngineError
+from gdpo_tune.core.settings import DataSettings, RolloutSettings
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import build, step_end, train, vllm_engine, warm
+from gdpo_tune.training.rollout import Decoding
+from gdpo_tune.training.trl_arguments import trainer_arguments
+from tests.support.training import register, trial, write_policy
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def config(policy, tmp_path, monkeypatch):
+    register(monkeypatch)
+    yield trial(policy, tmp_path / "t", seed=7)
+    warm.release()
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU of 80 GiB, as far as this module asks; the shares that torch was limited to."""
+    limits = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a")
+    )
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return limits
+
+
+# What TRL is told
+
+
+def test_a_colocated_engine_gets_its_part_of_the_trial_s_share(config, policy):
+    model, _ = load_policy(policy)
+    config = replace(config, gpu_share=0.5, rollout=RolloutSettings("vllm", vllm_memory_share=0.4))
+    arguments = trainer_arguments(
+        config, ("hits", "vowels", "length"), vllm_engine.arguments(config, model)
+    )
+    assert (arguments.use_vllm, arguments.vllm_mode) == (True, "colocate")
+    assert arguments.vllm_gpu_memory_utilization == pytest.approx(0.2)
+    assert arguments.vllm_importance_sampling_correction
+    assert arguments.top_p == 1.0
+    # The policy's 128 positions are fewer than the data could fill.
+    assert arguments.vllm_max_model_length == 128
+    config = replace(config, data=DataSettings(max_prompt_length=30))
+    assert vllm_engine.arguments(config, model)["vllm_max_model_length"] == 38
+
+
+def test_a_server_is_asked_at_its_address(config, policy):
+    model, _ = load_policy(policy)
+    config = replace(config, rollout=RolloutSettings("vllm", "server", "http://a:8000"))
+    arguments = trainer_arguments(
+        config, ("hits", "vowels", "length"), vllm_engine.arguments(config, model)
+    )
+    assert (arguments.vllm_mode, arguments.vllm_server_base_url) == ("server", "http://a:8000")
+
+
+# The start
+
+
+def test_what_torch_allocates_is_kept_in_the_trial_s_share(gpu):
+    vllm_engine.limit_gpu_memory(1.0)
+    assert gpu == []
+    vllm_engine.limit_gpu_memory(0.25)
+    vllm_engine.limit_gpu_memory(0.001)
+    assert gpu == [pytest.approx(0.25 - 0.5 / 80), 0.0]
+
+
+def test_nothing_is_limited_without_a_gpu(monkeypatch):
+    monkeypatch.delattr(torch.cuda, "set_per_process_memory_fraction")
+    vllm_engine.limit_gpu_memory(0.25)
+
+
+def test_engines_of_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch):
+    file = tmp_path / f"gdpo-tune-{os.getuid()}" / "gpu-GPU-a.lock"
+
+    def is_held():
+        with file.open("a") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    with vllm_engine.gpu_lock():
+        assert is_held()
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-b")
+        )
+        with vllm_engine.gpu_lock():
+            assert is_held()
+    assert not is_held()
+    with pytest.raises(RuntimeError, match="no memory"), vllm_engine.gpu_lock():
+        raise RuntimeError("no memory")
+    assert not is_held()
+
+
+def test_without_a_gpu_there_is_no_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with vllm_engine.gpu_lock():
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """A stand-in for vLLM's class; the options of every engine that was made."""
+    Accelerator(cpu=True)  # a trainer has made one by the time that seeds are set
+    made = []
+    monkeypatch.setattr(trl_vllm, "LLM", lambda **options: made.append(options), raising=False)
+    return made
+
+
+def start(config, policy, **changes):
+    model, _ = load_policy(policy)
+    arguments = SimpleNamespace(bf16=changes.pop("bf16", False))
+    with vllm_engine.starting(config, model, arguments):
+        trl_vllm.LLM(model="policy", **changes)
+
+
+def test_the_engine_computes_as_the_training_does(config, policy, engine, gpu):
+    plain = trl_vllm.LLM
+    start(config, policy)
+    start(replace(config, model=replace(config.model, revision="v2")), policy, bf16=True)
+    assert engine == [
+        {"model": "policy", "dtype": "float32", "revision": None},
+        {"model": "policy", "dtype": "bfloat16", "revision": "v2"},
+    ]
+    assert trl_vllm.LLM is plain
+
+
+def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_bounded(config, policy, engine):
+    start(config, policy)
+    assert engine[0]["enforce_eager"] is True
+    assert engine[0]["kv_cache_memory_bytes"] == GIB
+
+
+def test_an_engine_leaves_seed_and_environment_as_they_were(config, policy, engine, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    model, _ = load_policy(policy)
+    with vllm_engine.starting(config, model, SimpleNamespace(bf16=False)):
+        torch.manual_seed(0)  # as vLLM does
+        os.environ.update(RANK="0", WORLD_SIZE="1")  # as TRL does
+    assert torch.initial_seed() == config.seed == 7
+    assert "RANK" not in os.environ
+    assert os.environ["WORLD_SIZE"] == "3"
+
+
+def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch):
+    def no_memory(**_):
+        os.environ["RANK"] = "0"
+        raise RuntimeError("no memory")
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(trl_vllm, "LLM", no_memory)
+    with pytest.raises(RuntimeError, match="no memory"):
+        start(config, policy)
+    assert trl_vllm.LLM is no_memory
+    assert "RANK" not in os.environ
+
+
+# Held-out evaluation
+
+
+class FakeEngine:
+    """Repeats each prompt's first token, and notes what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def generate(self, inputs, wanted, use_tqdm):
+        assert not use_tqdm
+        self.asked.append((inputs, wanted))
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=(one["prompt_token_ids"][0],))])
+            for one in inputs
+        ]
+
+
+@pytest.fixture
+def trainer(monkeypatch, gpu):
+    """With an engine on a GPU that counts how often it is given weights."""
+    fake = ModuleType("vllm")
+    fake.SamplingParams = lambda **options: options
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    generation = SimpleNamespace(llm=FakeEngine(), synced=0)
+
+    def sync_weights():
+        generation.synced += 1
+
+    generation.sync_weights = sync_weights
+    return SimpleNamespace(
+        vllm_generation=generation, state=SimpleNamespace(global_step=0), _last_loaded_step=-1
+    )
+
+
+DECODING = Decoding(max_new_tokens=9, temperature=1.0, end_tokens=(1, 5), pad_token=0)
+
+
+def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
+    sampler = vllm_engine.ColocatedEngine(trainer)
+    prompts = [[3, 4], [3, 4], [8]]
+
+    def asked(seed):
+        drawn = sampler.generate(None, prompts, DECODING, torch.Generator().manual_seed(seed))
+        assert drawn == [[3], [3], [8]]
+        inputs, wanted = trainer.vllm_generation.llm.asked[-1]
+        assert inputs == [{"prompt_token_ids": prompt} for prompt in prompts]
+        return wanted
+
+    once, again, other = asked(0), asked(0), asked(1)
+    assert once == again != other
+    assert len({one["seed"] for one in once}) == 3
+    del once[0]["seed"]
+    assert once[0] == {"temperature": 1.0, "max_tokens": 9, "stop_token_ids": [1, 5]}
+
+
+def test_no_temperature_is_greedy(trainer):
+    sampler = vllm_engine.ColocatedEngine(trainer)
+    decoding = replace(DECODING, temperature=None)
+    sampler.generate(None, [[3]], decoding, torch.Generator())
+    assert trainer.vllm_generation.llm.asked[0][1][0]["temperature"] == 0
+
+
+def test_weights_are_given_once_a_step(trainer):
+    sampler = vllm_engine.ColocatedEngine(trainer)
+    for step, synced in ((0, 1), (0, 1), (1, 2), (2, 3)):
+        trainer.state.global_step = step
+        sampler.generate(None, [[3]], DECODING, torch.Generator())
+        assert trainer.vllm_generation.synced == synced
+        assert trainer._last_loaded_step == step  # so TRL gives them no second time
+
+
+# In a trial
+
+
+def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
+    monkeypatch.setattr(build, "installed_vllm", lambda: None)
+    with pytest.raises(EngineError, match="pip install"):
+        train(
+            replace(config, rollout=RolloutSettings("vllm")),
+            resume=None,
+            report=lambda *_: None,
+        )
+
+
+@pytest.mark.parametrize(("engine", "lean"), [("auto", True), ("transformers", False)])
+def test_only_the_engine_that_was_asked_for_samples(config, engine, lean, monkeypatch):
+    calls = []
+
+    def counted(prompts, trainer, sample=build.rollout):
+        calls.append(len(prompts))
+        return sample(prompts, trainer)
+
+    monkeypatch.setattr(build, "rollout", counted)
+    train(replace(config, rollout=RolloutSettings(engine)), resume=None, report=lambda *_: None)
+    assert bool(calls) is lean
+
+
+def test_the_mismatch_has_names_of_ours():
+    logs = {
+        "loss": 1.0,
+        "sampling/importance_sampling_ratio/mean": 0.99,
+        "sampling/importance_sampling_ratio/min": 0.0,
+        "sampling/sampling_logp_difference/mean": 0.01,
+        "sampling/sampling_logp_difference/max": 0.2,
+    }
+    assert step_end.step_metrics(logs) == {
+        "train/loss": 1.0,
+        "train/rollout/importance_ratio": 0.99,
+        "train/rollout/logp_difference": 0.01,
+        "train/rollout/logp_difference_max": 0.2,
+    }

@@ -1,0 +1,402 @@
+"""Sweeps that stop trials at rungs: what is recorded, what a trial hears, what a restart finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_tune.core.events import TrialFinished, TrialPaused
+from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.kept_checkpoints import tidy
+from gdpo_tune.tuning.ray.reporter import HALT
+from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
+from gdpo_tune.tuning.search.plan import is_finished
+from tests.support.search_driver import Driver
+from tests.support.tuning import measured, outcome, spec_in
+
+QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
+FIFO = "search.scheduler={type: fifo}"
+ASHA = "search.scheduler={type: asha, grace: 0.1}"
+PROMOTE = "search.scheduler={type: asha, grace: 0.1, variant: promote}"
+RUNGS = (7, 20)
+
+
+class Killed(Exception):
+    """The driver is gone."""
+
+
+class Steps(Driver):
+    """A driver whose trials train step by step, hear of a halt, and go on from where they were."""
+
+    def __init__(self, ledger: Ledger, slots: int = 2, dies_after: int = 10**9) -> None:
+        super().__init__(ledger, slots)
+        self._left = dies_after
+
+    def advance(self, trial_id: str) -> None:
+        """One trial goes on to its next rung or its end."""
+        config = self.flying[trial_id]
+        at = progress_of(config)
+        rungs = [step for step in config.evaluate_at if step > at]
+        step = rungs[0] if rungs else config.training.steps
+        self.tick()
+        self.report(trial_id, measured(step, **values(config)))
+        self.tick()
+        write_progress(config, step)
+        if (config.directory / HALT).exists():
+            self.end(trial_id, interrupted=True)
+        elif step == config.training.steps:
+            self.end(trial_id, outcome=final(config))
+
+    def tick(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Killed
+
+    def run(self) -> None:
+        while True:
+            answer = self.ask()
+            if answer == self.searcher.FINISHED:
+                return
+            if answer is None:
+                self.advance(next(iter(self.flying)))
+
+
+def values(config: TrialConfig) -> dict[str, float]:
+    """Two objectives that trade off, and how far from the best trade-off a trial is."""
+    weight = float(config.params["reward_weights.format"])
+    loss = config.seed % 7 / 10
+    share = weight / (1 + weight)
+    return {"correctness": 1 - share - loss, "format": share - loss, "length": 0.5}
+
+
+def final(config: TrialConfig) -> Outcome:
+    spent = Cost(completions=64 * config.training.steps)
+    return replace(outcome(**values(config)), cost=spent)
+
+
+def progress_of(config: TrialConfig) -> int:
+    file = config.directory / "checkpoint"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def write_progress(config: TrialConfig, step: int) -> None:
+    config.directory.mkdir(parents=True, exist_ok=True)
+    (config.directory / "checkpoint").write_text(str(step))
+
+
+def sweep(folder: Path, *overrides: str) -> tuple[SweepSpec, list[TrialRecord]]:
+    spec = spec_in(folder, [*QUICK, *overrides])
+    with Ledger.open(spec) as ledger:
+        Steps(ledger).run()
+        return spec, ledger.records()
+
+
+def essence(records: list[TrialRecord]) -> list[Any]:
+    """What has to be the same however often the driver was killed."""
+    return [
+        (r.number, r.role, r.state, r.params, r.seed, r.reason, r.rungs, r.validation)
+        for r in records
+    ]
+
+
+def test_trials_that_others_dominate_end_at_a_rung_and_say_so(tmp_path: Path):
+    spec, records = sweep(tmp_path, ASHA)
+    pruned = [record for record in records if record.state == "pruned"]
+    complete = [r for r in records if r.state == "complete" and r.role == "search"]
+    assert len(pruned) + len(complete) == 9
+    assert pruned
+    assert complete
+    assert is_finished(spec, records)
+    for record in pruned:
+        last = record.rungs[-1]
+        assert last.step in RUNGS
+        assert record.reason.startswith(f"stopped at rung {64 * last.step:,}: dominated by #")
+        assert record.cost == last.cost
+        assert not record.validation
+    for record in complete:
+        assert [rung.step for rung in record.rungs] == [*RUNGS, 60]
+
+
+def test_no_other_scheduler_asks_for_rungs(tmp_path: Path):
+    _, records = sweep(tmp_path, FIFO)
+    assert {record.state for record in records} == {"complete"}
+    assert {tuple(rung.step for rung in record.rungs) for record in records} == {(60,)}
+
+
+def test_baselines_and_replicates_are_compared_with_nobody(tmp_path: Path):
+    _, records = sweep(tmp_path, ASHA, "search.replicates={per_point: 2, max_runs: 4}")
+    others = [record for record in records if record.role != "search"]
+    assert {record.role for record in others} == {"untrained", "published", "replicate"}
+    assert {record.state for record in others} == {"complete"}
+    assert {len(record.rungs) for record in others} == {1}
+
+
+def test_less_grace_and_another_factor_move_the_rungs(tmp_path: Path):
+    expected = {"reduction_factor: 2": {30}, "grace: 0.1": {7, 20}, "grace: 0.05": {3, 7, 20}}
+    for index, (setting, steps) in enumerate(expected.items()):
+        _, records = sweep(tmp_path / str(index), f"search.scheduler={{type: asha, {setting}}}")
+        assert {rung.step for r in records for rung in r.rungs} == {*steps, 60}
+
+
+@pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_sweep_comes_to_its_end_with_nothing_left_running(
+    tmp_path: Path, scheduler: str, slots: int
+):
+    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", scheduler])
+    with Ledger.open(spec) as ledger:
+        Steps(ledger, slots).run()
+        records = ledger.records()
+        assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE", "PRUNED"}
+    assert is_finished(spec, records)
+    assert len(records) == 32
+
+
+def test_a_waiting_trial_takes_no_slot_and_goes_on_where_it_was(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", PROMOTE])
+    with Ledger.open(spec) as ledger:
+        driver = Steps(ledger, slots=1)
+        driver.run()
+        records = ledger.records()
+    paused = [event.record for event in driver.events if isinstance(event, TrialPaused)]
+    promoted = [r for r in records if r.paused_at and r.rungs[-1].completions > r.paused_at]
+    never = [r for r in records if "was not promoted" in r.reason]
+    assert len(paused) >= len(promoted) + len(never)
+    assert promoted
+    assert never
+    for record in promoted:
+        steps = [rung.step for rung in record.rungs]
+        assert steps == [*RUNGS, 60][: len(steps)], "each rung once: nothing was trained again"
+    told = [event.record.number for event in driver.events if isinstance(event, TrialFinished)]
+    assert sorted(told) == list(range(32))
+
+
+@pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
+def test_wherever_the_driver_is_killed_the_sweep_ends_as_if_it_had_not_been(
+    tmp_path: Path, scheduler: str
+):
+    points = ", ".join(f"{{learning_rate: {4 + i}.0e-5, group_size: 8}}" for i in range(12))
+    overrides = [*QUICK, "search.trials=12", scheduler, f"enqueue=[{points}]"]
+    undisturbed = spec_in(tmp_path / "undisturbed", overrides)
+    with Ledger.open(undisturbed) as ledger:
+        Steps(ledger, slots=1).run()
+        expected = ledger.records()
+    for life in (1, 2, 5):
+        spec = spec_in(tmp_path / str(life), overrides)
+        lives = 0
+        while True:
+            lives += 1
+            with Ledger.open(spec) as ledger:
+                try:
+                    Steps(ledger, slots=1, dies_after=life + lives % 2).run()
+                except Killed:
+                    continue
+                records = ledger.records()
+                break
+        assert lives > 3
+        assert essence(records) == essence(expected)
+
+
+def test_a_verdict_that_was_not_carried_out_is_by_the_next_process(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, ASHA])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        good, bad = driver.ask(), driver.ask()
+        driver.report(good, measured(7, correctness=0.9, format=0.9, length=0.9))
+        driver.report(bad, measured(7, correctness=0.1, format=0.1, length=0.1))
+        assert not (driver.flying[good].directory / HALT).exists()
+        assert (driver.flying[bad].directory / HALT).exists()
+        assert ledger.record(3).state == "running"
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert ledger.record(3).state == "pruned"
+        assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
+        assert not (ledger.trial_directory(3) / HALT).exists()
+        assert [event.record.number for event in driver.events] == [3]
+        assert driver.flying[driver.ask()].directory.name == "2"
+
+
+@pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
+def test_what_ended_trials_were_to_do_is_not_decided_again(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", scheduler])
+    with Ledger.open(spec) as ledger, pytest.raises(Killed):
+        Steps(ledger, slots=3, dies_after=61).run()
+    decided: set[int] = set()
+    record = Rungs.record
+
+    def noted(rungs: Rungs, number: int, *measured: Any) -> Verdict:
+        decided.add(number)
+        return record(rungs, number, *measured)
+
+    monkeypatch.setattr(Rungs, "record", noted)
+    with Ledger.open(spec) as ledger:
+        before = ledger.records()
+        Driver(ledger)
+    searched = [r for r in before if r.role == "search" and r.rungs]
+    assert decided == {r.number for r in searched if r.is_open}
+    assert any(not r.is_open for r in searched)
+    assert decided
+
+
+def test_a_trial_that_fails_while_it_is_asked_to_end_is_pruned(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, ASHA])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=3)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        trials = [driver.ask() for _ in range(3)]
+        for trial, value in zip(trials, (0.9, 0.2, 0.1), strict=True):
+            driver.report(trial, measured(7, correctness=value, format=value, length=value))
+        driver.end(trials[1], failure="the disk is on fire")
+        driver.flying.pop(trials[2])
+        driver.searcher.on_failure(trials[2], "the trial's process died")
+        assert [ledger.record(number).state for number in (3, 4)] == ["pruned", "pruned"]
+        assert not (ledger.trial_directory(3) / HALT).exists()
+
+
+def test_a_trial_that_breaks_a_constraint_ends_before_one_that_does_not(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, ASHA])  # correctness >= 0.2
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        meets, breaks = driver.ask(), driver.ask()
+        driver.report(meets, measured(7, correctness=0.3, format=0.1, length=0.1))
+        driver.report(breaks, measured(7, correctness=0.1, format=0.9, length=0.9))
+        assert (driver.flying[breaks].directory / HALT).exists()
+
+
+def test_nothing_is_promoted_once_the_budget_is_spent(tmp_path: Path):
+    given = [*QUICK, "search.trials=30", PROMOTE, "search.budget={completions: 30000}"]
+    spec = spec_in(tmp_path, given)
+    with Ledger.open(spec) as ledger:
+        Steps(ledger, slots=1).run()
+        records = ledger.records()
+    assert 3 < len(records) < 32
+    assert 30000 <= sum(record.cost.completions for record in records) < 30000 + 60 * 64
+    assert is_finished(spec, records)
+
+
+def test_what_trials_cost_may_be_what_they_are_compared_by(tmp_path: Path):
+    objective = "objectives.seconds={direction: minimize, reference: 100}"
+    spec = spec_in(tmp_path, [*QUICK, ASHA, objective])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=3)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        for value, seconds in [(0.5, 5), (0.4, 6), (0.4, 4)]:
+            trial = driver.ask()
+            cost = Cost(completions=448, seconds=seconds)
+            driver.report(trial, measured(7, cost, correctness=value, format=0.5, length=0.5))
+        halted = [(c.directory / HALT).exists() for c in driver.flying.values()]
+    assert halted == [False, True, False]
+
+
+def test_a_bound_on_a_cost_that_is_added_later_counts_for_trials_from_before(tmp_path: Path):
+    same = {"correctness": 0.5, "format": 0.5, "length": 0.5}
+    with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA])) as ledger:
+        driver = Driver(ledger, slots=3)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        for seconds in (5, 9):
+            cost = Cost(completions=448, seconds=seconds)
+            driver.report(driver.ask(), measured(7, cost, **same))
+        assert not any((c.directory / HALT).exists() for c in driver.flying.values())
+    with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA, "constraints.seconds='<= 6'"])) as ledger:
+        Driver(ledger)
+        assert [ledger.record(number).state for number in (2, 3)] == ["running", "pruned"]
+        assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
+
+
+def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_same(
+    tmp_path: Path,
+):
+    def promoting(factor: int) -> SweepSpec:
+        chosen = f"{{type: asha, variant: promote, grace: 0.2, reduction_factor: {factor}}}"
+        return spec_in(tmp_path, [*QUICK, "search.trials=4", f"search.scheduler={chosen}"])
+
+    def come_to(driver: Driver, trial: str, step: int, value: float) -> None:
+        driver.report(trial, measured(step, correctness=value, format=value, length=value))
+        if (driver.flying[trial].directory / HALT).exists():
+            driver.end(trial, interrupted=True)
+
+    with Ledger.open(promoting(2)) as ledger:
+        driver = Driver(ledger, slots=4)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        values = {driver.ask(): value for value in (0.9, 0.3, 0.4, 0.5)}
+        first, *_, last = values
+        for trial, value in values.items():
+            come_to(driver, trial, 15, value)
+        for trial in (first, last):
+            come_to(driver, trial, 30, values[trial])
+        assert [record.state for record in ledger.records()[2:]] == ["running", *["paused"] * 3]
+        assert ledger.record(5).paused_at == 64 * 30
+    with Ledger.open(promoting(4)) as ledger:  # compares at 15 alone
+        Driver(ledger).run()
+        closed = ledger.record(5)
+    assert closed.state == "pruned"
+    assert closed.reason.endswith("not promoted; stopped at rung 960: dominated by #2")
+
+
+def test_what_is_measured_after_a_verdict_counts_for_nothing(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, PROMOTE])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        good, bad = driver.ask(), driver.ask()
+        driver.report(good, measured(7, correctness=0.9, format=0.9, length=0.9))
+        low = {"correctness": 0.1, "format": 0.1, "length": 0.1}
+        driver.report(bad, measured(7, **low))
+        driver.report(bad, measured(20, **low))  # its workers came so far before they heard of it
+        driver.end(bad, interrupted=True)
+        late = ledger.record(3)
+    assert (late.state, late.paused_at) == ("paused", 64 * 7)
+    assert [rung.step for rung in late.rungs] == [7]
+
+
+def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path):
+    promoting = spec_in(tmp_path, [*QUICK, PROMOTE])
+    with Ledger.open(promoting) as ledger:
+        driver = Steps(ledger, slots=1)
+        while not any(isinstance(event, TrialPaused) for event in driver.events):
+            if driver.ask() is None:
+                driver.advance(next(iter(driver.flying)))
+    with Ledger.open(promoting) as ledger:
+        assert "paused" in {record.state for record in ledger.records()}
+    plain = spec_in(tmp_path, [*QUICK, FIFO])
+    with Ledger.open(plain) as ledger:
+        Steps(ledger).run()
+        assert {record.state for record in ledger.records()} == {"complete"}
+
+
+@pytest.mark.parametrize(("keep", "stays"), [("all", True), ("front", False), ("none", False)])
+def test_checkpoints_of_stopped_trials_stay_only_if_all_do(tmp_path: Path, keep: str, stays: bool):
+    from gdpo_tune.training.checkpoints import write_checkpoint
+
+    spec = spec_in(tmp_path, [*QUICK, ASHA, f"keep={keep}"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        trials = [driver.ask(), driver.ask()]
+        for trial, value in zip(trials, (0.9, 0.1), strict=True):
+            driver.report(trial, measured(7, correctness=value, format=value, length=value))
+        folder = ledger.trial_directory(3)
+        write_checkpoint(folder, 7, ledger.record(3).cost, lambda path: (path / "w").touch())
+        driver.end(trials[1], interrupted=True)
+        assert (folder / "checkpoint-7").exists() is stays
+        driver.end(trials[0])
+        tidy(ledger)
+        assert (folder / "checkpoint-7").exists() is stays
+        assert ledger.record(3).state == "pruned"

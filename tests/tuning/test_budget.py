@@ -1,0 +1,150 @@
+"""What a sweep has spent, and how that or its patience ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_tune.core.trials import Cost, Rung, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.tuning.search import agenda
+from gdpo_tune.tuning.search.budget import Spent, hours_of, spent, spent_budget
+from gdpo_tune.tuning.search.plan import Step, ending, is_finished, next_step, planned
+from gdpo_tune.tuning.search.proposals import Proposals
+from tests.support.search_driver import Driver
+from tests.support.tuning import outcome, spec_in
+
+SMALL = ["search.sampler=random", "search.trials=6", "search.replicates.max_runs=0"]
+
+
+def record(number: int, completions: int = 640, seconds: float = 1800.0) -> TrialRecord:
+    role = ("untrained", "published")[number] if number < 2 else "search"
+    cost = Cost(completions, seconds)
+    return TrialRecord(number, role, "complete", {}, number, "model", cost=cost)
+
+
+def test_what_is_spent_is_summed_over_all_trials(tmp_path: Path):
+    spec = spec_in(tmp_path, ["resources={gpus: 1, workers: 2}"])
+    records = [record(0), replace(record(1), state="running"), record(2)]
+    assert spent(spec, records, 1.5) == Spent(3, 1920, 3.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("{trials: 4}", "4 trials"),
+        ("{completions: 2560}", "2,560 completions"),
+        ("{gpu_hours: 2}", "2 GPU-hours"),
+        ("{hours: 0.5}", "0.5 hours"),
+        ("{trials: 9, hours: 0.5}", "0.5 hours"),
+    ],
+)
+def test_once_any_of_it_is_spent_nothing_starts(tmp_path: Path, budget: str, words: str):
+    spec = spec_in(tmp_path, [f"search.budget={budget}", "resources.gpus=1"])
+    records = [record(number) for number in range(4)]
+    assert spent_budget(spec, records, 0.5) == f"the budget of {words} is spent"
+    assert next_step(spec, records, 0.5) is None
+    assert is_finished(spec, records, 0.5)
+    assert ending(spec, records, 0.5) == f"the budget of {words} is spent"
+    assert next_step(spec, records[:3], 0.49) is not None
+    assert spent_budget(spec, records[:3], 0.49) == ""
+
+
+def test_no_budget_is_never_spent(tmp_path: Path):
+    many = [record(number, 10**9, 10**9) for number in range(4)]
+    assert spent_budget(spec_in(tmp_path), many, 1e9) == ""
+
+
+def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
+    started = [0.0, 36_000.0, 90_000.0]
+    sessions = [
+        {"started": started[0], "finished": 3600.0},
+        {"started": started[1]},  # killed: known of until the last end of a trial
+        {"started": started[2]},
+    ]
+    records = [
+        replace(record(0), started=10.0, finished=3500.0),
+        replace(record(1), started=36_100.0, finished=37_800.0),
+        replace(record(2), started=90_010.0, finished=None),
+    ]
+    assert hours_of(sessions, records, now=93_600.0) == pytest.approx(1 + 0.5 + 1)
+    assert hours_of(sessions, records) == pytest.approx(1 + 0.5 + 10 / 3600)
+    assert hours_of([], []) == 0
+
+
+def test_a_killed_session_lasted_at_least_until_its_last_rung():
+    rungs = (
+        Rung(1, {}, Cost(), recorded=7000.0),
+        Rung(2, {}, Cost(), recorded=7200.0),
+        Rung(3, {}, Cost()),
+    )
+    resumed = replace(record(0), started=100.0, finished=99_000.0, rungs=rungs)
+    sessions = [{"started": 0.0}, {"started": 90_000.0, "finished": 93_600.0}]
+    assert hours_of(sessions, [resumed]) == pytest.approx(2 + 1)
+
+
+def test_a_budget_ends_a_sweep_and_a_larger_one_extends_it(tmp_path: Path):
+    first = spec_in(tmp_path, [*SMALL, "search.budget.completions=2000"])
+    with Ledger.open(first) as ledger:
+        Driver(ledger, slots=1).run()
+        records = ledger.records()
+    assert len(records) == 4  # three trials of 640 are too few, the fourth goes beyond
+    assert planned(spec_in(tmp_path, [*SMALL, "search.budget.trials=5"]), records) == 5
+    larger = spec_in(tmp_path, SMALL)
+    with Ledger.open(larger) as ledger:
+        Driver(ledger).run()
+        assert len(ledger.records()) == 8
+        assert ending(larger, ledger.records()) == "all 6 configurations were tried"
+
+
+def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, [*SMALL, "search.budget.hours=1"])
+    plans: list[int] = []
+
+    def counted(*arguments: Any) -> Step | None:
+        plans.append(len(plans))
+        return next_step(*arguments)
+
+    monkeypatch.setattr(agenda, "next_step", counted)
+    with Ledger.open(spec) as ledger:
+        ledger.begin_session(0.0, 2, {})
+        monkeypatch.setattr(agenda.time, "time", lambda: 1800.0)
+        driver = Driver(ledger)
+        for _ in range(2):
+            driver.end(driver.ask())
+        monkeypatch.setattr(Proposals, "next", lambda *_, **__: None)  # the sampler is thinking
+        assert [driver.ask() for _ in range(3)] == [None] * 3
+        assert len(plans) == 3
+        monkeypatch.setattr(agenda.time, "time", lambda: 3600.0)
+        assert driver.ask() == "FINISHED"
+        assert len(plans) == 3
+
+
+def test_patience_ends_the_proposals_and_leaves_the_replicates(tmp_path: Path):
+    wanted = "search.replicates={per_point: 1, max_runs: 1}"
+    longer = ["search.sampler=random", "search.trials=30", "search.patience=3"]
+    spec = spec_in(tmp_path, [*longer, wanted])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=1)
+        while isinstance(trial_id := driver.ask(), str) and trial_id in driver.flying:
+            driver.end(trial_id, outcome=outcome())
+        records = ledger.records()
+    roles = [record.role for record in records]
+    # the first search trial is no better than the published setting: three tries are enough
+    assert roles == ["untrained", "published", "search", "search", "search", "replicate"]
+    assert ending(spec, records) == "3 trials in a row did not move the hypervolume"
+
+
+def test_points_to_try_first_are_tried_whatever_the_patience(tmp_path: Path):
+    points = ", ".join(f"{{learning_rate: {rate}e-4}}" for rate in (1, 1.5, 2, 2.5))
+    spec = spec_in(tmp_path, [*SMALL, "search.patience=1", f"enqueue=[{points}]"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=1)
+        while isinstance(trial_id := driver.ask(), str) and trial_id in driver.flying:
+            driver.end(trial_id, outcome=outcome())
+        assert [r.proposer for r in ledger.records()[2:]] == ["enqueued"] * 4

@@ -1,0 +1,326 @@
+"""Who is tried again: losses of nodes are nobody's fault, and nobody is tried for ever."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.train import TrainingFailedError
+
+from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.events import Disturbed
+from gdpo_tune.core.trials import Incident
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.tuning.ray import failures, workers
+from gdpo_tune.tuning.ray.attempts import LOSSES, RETRIES, Accounts
+from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts, cause
+from gdpo_tune.tuning.ray.lost import NODE_DIED, ActorWornOut, NodeLostError, StoreAwayError
+from gdpo_tune.tuning.ray.nodes import Node, Nodes
+from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.ray.trainable import GIVEN_UP, run_trial
+from tests.support.search_driver import Driver
+from tests.support.tuning import spec_in
+
+NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
+DIED = ActorDiedError()
+BROKEN = ValueError("bad reward")
+
+
+def in_task(error: Exception) -> RayTaskError:
+    """An error of a trial's code, as Ray hands it to the driver."""
+    raised = RayTaskError("train", "a long traceback", error).as_instanceof_cause()
+    return pickle.loads(cloudpickle.dumps(raised))
+
+
+@pytest.mark.parametrize(
+    ("error", "gone", "expected"),
+    [
+        (in_task(BROKEN), False, "own"),
+        (in_task(BROKEN), True, "own"),
+        (in_task(ActorWornOut()), False, "changed"),
+        (in_task(NodeLostError()), False, "lost"),
+        (in_task(StoreAwayError(StoreUnreachableError("s3://b", "no route", 1))), False, "away"),
+        (DIED, False, "died"),
+        (DIED, True, "lost"),
+        (NODE_LOST, False, "lost"),
+        (RayActorError(preempted=True), False, "lost"),
+        (ActorUnavailableError("no route to host", None), False, "lost"),
+        (None, False, "own"),
+    ],
+)
+def test_what_an_attempt_ended_of(error, gone, expected):
+    assert cause(error, gone=gone) == expected
+
+
+def test_a_process_of_several_that_lost_its_node_is_no_failure():
+    failed = TrainingFailedError("two processes")
+    failed.worker_failures = {0: ValueError("connection closed by peer"), 1: NODE_LOST}
+    assert isinstance(workers.cause(failed, 2), NodeLostError)
+
+
+def test_failures_of_its_own_are_counted():
+    accounts = Accounts(retries=2)
+    assert [accounts.failed("a") for _ in range(3)] == [True, True, False]
+    assert accounts.failed("b")
+    accounts.close("a")
+    assert accounts.failed("a")
+
+
+def test_lost_nodes_are_counted_as_long_as_nothing_comes_of_the_trial():
+    accounts = Accounts(losses=2)
+    for _ in range(3):
+        assert [accounts.lost("a"), accounts.lost("a")] == [True, True]
+        accounts.progressed("a")
+    assert accounts.failed("a"), "losses are no failures"
+    assert [accounts.lost("a") for _ in range(3)] == [True, True, False]
+
+
+def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
+    accounts = Accounts(retries=1, soon=60.0)
+    assert accounts.died("a", "node1", now=100.0)
+    assert accounts.died("b", "node2", now=100.0)
+    assert accounts.died("late", "node1", now=39.0)
+    assert accounts.excuse("node1", now=100.0) == ["a"]
+    assert accounts.excuse("node1", now=100.0) == []
+    assert accounts.failed("a")
+    assert not accounts.failed("b")
+    assert not accounts.failed("late")
+
+
+class Table:
+    """Ray's table of nodes."""
+
+    def __init__(self, **alive: bool) -> None:
+        self.alive = alive
+
+    def __call__(self) -> list[dict[str, Any]]:
+        resources = {"CPU": 2.0}
+        return [
+            {"NodeID": name, "Alive": alive, "NodeManagerHostname": "h", "Resources": resources}
+            for name, alive in self.alive.items()
+        ]
+
+
+def test_nodes_that_go_and_come_are_told_once():
+    table = Table(a=True, b=True, dead=False)
+    nodes, told = Nodes(table), list[tuple[list[str], list[str]]]()
+
+    def watch(gone: Sequence[Node], come: Sequence[Node]) -> None:
+        told.append(([node.id for node in gone], [node.id for node in come]))
+
+    nodes.watch(watch)
+    nodes.look()
+    assert [node.id for node in nodes.alive()] == ["a", "b"]
+    nodes.lose("b")
+    assert not nodes.has("b")
+    table.alive = {"a": True, "b": False, "c": True}
+    nodes.look()
+    nodes.look()
+    assert told == [(["b"], []), ([], ["c"])]
+    assert str(nodes.alive()[0]) == "h (a)"
+
+
+class RayTrial:
+    """One of Ray's trials, as far as callbacks look."""
+
+    def __init__(self, name: str, config: dict[str, Any]) -> None:
+        self.trial_id, self.config, self.max_failures = name, config, -1
+        self.temporary_state = SimpleNamespace(ray_actor="")
+        self.error: BaseException | None = None
+        self.evaluated_params, self.metric_analysis, self.metric_n_steps = {}, {}, {}
+        self.run_metadata = SimpleNamespace()
+
+
+class Sweep:
+    """Two nodes with two trials each, in flight."""
+
+    def __init__(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ledger, self.driver = ledger, Driver(ledger, slots=4)
+        self.table = Table(a=True, b=True)
+        self.nodes = Nodes(self.table)
+        self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None, "".join)
+        monkeypatch.setattr(failures, "last_error", lambda trial: trial.error)
+        self.trials = [RayTrial(*self._suggested()) for _ in range(4)]
+        for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
+            self.start(trial, actor)
+
+    def _suggested(self) -> tuple[str, dict[str, Any]]:
+        name = self.driver.ask()
+        return name, {"trial": self.driver.flying[name], "ends_at": ()}
+
+    def start(self, trial: RayTrial, actor: str) -> None:
+        trial.temporary_state.ray_actor = actor
+        self.attempts.on_trial_start(0, [], trial)
+
+    def fail(self, trial: RayTrial, error: BaseException) -> None:
+        trial.error = error
+        self.attempts.on_trial_recover(0, [], trial)
+
+    def told(self) -> list[str]:
+        events = self.driver.events
+        return [str(e.incident) for e in events if isinstance(e, Disturbed)]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with Ledger.open(spec_in(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
+        ledger.begin_session(0.0, 4, {})
+        yield Sweep(ledger, monkeypatch)
+
+
+def test_a_lost_node_is_told_once_with_all_that_ran_there(sweep: Sweep):
+    for trial in sweep.trials[2:]:
+        sweep.fail(trial, NODE_LOST)
+    for trial in sweep.trials[2:]:
+        sweep.start(trial, "a")
+    assert sweep.told() == [
+        "node h (b) was lost, with trials 2, 3",
+        "trial 2 goes on at node h (a)",
+        "trial 3 goes on at node h (a)",
+    ]
+    (session,) = sweep.ledger.sessions()
+    assert [str(incident) for incident in session["incidents"]] == sweep.told()
+    assert all(isinstance(incident, Incident) for incident in session["incidents"])
+
+
+def test_a_node_whose_processes_died_first_excuses_them(sweep: Sweep):
+    trial = sweep.trials[2]
+    sweep.fail(trial, DIED)
+    sweep.start(trial, "a")
+    sweep.table.alive["b"] = False
+    sweep.nodes.look()
+    assert sweep.told()[0].startswith("trial 2 is tried again: the trial's process died")
+    assert sweep.told()[1] == "node h (b) was lost, with trials 2, 3"
+    for _ in range(RETRIES):
+        sweep.fail(trial, in_task(BROKEN))
+    assert GIVEN_UP not in trial.config
+
+
+def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_was_told(sweep: Sweep):
+    trial, other = sweep.trials[2], sweep.trials[3]
+    for _ in range(RETRIES):
+        sweep.fail(trial, in_task(BROKEN))
+        sweep.fail(other, in_task(BROKEN))
+    for broken in (trial, other):
+        sweep.start(broken, "b")
+        sweep.fail(broken, DIED)
+        assert GIVEN_UP in broken.config
+    sweep.start(other, "a")  # where it finds that it is given up
+    sweep.table.alive["b"] = False
+    sweep.nodes.look()
+    assert GIVEN_UP not in trial.config
+    assert trial.max_failures == FOR_EVER
+    assert GIVEN_UP in other.config
+
+
+def test_a_node_that_does_not_answer_is_lost_later(sweep: Sweep):
+    sweep.fail(sweep.trials[2], ActorUnavailableError("connection reset", None))
+    sweep.start(sweep.trials[2], "a")
+    sweep.table.alive["b"] = False
+    sweep.nodes.look()
+    sweep.fail(sweep.trials[3], NODE_LOST)
+    assert sweep.told() == [
+        "trial 2 was cut off from node h (b)",
+        "trial 2 goes on at node h (a)",
+        "node h (b) was lost, with trials 2, 3",
+    ]
+
+
+def test_a_trial_that_fails_by_itself_is_given_up(sweep: Sweep):
+    trial = sweep.trials[0]
+    for _ in range(RETRIES):
+        sweep.fail(trial, in_task(BROKEN))
+        assert GIVEN_UP not in trial.config
+    sweep.fail(trial, NODE_LOST)
+    assert GIVEN_UP not in trial.config
+    sweep.fail(trial, in_task(BROKEN))
+    assert trial.config[GIVEN_UP] == "ValueError: bad reward"
+    assert trial.max_failures == 0
+    setup = Setup("none:none", Path("stop"), 1.0)
+    ended = run_trial({"setup": setup, **trial.config})
+    assert ended == {"failure": "ValueError: bad reward"}
+    assert "a long traceback" in (trial.config["trial"].directory / "error.txt").read_text()
+
+
+def test_a_trial_that_cannot_even_end_is_given_up_all_the_same(sweep: Sweep):
+    trial = sweep.trials[0]
+    for _ in range(RETRIES + 1):
+        sweep.fail(trial, in_task(BROKEN))
+    trial.error = DIED
+    sweep.attempts.on_trial_error(0, [], trial)
+    record = sweep.ledger.record(0)
+    assert (record.state, record.reason) == ("failed", "ValueError: bad reward")
+    assert trial.config == {}
+
+
+def test_a_trial_that_kills_node_after_node_is_given_up(sweep: Sweep):
+    trial = sweep.trials[0]
+    for _ in range(LOSSES):
+        sweep.fail(trial, RayActorError(preempted=True))
+        sweep.start(trial, "a")
+    assert GIVEN_UP not in trial.config
+    sweep.attempts.on_trial_result(0, [], trial, {"measurement": None})
+    for _ in range(LOSSES):
+        sweep.fail(trial, RayActorError(preempted=True))
+        sweep.attempts.on_trial_result(0, [], trial, {"note": "waits for the store"})
+    assert GIVEN_UP not in trial.config
+    for _ in range(1):
+        sweep.fail(trial, RayActorError(preempted=True))
+    assert trial.config[GIVEN_UP] == failures.LOST_AGAIN
+
+
+def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials(sweep: Sweep):
+    trial = sweep.trials[0]
+    away = StoreUnreachableError("s3://bucket/night", "no route", 600)
+    for _ in range(LOSSES):
+        sweep.fail(trial, in_task(StoreAwayError(away)))
+        sweep.start(trial, "a")
+    assert GIVEN_UP not in trial.config
+    assert not (trial.config["trial"].directory / "error.txt").exists()
+    assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.what}"
+    sweep.fail(trial, in_task(StoreAwayError(away)))
+    ended = run_trial({"setup": Setup("none:none", Path("stop"), 1.0), **trial.config})
+    assert str(ended["fatal"]) == str(away)
+    sweep.attempts._searcher.on_trial_complete(trial.trial_id, ended)
+    assert sweep.attempts._searcher.fatal is ended["fatal"]
+    assert sweep.ledger.record(0).state == "running"  # the same command goes on with it
+
+
+def test_a_store_that_is_away_survives_the_way_between_processes():
+    error = StoreAwayError(StoreUnreachableError("s3://bucket/night", "no route", 600))
+    again = pickle.loads(pickle.dumps(error))
+    assert again.preempted
+    assert str(again.error) == str(error.error)
+
+
+def test_a_change_of_process_uses_up_no_attempt(sweep: Sweep):
+    trial = sweep.trials[0]
+    for _ in range(10):
+        sweep.fail(trial, in_task(ActorWornOut()))
+        sweep.start(trial, "a")
+    assert GIVEN_UP not in trial.config
+    assert sweep.told() == []
+
+
+def test_as_many_trials_are_handed_out_as_the_nodes_have_room_for(sweep: Sweep):
+    assert sweep.driver.ask() is None
+    sweep.table.alive["c"] = True
+    sweep.nodes.look()
+    assert sweep.told() == ["node h (c) has joined"]
+    assert [sweep.driver.ask() is None for _ in range(3)] == [False, False, True]
+    sweep.table.alive = {}
+    sweep.nodes.look()
+    for name in list(sweep.driver.flying):
+        sweep.driver.end(name)
+    assert sweep.driver.ask() is None
+    waits = "the sweep waits for nodes: a trial wants 1 CPUs and 0 GPUs, which no node has"
+    assert any(what.startswith(waits) for what in sweep.told())
+    sweep.table.alive["d"] = True
+    sweep.nodes.look()
+    assert sweep.driver.ask() is not None

@@ -1,0 +1,133 @@
+"""Boxes of the Gaussian process: where they are, and that proposals stay inside."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import create_trial
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Objective
+from gdpo_tune.tuning.search import gaussian_process
+from gdpo_tune.tuning.search.gaussian_process import BEGIN, SIDE, GaussianProcess, around
+from tests.support.tuning import spec_in
+
+GOALS = (Objective("up", "maximize", 0.0), Objective("down", "minimize", 1.0))
+SPACE = {
+    "rate": FloatDistribution(1e-5, 1e-3, log=True),
+    "weight": FloatDistribution(0.0, 2.0),
+    "mode": CategoricalDistribution(("a", "b")),
+}
+
+
+def study_of(*trials: tuple[float, float, list[float], float]) -> optuna.Study:
+    """A study of complete trials: rate, weight, values, and by how much a constraint is broken."""
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for rate, weight, values, excess in trials:
+        study.add_trial(
+            create_trial(
+                params={"rate": rate, "weight": weight, "mode": "a"},
+                distributions=SPACE,
+                values=values,
+                constraints={"bound": excess},
+            )
+        )
+    return study
+
+
+def spread(seed: int) -> list[tuple[float, float, list[float], float]]:
+    """Trials whose only one of worth has rate 1e-4 and weight 1."""
+    rng = np.random.default_rng(seed)
+    others = [
+        (10 ** rng.uniform(-5, -3), rng.uniform(0, 2), [-1.0, 0.5], 0.0) for _ in range(BEGIN)
+    ]
+    return [*others, (1e-4, 1.0, [0.5, 0.5], 0.0), (5e-4, 0.1, [0.9, 0.1], 0.3)]
+
+
+def test_around_is_a_share_of_the_range_on_its_own_scale():
+    linear = around(1.0, SPACE["weight"])
+    assert isinstance(linear, FloatDistribution)
+    assert (linear.low, linear.high) == pytest.approx((1 - SIDE, 1 + SIDE))
+    log = around(1e-4, SPACE["rate"])
+    assert isinstance(log, FloatDistribution)
+    assert log.log
+    assert math.log10(log.high) - math.log10(log.low) == pytest.approx(2 * SIDE)
+    assert math.sqrt(log.low * log.high) == pytest.approx(1e-4)
+
+
+def test_around_an_end_stays_in_the_range():
+    box = around(0.0, SPACE["weight"])
+    assert isinstance(box, FloatDistribution)
+    assert (box.low, box.high) == (0.0, pytest.approx(SIDE))
+
+
+@pytest.mark.parametrize(
+    "domain", [SPACE["mode"], IntDistribution(1, 8), FloatDistribution(0, 1, step=0.25)]
+)
+def test_what_is_counted_is_not_narrowed(domain: optuna.distributions.BaseDistribution):
+    value = "a" if domain is SPACE["mode"] else 1
+    assert around(value, domain) is domain
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_local_proposals_lie_around_the_trial_that_adds_to_the_hypervolume(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
+    study = study_of(*spread(seed))
+    study.sampler = GaussianProcess(GOALS, seed, 4)
+    params = study.ask(SPACE).params
+    assert abs(params["weight"] - 1) <= SIDE + 1e-9
+    assert abs(math.log10(params["rate"]) + 4) <= SIDE + 1e-9
+
+
+def test_nothing_worth_a_box_leaves_the_whole_space(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
+    hopeless = [t for t in spread(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
+    chosen = study_of(*hopeless)
+    chosen.sampler = GaussianProcess(GOALS, 0, 4)
+    assert chosen.ask(SPACE).params == unboxed(monkeypatch, hopeless)
+
+
+def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
+    few = spread(0)[-BEGIN + 1 :]
+    chosen = study_of(*few)
+    chosen.sampler = GaussianProcess(GOALS, 0, 4)
+    assert chosen.ask(SPACE).params == unboxed(monkeypatch, few)
+
+
+def unboxed(monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]):
+    """What is proposed where no box is ever asked for."""
+    monkeypatch.setattr(gaussian_process, "LOCAL", 0.0)
+    study = study_of(*trials)
+    study.sampler = GaussianProcess(GOALS, 0, 4)
+    return study.ask(SPACE).params
+
+
+def test_what_makes_a_proposal_quick_is_still_known_to_optuna():
+    """Both are private there: under other names they would change nothing."""
+    plain = vars(optuna.samplers.GPSampler())
+    ours = vars(GaussianProcess(GOALS, 0, 4))
+    changed = {name for name in plain if name.startswith("_n_") and ours[name] != plain[name]}
+    assert changed == {"_n_startup_trials", "_n_preliminary_samples", "_n_qmc_samples_ehvi"}
+
+
+def test_about_half_of_the_proposals_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    boxes: list[int] = []
+    sampling = registry.load(registry.SAMPLERS["gp"].target)(spec_in(tmp_path))
+    study = study_of(*spread(0))
+    for seed in range(60):
+        sampler = sampling.build(seed)
+        monkeypatch.setattr(sampler, "_box", lambda _, space: boxes.append(1) or space)
+        monkeypatch.setattr(
+            optuna.samplers.GPSampler, "sample_relative", lambda *_: {"weight": 1.0}
+        )
+        study.sampler = sampler
+        study.ask(SPACE)
+    assert 20 <= len(boxes) <= 40

@@ -1,0 +1,365 @@
+"""A population in a sweep: the same on any number of slots, and when it is killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.analysis.lineage import Training, training_of
+from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.journal import JournalFile
+from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.training import checkpoints
+from gdpo_tune.training.checkpoints import (
+    find_checkpoint,
+    keep_newest,
+    newest_valid_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from gdpo_tune.tuning.schedulers import handover
+from gdpo_tune.tuning.search.plan import is_finished
+from tests.support.search_driver import Driver
+from tests.support.tuning import measured, outcome, spec_in
+
+STEPS = 10
+MEMBERS = 5
+PBT = [
+    f"training={{steps: {STEPS}, checkpoint_every: 3}}",
+    f"search={{trials: {MEMBERS}, scheduler: {{type: pbt}}, replicates: {{max_runs: 2}}}}",
+    "space.normalization=[gdpo, grpo]",
+]
+State = list[str]
+"""What a simulated policy is: the step, seed and values of every step that made it."""
+
+
+class Killed(BaseException):
+    """The end of the process, as far as the sweep can tell."""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path, PBT)
+
+
+def step_of(training: Training | TrialConfig, params: dict[str, object], step: int) -> str:
+    moving = [params[name] for name in sorted(params) if name.startswith(("lear", "reward_w"))]
+    return json.dumps([step, training.seed, params["normalization"], *moving])
+
+
+def worth(state: State) -> Outcome:
+    """A trade-off over the values that made a policy, and its noise."""
+    noise = random.Random("".join(state)).uniform(0, 0.2)
+    return outcome(0.15 + noise, 0.4 - noise / 2 + len(state) / 50, (len(state) % 7) / 10)
+
+
+class Population(Driver):
+    """Plays Ray Tune and all trainings; what a checkpoint holds decides what comes of it."""
+
+    def run(self) -> None:
+        while True:
+            answer = self.ask()
+            if answer == self.searcher.FINISHED:
+                return
+            if answer is None:
+                self.train(next(iter(self.flying)))
+
+    def train(self, trial_id: str) -> None:
+        config, ends_at = self.flying[trial_id], self.ends_at[trial_id]
+        resume = newest_valid_checkpoint(config.directory)
+        state: State = json.loads((resume / "state").read_text()) if resume else []
+        if resume:
+            known = read_checkpoint(resume)
+            if known.validation and not self.told(trial_id, known.step, state, ends_at):
+                return
+        for step in range(len(state) + 1, config.training.steps + 1):
+            state.append(step_of(config, config.params_at(step - 1), step))
+            evaluated = step in config.evaluate_at or step == config.training.steps
+            due = step % config.training.checkpoint_every == 0
+            if due:
+                save(config, state, evaluated)
+            if evaluated and not self.told(trial_id, step, state, ends_at, due):
+                return
+        checkpoint = save(config, state, evaluated=True)
+        found = worth(state)
+        self.end(trial_id, outcome=Outcome(found.validation, found.test, found.cost, checkpoint))
+
+    def told(
+        self, trial_id: str, step: int, state: State, ends_at: tuple[int, ...], saved: bool = True
+    ) -> bool:
+        """Report an evaluation; whether the trial goes on."""
+        config = self.flying[trial_id]
+        values = {name: found.mean for name, found in worth(state).validation.items()}
+        self.searcher.on_trial_result(trial_id, {"measurement": measured(step, **values)})
+        if step not in ends_at and not (config.directory / "halt").exists():
+            return True
+        if not saved:
+            save(config, state, evaluated=True)
+        self.end(trial_id, interrupted=True)
+        return False
+
+
+def save(config: TrialConfig, state: State, evaluated: bool) -> Path:
+    found = worth(state).validation if evaluated else None
+    cost = Cost(64 * len(state))
+    written = write_checkpoint(
+        config.directory,
+        len(state),
+        cost,
+        lambda folder: (folder / "state").write_text(json.dumps(state)) and None,
+        found,
+    )
+    keep_newest(config.directory)
+    return written.path
+
+
+def sweep(spec: SweepSpec, slots: int = 2) -> None:
+    with Ledger.open(spec) as ledger:
+        Population(ledger, slots).run()
+
+
+def members(records: list[TrialRecord]) -> list[TrialRecord]:
+    return [record for record in records if record.role == "member"]
+
+
+def result(spec: SweepSpec) -> tuple[object, ...]:
+    """What came of a population, without what happened on the way.
+
+    Which configurations are replicated may hang on who ended first.
+    """
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = [record for record in ledger.records() if record.role != "replicate"]
+        states = [ends_with(record) for record in records]
+        return ledger.generations.all(), [(r.role, r.state, r.validation) for r in records], states
+
+
+def ends_with(record: TrialRecord) -> State | None:
+    if record.checkpoint is None:
+        return None
+    state: State = json.loads((record.checkpoint / "state").read_text())
+    return state
+
+
+def trained(training: Training) -> State:
+    """One training from start to end."""
+    config = TrialConfig(
+        "code", "embedded", training.seed, training.params, None, Path(), schedule=training.schedule
+    )
+    return [step_of(training, config.params_at(step - 1), step) for step in range(1, STEPS + 1)]
+
+
+def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: SweepSpec):
+    sweep(spec)
+    with Ledger.open(spec, read_only=True) as ledger:
+        records, generations = ledger.records(), ledger.generations.all()
+        assert is_finished(spec, records)
+    roles = [record.role for record in records]
+    assert roles == ["untrained", "published", *["member"] * MEMBERS, "replicate", "replicate"]
+    assert {record.proposer for record in members(records)} == {"startup"}
+    assert all(record.state == "complete" for record in records)
+    assert [generation.step for generation in generations] == [2, 4, 6, 8]
+    numbers = tuple(record.number for record in members(records))
+    assert all(generation.members == numbers for generation in generations)
+    assert all(len(generation.exploits) == 1 for generation in generations)
+    assert [e for g in generations for e in g.exploits] == sorted(
+        (e for record in records for e in record.lineage), key=lambda e: e.step
+    )
+    assert len({record.params["learning_rate"] for record in members(records)}) == MEMBERS
+    for record in records[2:]:
+        assert ends_with(record) == trained(training_of(records, record.number))
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps", "expected"),
+    [
+        (0.2, 10, (2, 4, 6, 8)),
+        (0.25, 60, (15, 30, 45)),
+        (0.3, 10, (3, 6, 9)),
+        (0.9, 10, (9,)),
+        (0.2, 3, (1, 2)),
+        (0.1, 2, (1,)),
+        (0.9, 2, ()),
+        (0.5, 1, ()),
+    ],
+)
+def test_members_meet_between_the_first_step_and_the_last(
+    interval: float, steps: int, expected: tuple[int, ...]
+):
+    assert PbtSettings(interval=interval).meetings(steps) == expected
+
+
+def test_every_setting_reaches_the_decisions(tmp_path: Path):
+    settings = "{type: pbt, interval: 0.5, quantile: 0.4, factors: [0.5], resample: 0}"
+    spec = spec_in(tmp_path, [*PBT, f"search.scheduler={settings}"])
+    sweep(spec)
+    with Ledger.open(spec, read_only=True) as ledger:
+        records, (generation,) = ledger.records(), ledger.generations.all()
+    assert generation.step == 5
+    assert len(generation.exploits) == 2
+    for exploit in generation.exploits:
+        for name, value in exploit.params.items():
+            lowest = spec.space.domains[name].low
+            assert value == max(records[exploit.donor].params[name] * 0.5, lowest)
+    drawn = spec_in(tmp_path / "drawn", [*PBT, f"search.scheduler={settings[:-2]}1}}"])
+    sweep(drawn)
+    with Ledger.open(drawn, read_only=True) as ledger:
+        (again,) = ledger.generations.all()
+    assert [e.donor for e in again.exploits] == [e.donor for e in generation.exploits]
+    assert [e.params for e in again.exploits] != [e.params for e in generation.exploits]
+
+
+def test_a_members_schedule_lies_in_its_folder(spec: SweepSpec):
+    sweep(spec)
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = ledger.records()
+        for record in members(records):
+            file = ledger.trial_directory(record.number) / "schedule.json"
+            told = json.loads(file.read_text())
+            training = training_of(records, record.number)
+            assert told["params"] == training.params
+            assert (told["seed"], told["began_as"]) == (training.seed, training.began_as)
+            assert [s["step"] for s in told["schedule"]] == [s.step for s in training.schedule]
+            steps = [(e.step, e.donor) for e in record.lineage]
+            assert [(e["step"], e["donor"]) for e in told["lineage"]] == steps
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_nothing_hangs_on_the_number_of_slots(spec: SweepSpec, tmp_path: Path, slots: int):
+    sweep(spec)
+    other = spec_in(tmp_path / "other", PBT)
+    sweep(other, slots)
+    assert result(other) == result(spec)
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], int]]:
+    """Count the writes to ledger and checkpoints; from the n-th one on, each kills."""
+    count, last = 0, None
+
+    def counted(original: Callable[..., object]) -> Callable[..., object]:
+        def write(*arguments: object, **keywords: object) -> object:
+            nonlocal count
+            count += 1
+            if last is not None and count > last:
+                raise Killed
+            return original(*arguments, **keywords)
+
+        return write
+
+    for owner, name in (
+        (JournalFile, "append_logs"),
+        (Path, "rename"),
+        (checkpoints.shutil, "rmtree"),
+        (checkpoints.os, "link"),
+        (handover, "write_whole"),
+    ):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+
+    def begin(kill_after: int | None) -> int:
+        nonlocal count, last
+        done, count, last = count, 0, kill_after
+        return done
+
+    yield begin
+    begin(None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sweep_that_is_killed_again_and_again_comes_to_the_same(
+    spec: SweepSpec, tmp_path: Path, writes: Callable[[int | None], int], seed: int
+):
+    writes(None)
+    sweep(spec)
+    needed = writes(None)
+    draw, killed = random.Random(seed), 0
+    other = spec_in(tmp_path / "other", PBT)
+    while True:
+        writes(draw.randint(1, needed // 6))
+        try:
+            sweep(other, slots=draw.choice([1, 2, 4]))
+        except Killed:
+            killed += 1
+        else:
+            break
+    writes(None)
+    assert killed >= 3
+    assert result(other) == result(spec)
+
+
+def test_a_member_that_fails_leaves_the_others_alone(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Population(ledger, 3)
+        while not any(config.evaluate_at for config in driver.flying.values()):
+            if driver.ask() is None:
+                driver.train(next(iter(driver.flying)))
+        trial_id = next(id for id, config in driver.flying.items() if config.evaluate_at)
+        number = int(driver.flying.pop(trial_id).directory.name)
+        driver.searcher.on_failure(trial_id, "broken")
+        driver.run()
+        records, generations = ledger.records(), ledger.generations.all()
+    assert [r.state for r in members(records)].count("complete") == MEMBERS - 1
+    assert records[number].state == "failed"
+    assert [generation.step for generation in generations] == [2, 4, 6, 8]
+    assert not any(number in generation.members for generation in generations)
+
+
+def test_more_members_catch_up_before_they_meet_the_others(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        driver = Population(ledger, 2)
+        while len(ledger.generations.all()) < 2:
+            if driver.ask() is None:
+                driver.train(next(iter(driver.flying)))
+    larger = spec_in(tmp_path, [*PBT, f"search.trials={MEMBERS + 2}"])
+    sweep(larger)
+    with Ledger.open(larger, read_only=True) as ledger:
+        records, generations = ledger.records(), ledger.generations.all()
+    assert [generation.step for generation in generations] == [2, 4, 2, 4, 6, 8]
+    late = tuple(record.number for record in members(records))[MEMBERS:]
+    assert [g.members for g in generations[2:4]] == [late, late]
+    assert all(len(g.members) == MEMBERS + 2 for g in generations[4:])
+    for record in records[2:]:
+        assert ends_with(record) == trained(training_of(records, record.number))
+
+
+def test_under_another_scheduler_members_go_on_without_meeting(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        driver = Population(ledger, 2)
+        while len(ledger.generations.all()) < 1:
+            if driver.ask() is None:
+                driver.train(next(iter(driver.flying)))
+    plain = spec_in(tmp_path, [*PBT, "search.scheduler={type: fifo}"])
+    sweep(plain)
+    with Ledger.open(plain, read_only=True) as ledger:
+        records = ledger.records()
+        assert len(ledger.generations.all()) == 1
+    assert all(record.state == "complete" for record in records)
+    for record in members(records):
+        assert ends_with(record) == trained(training_of(records, record.number))
+
+
+def test_a_donor_whose_checkpoint_is_damaged_gives_the_one_before(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    adopted: list[int] = []
+
+    def damaged_first(directory: Path) -> Path | None:
+        newest = find_checkpoint(directory).newest
+        assert newest is not None
+        (newest / "state").write_text("torn")
+        before = find_checkpoint(directory).newest
+        adopted.append(0 if before is None else read_checkpoint(before).step)
+        return before
+
+    monkeypatch.setattr(handover, "newest_valid_checkpoint", damaged_first)
+    sweep(spec)
+    assert adopted[0] == 0
+    assert any(adopted)
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = ledger.records()
+    for record in members(records):
+        assert ends_with(record) == trained(training_of(records, record.number))

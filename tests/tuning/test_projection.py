@@ -1,0 +1,428 @@
+"""The projection: what a sampler sees of the trials, and what it makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from optuna import Study
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import Outcome, Params, Proposer, Role, State, TrialRecord
+from gdpo_tune.ledger import copied, distribution
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.search import quasi_random
+from gdpo_tune.tuning.search.entries import Entries
+from gdpo_tune.tuning.search.projection import Projection, Suggestion
+from gdpo_tune.tuning.search.samplers import ParzenEstimator, Sampling
+from tests.support.tuning import outcome, spec_in, trade_off
+
+CONDITIONAL = """
+task: code
+objectives:
+  correctness: {direction: maximize, reference: 0}
+  format: {direction: maximize, reference: 0}
+space:
+  normalization: [gdpo, grpo]
+  reward_weights: {format: {log: [0.1, 2]}}
+  beta: {range: [0.25, 0.75], when: {normalization: [gdpo]}}
+search: {trials: 30}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path)
+
+
+@pytest.fixture
+def conditional(tmp_path: Path) -> SweepSpec:
+    path = tmp_path / "conditional.yaml"
+    path.write_text(CONDITIONAL)
+    return spec_in(tmp_path, ["search.sampler=tpe"], path)
+
+
+def record(
+    number: int,
+    params: Params,
+    measured: Outcome | None = None,
+    role: Role = "search",
+    proposer: Proposer = "model",
+    state: State = "running",
+) -> TrialRecord:
+    if measured is None:
+        return TrialRecord(number, role, state, params, number, proposer)
+    return TrialRecord(
+        number, role, "complete", params, number, proposer, validation=measured.validation
+    )
+
+
+def point(spec: SweepSpec, **changes: float | str) -> Params:
+    return {**spec.space.baseline({}), **{k.replace("__", "."): v for k, v in changes.items()}}
+
+
+def seen(projection: Projection) -> list[tuple[str, list[float] | None]]:
+    """State and values of every configuration in the sampler's study."""
+    trials = projection.study.trials
+    return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
+
+
+def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: SweepSpec):
+    params, other = point(spec), point(spec, learning_rate=2e-4)
+    replicate = replace(record(1, params, outcome(), "replicate", "replicate"), replicate_of=0)
+    alone = [
+        record(2, other, outcome()),
+        replace(replicate, number=3, params=other, replicate_of=2),
+    ]
+    known = [record(0, params, outcome(), "member", "startup"), replicate, *alone]
+    projection = Projection(spec)
+    projection.load((r, {}) for r in known)
+    one = seen(projection)
+    assert len(one) == 1
+    watching = Projection(spec)
+    for r in known:
+        watching.observe(r)
+    assert seen(watching) == one
+
+
+def run(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:
+    """Ask `trials` times with `width` trials in flight, each ending in the order of its start."""
+    suggestions: list[Suggestion] = []
+    flying: list[TrialRecord] = []
+    for number in range(trials):
+        suggestion = projection.ask()
+        suggestions.append(suggestion)
+        flying.append(record(number, suggestion.params, proposer=suggestion.proposer))
+        projection.observe(flying[-1], suggestion.sampler_state)
+        if len(flying) == width:
+            done = flying.pop(0)
+            measured = trade_off(done.params)
+            projection.observe(record(done.number, done.params, measured, proposer=done.proposer))
+    return suggestions
+
+
+def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
+    projection = Projection(spec)
+    params = point(spec)
+    projection.observe(record(0, params))
+    assert seen(projection) == [("RUNNING", None)]
+    projection.observe(record(0, params, outcome(0.1, 0.2, 0.3, test_shift=0.5)))
+    assert seen(projection) == [("COMPLETE", [0.1, 0.2, 0.3])]
+    assert projection.study.trials[0].constraints == {"correctness": pytest.approx(0.1)}
+
+
+def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpec):
+    projection = Projection(spec)
+    params = point(spec)
+    projection.observe(record(0, params, outcome(0.2), role="published", proposer="baseline"))
+    projection.observe(record(1, params, outcome(0.4), role="search"))
+    projection.observe(record(2, params, role="replicate"))
+    assert seen(projection) == [("COMPLETE", [pytest.approx(0.3), 0.5, 0.5])]
+    projection.observe(record(2, params, outcome(0.6), role="replicate"))
+    assert seen(projection) == [("COMPLETE", [pytest.approx(0.4), 0.5, 0.5])]
+    assert projection.study.trials[0].constraints == {"correctness": pytest.approx(-0.2)}
+
+
+@pytest.mark.parametrize(("sampler", "told"), [("tpe", 12), ("qmc", 0), ("random", 0)])
+def test_only_a_sampler_with_a_model_is_told_of_trials(tmp_path: Path, sampler: str, told: int):
+    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
+    run(projection, 12)
+    assert len(seen(projection)) == told
+
+
+def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposal(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    projection = Projection(spec)
+    built: list[Entries] = []
+
+    class Counted(Entries):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            built.append(self)
+
+    monkeypatch.setattr("gdpo_tune.tuning.search.projection.Entries", Counted)
+    for number in range(5):
+        role = "replicate" if number else "search"
+        projection.observe(record(number, point(spec), outcome(number / 10), role=role))
+    assert built == []
+    projection.ask()
+    assert [trial.values for trial in built[0].study.trials] == [[pytest.approx(0.2), 0.5, 0.5]]
+    projection.ask()
+    assert len(built) == 1
+
+
+def test_a_failed_configuration_stays_pending(spec: SweepSpec):
+    projection = Projection(spec)
+    projection.observe(record(0, point(spec), state="failed"))
+    assert seen(projection) == [("RUNNING", None)]
+
+
+def test_what_teaches_a_sampler_nothing_is_left_out(tmp_path: Path):
+    spec = spec_in(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
+    projection = Projection(spec)
+    inside = point(spec, reward_weights__length=0.5)
+    projection.observe(record(0, inside, outcome(), role="untrained", proposer="baseline"))
+    outside = {**inside, "reward_weights.length": 1.0}
+    projection.observe(record(1, outside, outcome(), role="published", proposer="baseline"))
+    elsewhere = {**inside, "temperature": 0.7}  # fixed at 1 in this space
+    projection.observe(record(2, elsewhere, outcome(), role="published", proposer="baseline"))
+    assert seen(projection) == []
+
+
+def test_an_inactive_parameter_sits_at_the_middle_of_its_domain(conditional: SweepSpec):
+    projection = Projection(conditional)
+    params = conditional.space.complete({"normalization": "grpo", "reward_weights.format": 1.0})
+    projection.observe(record(0, params, outcome()))
+    assert projection.study.trials[0].params["beta"] == 0.5
+    assert params["beta"] == 0.0  # what the trial itself runs with
+
+
+def test_proposals_of_a_conditional_space_ignore_what_has_no_effect(conditional: SweepSpec):
+    projection = Projection(conditional)
+    suggestions = run(projection, 30)
+    without = [s for s in suggestions if s.params["normalization"] == "grpo"]
+    assert {s.params["beta"] for s in without} == {0.0}
+    entries = [t for t in projection.study.trials if t.state != TrialState.FAIL]
+    assert len(entries) == len(suggestions)
+    assert {t.params["beta"] for t in entries if t.params["normalization"] == "grpo"} == {0.5}
+    assert any(s.proposer == "model" for s in without)
+
+
+@pytest.mark.parametrize("sampler", sorted(registry.SAMPLERS))
+def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sampler: str):
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=6"])
+    projection = Projection(spec)
+    suggestions = run(projection, 6)
+    for suggestion in suggestions:
+        assert set(suggestion.params) == set(spec.space.domains)
+        for name, domain in spec.space.domains.items():
+            assert domain.contains(suggestion.params[name]), name
+    proposers = [suggestion.proposer for suggestion in suggestions]
+    assert proposers[0] == "startup"
+    assert ("model" in proposers) == (sampler not in ("random", "qmc"))
+    assert len({tuple(s.params.values()) for s in suggestions}) == len(suggestions)
+
+
+def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
+    projection = Projection(spec)
+    suggestions = run(projection, spec.search.trials, width=2)
+    proposed = [s.proposer for s in suggestions]
+    assert 2 * proposed.count("model") >= len(proposed)
+    assert proposed == sorted(proposed, reverse=True)  # start-up first
+    # and the model has learned: one objective here is the learning rate itself
+    rates = [float(s.params["learning_rate"]) for s in suggestions]
+    startup = proposed.count("startup")
+    assert fmean(rates[startup:]) > 1.5 * fmean(rates[:startup])
+
+
+def test_a_model_keeps_away_from_a_configuration_that_failed(tmp_path: Path):
+    spec = spec_in(tmp_path, ["search.sampler=gp"])
+    history = [
+        record(number, spec.space.complete(quasi_random.point(spec, number))) for number in range(6)
+    ]
+    known = [record(r.number, r.params, trade_off(r.params)) for r in history]
+    first = fed(spec, known).ask()
+    assert first.proposer == "model"
+    second = fed(spec, [*known, record(6, first.params, state="failed")]).ask()
+    assert distance(spec, first.params, second.params) > 0.05
+
+
+def fed(spec: SweepSpec, records: Iterable[TrialRecord]) -> Projection:
+    projection = Projection(spec)
+    projection.load((known, {}) for known in records)
+    return projection
+
+
+def distance(spec: SweepSpec, one: Params, other: Params) -> float:
+    """The largest difference in one dimension, as a share of its range; 1 for another choice."""
+    shares = [float(one[n] != other[n]) for n in ("normalization", "group_size")]
+    for name in ("reward_weights.format", "reward_weights.length", "learning_rate"):
+        domain = spec.space.domains[name]
+        scale = math.log(domain.high / domain.low)  # pyright: ignore
+        shares.append(abs(math.log(float(one[name]) / float(other[name]))) / scale)
+    return max(shares)
+
+
+def test_a_new_process_goes_on_with_the_start_up_where_the_old_one_was(spec: SweepSpec):
+    whole = run(Projection(spec), 4)
+    stopped = Projection(spec)
+    run(stopped, 2)
+    records = [record(n, s.params, proposer="startup") for n, s in enumerate(whole[:2])]
+    assert fed(spec, records).ask().params == whole[2].params
+
+
+def test_a_genetic_algorithm_finds_its_generations_again(tmp_path: Path):
+    spec = spec_in(tmp_path, ["search.sampler=nsga2", "search.trials=20"])
+    projection = Projection(spec)
+    suggestions = run(projection, 14, width=1)
+    assert max(generation(s) for s in suggestions) >= 2
+    again = Projection(spec)
+    again.load(
+        (record(n, s.params, trade_off(s.params), proposer=s.proposer), s.sampler_state)
+        for n, s in enumerate(suggestions)
+    )
+    assert generation(again.ask()) >= max(generation(s) for s in suggestions)
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Path, sampler: str):
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
+    projection = Projection(spec)
+    for number in (100, 101):
+        params = point(spec, learning_rate=number * 1e-6)
+        projection.observe(record(number, params, outcome(), "published", "baseline"))
+    suggestions = run(projection, 6, width=1)
+    assert [s.proposer for s in suggestions] == ["startup"] * 2 + ["model"] * 4
+    assert [generation(s) for s in suggestions] == [0] * 2 + [1] * 4
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe"])
+def test_no_copy_of_a_proposal_is_kept_beside_it(tmp_path: Path, sampler: str):
+    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
+    suggestions = run(projection, 6)
+    assert suggestions[-1].proposer == "model"
+    assert [s.sampler_state for s in suggestions] == [{}] * 6
+
+
+def test_the_registry_says_who_learns(tmp_path: Path):
+    for name, info in registry.SAMPLERS.items():
+        if name != "auto":
+            sampling = registry.load(info.target)(spec_in(tmp_path))
+            assert sampling.has_model == info.learns
+
+
+def generation(suggestion: Suggestion) -> int:
+    state = suggestion.sampler_state.items()
+    return next((value for key, value in state if key.endswith("generation")), 0)
+
+
+def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_path: Path):
+    path = tmp_path / "finite.yaml"
+    path.write_text(
+        CONDITIONAL.replace("{log: [0.1, 2]}", "[0.5, 1]").replace(
+            "  beta: {range: [0.25, 0.75], when: {normalization: [gdpo]}}\n", ""
+        )
+    )
+    spec = spec_in(tmp_path, ["search.sampler=random"], path)
+    suggestions = run(Projection(spec), 6)
+    kinds = [(s.params["normalization"], s.params["reward_weights.format"]) for s in suggestions]
+    assert sorted(set(kinds[:4])) == sorted(itertools.product(["gdpo", "grpo"], [0.5, 1]))
+
+
+class Stubborn(BaseSampler):
+    """Proposes one configuration again and again."""
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial):
+        return dict(first_trial(study).distributions)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Any):
+        return dict(first_trial(study).params)
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, domain: Any):
+        return RandomSampler(seed=0).sample_independent(study, trial, param_name, domain)
+
+
+def first_trial(study: Study) -> FrozenTrial:
+    """The first trial that the study was told of."""
+    return study.get_trials(deepcopy=False)[0]
+
+
+def test_a_repeated_proposal_is_replaced_by_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, ["search.sampler=tpe"])
+    projection = Projection(spec)
+    first = point(spec)
+    projection.observe(record(0, first, outcome()))
+    stubborn = Sampling(lambda seed: Stubborn(), startup=0, quasi_random=False)
+    monkeypatch.setattr(projection, "_sampling", stubborn)
+    changed: list[str] = []
+    for number in range(1, 11):
+        suggestion = projection.ask()
+        assert suggestion.proposer == "model"
+        changed += [name for name, value in suggestion.params.items() if value != first[name]]
+        assert len(changed) == number  # one parameter each
+        projection.observe(record(number, suggestion.params, outcome()))
+    assert set(changed) == set(spec.space.dimensions)
+
+
+def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
+    searched = ("normalization=gdpo", "group_size=8", "learning_rate=1e-4")
+    weights = ("reward_weights.format=1", "reward_weights.length=1")
+    spec = spec_in(tmp_path, [f"space.{fixed}" for fixed in (*searched, *weights)])
+    assert Projection(spec).ask().params == spec.space.complete({})
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_order_of_records_does_not_change_what_is_seen(spec: SweepSpec, order: Sequence[int]):
+    params = point(spec)
+    records = [record(n, params, outcome(0.1 * (n + 1))) for n in range(3)]
+    projection = Projection(spec)
+    for index in order:
+        projection.observe(replace(records[index], state="running"))
+    for index in order:
+        projection.observe(records[index])
+    assert seen(projection) == [("COMPLETE", [pytest.approx(0.2), 0.5, 0.5])]
+
+
+def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
+    points = [quasi_random.point(spec, index) for index in range(8)]
+    assert points == [quasi_random.point(spec, index) for index in range(8)]
+    assert sorted(p["group_size"] for p in points) == [4] * 4 + [8] * 4
+    halves = [float(p["learning_rate"]) > (3e-5 * 3e-4) ** 0.5 for p in points]
+    assert sum(halves) == 4
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_a_genetic_algorithm_repeats_itself_where_nothing_interrupts_it(
+    tmp_path: Path, sampler: str
+):
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
+    one, two = ([s.params for s in run(Projection(spec), 10)] for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
+def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
+    """A process that was killed after any trial would have gone on with the same proposal."""
+    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
+    projection, known = Projection(spec), []
+    for number in range(8):
+        again = Projection(spec)
+        again.load(known)
+        suggestion = projection.ask()
+        assert again.ask().params == suggestion.params
+        started = record(number, suggestion.params, proposer=suggestion.proposer)
+        projection.observe(started, suggestion.sampler_state)
+        measured = trade_off(suggestion.params)
+        done = record(number, suggestion.params, measured, proposer=suggestion.proposer)
+        projection.observe(done)
+        known.append((done, suggestion.sampler_state))
+
+
+def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
+    conditional: SweepSpec,
+):
+    projection = Projection(conditional)
+    for number in range(12):
+        params = conditional.space.complete(quasi_random.point(conditional, number))
+        projection.observe(record(number, params, trade_off(params)))
+    dimensions = {n: distribution(d) for n, d in conditional.space.searched.items()}
+    asked: list[dict[str, Any]] = []
+    for sampler in (
+        ParzenEstimator(dimensions, seed=7, startup=4),
+        TPESampler(seed=7, n_startup_trials=4, multivariate=True),
+    ):
+        study = copied(projection.study)
+        study.sampler = sampler
+        asked.append(study.ask(dimensions).params)
+    assert asked[0] == asked[1]

@@ -1,0 +1,170 @@
+"""A sampler that thinks beside the loop: what it knows, what the loop gets, and when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.tuning.search import proposals
+from gdpo_tune.tuning.search.projection import Projection, Suggestion
+from gdpo_tune.tuning.search.proposals import Proposals
+from tests.support.search_driver import Driver
+from tests.support.tuning import spec_in
+
+
+class SlowProjection:
+    """Proposes how many records it knew when its asking began; takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.withdrawn: list[int] = []
+        self.askings = 0
+        self.go = threading.Semaphore(0)
+        self.busy = False
+
+    @property
+    def known(self) -> int:
+        return len(self.numbers)
+
+    def observe(self, record: TrialRecord, sampler_state: Any = None) -> None:
+        assert not self.busy, "the study changes under the sampler"
+        self.numbers.append(record.number)
+
+    def ask(self) -> Suggestion:
+        self.busy, knew = True, self.known
+        self.askings += 1
+        assert self.go.acquire(timeout=60)
+        self.busy = False
+        return Suggestion({"knew": knew}, "model", {})
+
+    def withdraw(self, suggestion: Suggestion) -> None:
+        self.withdrawn.append(int(suggestion.params["knew"]))
+
+
+@pytest.fixture
+def slow() -> SlowProjection:
+    return SlowProjection()
+
+
+@pytest.fixture
+def asking(slow: SlowProjection, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(proposals, "GLANCE", 0.001)
+    made = Proposals(slow)  # pyright: ignore[reportArgumentType]
+    yield made
+    for _ in range(3):
+        slow.go.release()
+    made.close()
+
+
+def record(number: int) -> TrialRecord:
+    return TrialRecord(number, "search", "complete", {}, number, "model")
+
+
+def until(answer: Callable[[], Suggestion | None]) -> Suggestion:
+    """The first answer that is one."""
+    while (found := answer()) is None:
+        time.sleep(0.001)
+    return found
+
+
+def test_the_loop_goes_on_until_the_sampler_is_done(slow: SlowProjection, asking: Proposals):
+    assert [asking.next(idle=False) for _ in range(3)] == [None] * 3
+    assert slow.askings == 1
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 0}
+
+
+def test_results_that_come_in_meanwhile_reach_the_proposal(slow: SlowProjection, asking: Proposals):
+    assert asking.next(idle=False) is None
+    asking.observe(record(0))
+    assert slow.numbers == []  # the sampler is thinking
+    slow.go.release()
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 1}
+    assert slow.withdrawn == [0]
+
+
+def test_quick_results_do_not_starve_a_slow_sampler(slow: SlowProjection, asking: Proposals):
+    assert asking.next(idle=False) is None
+    asking.observe(record(0))
+    slow.go.release()
+    while slow.askings < 2:
+        assert asking.next(idle=False) is None
+    asking.observe(record(1))
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 1}
+    assert slow.numbers == [0, 1]
+    assert slow.withdrawn == [0]
+    # and the next proposal knows all
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 2}
+
+
+def test_few_results_beside_many_that_are_known_reach_the_next_proposal(
+    slow: SlowProjection, asking: Proposals
+):
+    slow.numbers = list(range(1000))
+    assert asking.next(idle=False) is None
+    asking.observe(record(1000))
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 1000}
+    assert slow.withdrawn == []
+    slow.go.release()
+    assert until(lambda: asking.next(idle=False)).params == {"knew": 1001}
+
+
+def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowProjection):
+    def broken() -> Suggestion:
+        raise TimeoutError("the sampler's own")
+
+    slow.ask = broken
+    with pytest.raises(TimeoutError, match="the sampler's own"):
+        until(lambda: asking.next(idle=True))
+
+
+def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    gate, ask = threading.Semaphore(0), Projection.ask
+
+    def slow_ask(self: Projection) -> Suggestion:
+        assert gate.acquire(timeout=60)
+        return ask(self)
+
+    monkeypatch.setattr(Projection, "ask", slow_ask)
+    monkeypatch.setattr(proposals, "IDLE_WAIT", 0.01)
+    spec = spec_in(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=2)
+        for trial_id in (driver.ask(), driver.ask()):  # the baselines
+            driver.end(trial_id)
+        assert [driver.ask(), driver.ask()] == [None, None]  # nothing runs, and it is not over
+        assert len(ledger.records()) == 2
+        for _ in range(6):
+            gate.release()
+        started: list[str] = []
+        while len(started) < 2:
+            trial_id = driver.ask()
+            started += [trial_id] if trial_id in driver.flying else []
+        assert driver.ask() is None  # no slot
+        driver.end(started[0])
+        while driver.ask() is None:
+            pass
+        assert [record.role for record in ledger.records()[2:]] == ["search"] * 3
+        driver.searcher.close()
+
+
+@pytest.mark.parametrize(("sampler", "left"), [("random", []), ("nsga2", ["FAIL"])])
+def test_a_withdrawn_proposal_leaves_nothing_behind(tmp_path: Path, sampler: str, left: list[str]):
+    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
+    first = projection.ask()
+    projection.withdraw(first)
+    assert [trial.state.name for trial in projection.study.trials] == left
+    assert projection.ask().params == first.params  # nothing has happened

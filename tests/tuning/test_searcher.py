@@ -1,0 +1,351 @@
+"""The searcher without Ray's processes: what it hands out, in which order, and what it records."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import pickle
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from ray import cloudpickle
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.tune.experiment import Trial
+
+from gdpo_tune.core.errors import FolderLostError, SandboxUnavailable
+from gdpo_tune.core.events import TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
+from gdpo_tune.core.trials import Cost, Measurement
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.ray.failures import Attempts, reason
+from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.search.plan import is_finished, planned, trial_seed
+from gdpo_tune.tuning.search.searcher import LedgerSearcher
+from tests.support.search_driver import Driver
+from tests.support.tuning import measured, outcome, spec_in, trade_off
+
+QUICK = ["search.sampler=random", "search.trials=4"]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return spec_in(tmp_path, QUICK)
+
+
+def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.run()
+        records = ledger.records()
+    roles = [record.role for record in records]
+    replicates = roles.count("replicate")
+    assert roles == ["untrained", "published"] + ["search"] * 4 + ["replicate"] * replicates
+    assert 1 <= replicates <= spec.search.replicates.max_runs
+    assert is_finished(spec, records)
+    assert planned(spec, records) == 2 + 4 + spec.search.replicates.max_runs
+    by_number = {record.number: record for record in records}
+    for record in records[6:]:
+        original = by_number[record.replicate_of or 0]
+        assert record.params == original.params
+        assert record.seed != original.seed
+    assert len({record.seed for record in records}) == len(records)
+
+
+def test_no_configuration_gets_more_replicates_than_asked(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        repeated = Counter(r.replicate_of for r in ledger.records() if r.role == "replicate")
+    assert max(repeated.values()) <= spec.search.replicates.per_point
+
+
+def test_a_trial_is_handed_out_only_when_a_slot_is_free(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=2)
+        first, second = driver.ask(), driver.ask()
+        assert driver.ask() is None
+        assert len(ledger.records()) == 2  # nothing is proposed before it can use every result
+        driver.end(first)
+        assert driver.ask() not in (None, driver.searcher.FINISHED, second)
+
+
+def test_the_baselines_are_the_policy_as_it_is_and_the_published_weights(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        untrained, published = (driver.flying[driver.ask()] for _ in range(2))
+    assert (untrained.train, published.train) == (False, True)
+    assert published.params["normalization"] == "gdpo"
+    assert set(published.reward_weights().values()) == {1.0}
+    assert spec.space.domains["learning_rate"].contains(published.params["learning_rate"])
+
+
+def test_trials_run_code_in_the_sandbox_of_the_sweep(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, "sandbox={workers: 3, modules: [json], memory_mb: 100}"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        configs = [driver.flying[driver.ask()] for _ in range(2)]
+    wanted = SandboxSettings(workers=3, modules=("json",), memory_mb=100)
+    assert [config.sandbox for config in configs] == [wanted] * 2
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(0, 1.0), (0.25, 0.25), (1, 1.0), (2, 1.0)])
+def test_trials_know_their_engine_and_their_share_of_a_gpu(
+    tmp_path: Path, gpus: float, share: float
+):
+    spec = spec_in(tmp_path, [*QUICK, "rollout.engine=vllm", f"resources.gpus={gpus}"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        config = driver.flying[driver.ask()]
+    assert config.rollout == RolloutSettings(engine="vllm")
+    assert config.gpu_share == share
+
+
+def test_points_to_try_first_come_first_and_the_sampler_fills_them_up(tmp_path: Path):
+    points = "enqueue=[{group_size: 4, normalization: grpo}, {learning_rate: 1.0e-4}]"
+    spec = spec_in(tmp_path, [*QUICK, points])
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        search = [record for record in ledger.records() if record.role == "search"]
+    assert [record.proposer for record in search] == ["enqueued"] * 2 + ["startup"] * 2
+    assert (search[0].params["group_size"], search[0].params["normalization"]) == (4, "grpo")
+    assert search[1].params["learning_rate"] == 1e-4
+    for name, domain in spec.space.domains.items():
+        assert domain.contains(search[0].params[name]), name
+
+
+def test_more_points_than_trials_do_not_make_more_trials(tmp_path: Path):
+    points = "enqueue=[{group_size: 4}, {group_size: 8}]"
+    spec = spec_in(tmp_path, ["search.trials=1", "search.replicates.max_runs=0", points])
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        assert [record.role for record in ledger.records()].count("search") == 1
+
+
+def test_an_unfinished_trial_goes_on_as_it_was(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        done, lost = driver.ask(), driver.ask()
+        before = driver.flying[lost]
+        driver.end(done)
+        third = driver.flying[driver.ask()]
+    with Ledger.open(spec) as ledger:  # the process was killed
+        driver = Driver(ledger)
+        assert driver.flying[driver.ask()] == before
+        assert driver.flying[driver.ask()] == third
+        assert driver.ask() is None
+        assert len(ledger.records()) == 3
+        driver.end(next(iter(driver.flying)))
+        driver.run()
+        records = ledger.records()
+    assert is_finished(spec, records)
+    assert [record.role for record in records].count("search") == 4
+
+
+def test_a_finished_sweep_has_nothing_more_and_a_larger_budget_extends_it(
+    spec: SweepSpec, tmp_path: Path
+):
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        before = ledger.records()
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert driver.ask() == driver.searcher.FINISHED
+    larger = spec_in(tmp_path, ["search.sampler=random", "search.trials=6"])
+    with Ledger.open(larger) as ledger:
+        assert not is_finished(larger, ledger.records())
+        Driver(ledger).run()
+        after = ledger.records()
+    assert after[: len(before)] == before
+    assert [record.role for record in after].count("search") == 6
+    replicates = [record.role for record in after].count("replicate")
+    assert replicates <= spec.search.replicates.max_runs
+
+
+def test_the_seed_of_a_trial_follows_from_the_seed_of_the_search_and_its_number(tmp_path: Path):
+    spec = spec_in(tmp_path, QUICK)
+    other = spec_in(tmp_path, [*QUICK, "search.seed=1"])
+    assert trial_seed(spec, 3) == 996794743  # printf 0:3 | sha256sum, first 31 bits
+    assert len({trial_seed(s, n) for s in (spec, other) for n in range(100)}) == 200
+    assert all(0 <= trial_seed(spec, n) < 2**31 for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ({"failure": "loss is nan at step 3"}, "loss is nan at step 3"),
+        ({"outcome": outcome(correctness=float("nan"))}, "validation correctness is nan"),
+    ],
+)
+def test_a_failed_trial_is_recorded_and_counts_as_tried(
+    spec: SweepSpec, result: dict[str, Any], why: str
+):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        for trial_id in [driver.ask(), driver.ask()]:
+            driver.end(trial_id)
+        driver.end(driver.ask(), **result)
+        driver.run()
+        records = ledger.records()
+    assert (records[2].state, records[2].reason) == ("failed", why)
+    assert [record.role for record in records].count("search") == 4
+
+
+def test_an_error_is_recorded_with_the_reason_that_ray_knows(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        trial_id = driver.ask()
+        spent = Cost(completions=64, seconds=1.5)
+        driver.searcher.on_trial_result(trial_id, {"measurement": Measurement(1, {}, spent)})
+        driver.searcher.on_trial_complete(trial_id, None, error=True)
+        driver.searcher.on_failure(trial_id, "RuntimeError: broken")
+        record = ledger.record(0)
+        assert (record.state, record.reason, record.cost) == (
+            "failed",
+            "RuntimeError: broken",
+            spent,
+        )
+        driver.flying.clear()
+        assert driver.ask() is not None  # the slot is free again
+
+
+def test_reasons_are_one_line_for_a_person():
+    task = RayTaskError("train", "a long traceback", ValueError("bad reward"))
+    assert reason(task) == "ValueError: bad reward"
+    assert "process died" in reason(ActorDiedError())
+    assert reason(None) == "unknown"
+
+
+def ray_trial(config: dict[str, Any], actor: object) -> Any:
+    """One of Ray's trials as a callback gets it, with a result that has statistics."""
+    trial = Trial("none", config=config, evaluated_params=dict(config), stub=True)
+    trial.temporary_state.ray_actor = actor
+    trial.update_last_result({"loss": 0.5, "training_iteration": 1})
+    return trial
+
+
+def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Trial, "local_path", None)
+    looked: list[str] = []
+    nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
+    callback = Attempts(searcher, nodes, lambda: looked.append("again"), lambda _: "node")
+    for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
+        callback.on_trial_start(0, [], ray_trial({}, actor))
+    assert looked == ["again"] * 2
+
+
+def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
+    config = {"trial": spec.trial_config({}, 0, spec.directory), "ends_at": (7,)}
+    trial = ray_trial(config, "Actor(a)")
+    trial._default_result_or_future = "a reference to a remote object"
+    assert trial.metric_analysis
+    assert trial.metric_n_steps
+    callback = Attempts(cast("LedgerSearcher", None), Nodes(list), lambda: None)
+    callback.on_trial_complete(0, [trial], trial)
+    assert trial.config == trial.evaluated_params == {}
+    assert trial.metric_analysis == trial.metric_n_steps == {}
+    assert trial.last_result == {"ended": True, "trial_id": trial.trial_id}
+    assert trial._default_result_or_future is None
+
+
+def test_a_config_is_copied_by_ray_at_no_cost_and_named_in_short(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        config = driver.searcher.suggest("ray0")
+    assert isinstance(config, dict)
+    copied = copy.deepcopy(config)
+    assert all(copied[key] is value for key, value in config.items())
+    assert [str(config["trial"]), str(config["setup"])] == ["0", "none:none"]
+    assert pickle.loads(cloudpickle.dumps(config)) == config
+
+
+def test_an_interrupted_trial_stays_unfinished(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        trial_id = driver.ask()
+        driver.searcher.stop()
+        assert driver.ask() == driver.searcher.FINISHED
+        driver.end(trial_id, interrupted=True)
+        assert [record.number for record in ledger.unfinished()] == [0]
+
+
+def test_what_every_trial_would_meet_ends_the_sweep(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        error = SandboxUnavailable("no isolation")
+        driver.end(driver.ask(), fatal=error)
+        assert driver.searcher.fatal is error
+        assert driver.ask() == driver.searcher.FINISHED
+        assert len(ledger.unfinished()) == 1  # on a machine with isolation it goes on
+
+
+def test_a_ledger_that_cannot_be_written_to_ends_the_sweep(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        trial_id = driver.ask()
+        with monkeypatch.context() as patch:
+            gone = OSError(errno.ESTALE, "Stale file handle")
+            patch.setattr(ledger, "complete", lambda *_: raised(gone))
+            driver.end(trial_id)
+        assert isinstance(driver.searcher.fatal, FolderLostError)
+        assert "cannot be written to (Stale file handle)" in str(driver.searcher.fatal)
+        assert driver.ask() == driver.searcher.FINISHED
+
+
+def raised(error: Exception) -> Any:
+    raise error
+
+
+def test_listeners_hear_of_every_trial(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        trial_id = driver.ask()
+        measurement = measured(30, format=0.5)
+        driver.searcher.on_trial_result(trial_id, {"measurement": measurement})
+        driver.end(trial_id)
+        done = ledger.record(0)
+    started, progressed, finished = driver.events
+    assert isinstance(started, TrialStarted)
+    assert started.record.state == "running"
+    assert progressed == TrialProgress(0, measurement)
+    assert finished == TrialFinished(done)
+    assert [rung.validation for rung in done.rungs] == [measurement.validation]
+
+
+class Keeping(Driver):
+    """A driver whose trials leave their policies."""
+
+    def end(self, trial_id: str, **result: Any) -> None:
+        config = self.flying[trial_id]
+        folder = config.directory / "checkpoint-60"
+        folder.mkdir(parents=True)
+        super().end(trial_id, outcome=replace(trade_off(config.params), checkpoint=folder))
+
+
+def test_checkpoints_are_cleared_of_a_finished_sweep_that_was_killed_before_it_did(
+    spec: SweepSpec, tmp_path: Path
+):
+    with Ledger.open(spec) as ledger:
+        Keeping(ledger).run()
+        assert all(record.checkpoint for record in ledger.records())
+    records = run_sweep(spec).records
+    kept = {record.number for record in records if record.checkpoint}
+    on_disk = {int(p.parent.name) for p in spec.directory.glob("trials/*/checkpoint-*")}
+    assert kept == on_disk
+    assert 0 < len(kept) < len(records)
+    without = spec_in(tmp_path, [*QUICK, "keep=none"])
+    assert not any(record.checkpoint for record in run_sweep(without).records)
+
+
+def test_policies_stay_while_no_trial_meets_the_constraints(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, "constraints={correctness: '>= 1'}"])
+    with Ledger.open(spec) as ledger:
+        Keeping(ledger).run()
+    records = run_sweep(spec).records
+    assert not any(record.feasible for record in records)
+    assert all(record.checkpoint for record in records)

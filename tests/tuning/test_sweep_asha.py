@@ -1,0 +1,70 @@
+"""Sweeps that stop trials at rungs, on a real Ray, with a training that takes no time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.ray.reporter import HALT
+from tests.support.fake_training import executions
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray leaves sockets and subprocess handles to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+HERE = Path(__file__).resolve().parent
+SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SMALL = ("search.sampler=random", "training.steps=4", "search.replicates.max_runs=2")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trials' processes find the fake training and, from any folder, the package."""
+    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+
+
+def sweep(folder: Path, variant: str) -> SweepSpec:
+    scheduler = f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}"
+    given = [f"storage={folder}", *SMALL, "search.trials=20", scheduler]
+    return load_spec(SPACE, given, "sweep")
+
+
+@pytest.mark.parametrize("variant", ["stop", "promote"])
+def test_stopped_trials_take_no_step_past_their_rung_and_leave_nothing(
+    tmp_path: Path, variant: str
+):
+    spec = sweep(tmp_path, variant)
+    result = run_sweep(spec, train="tests.support.fake_training:train")
+    with Ledger.open(spec, read_only=True) as ledger:
+        states = {trial.state.name for trial in ledger.study.trials}
+    assert not result.interrupted
+    assert states == {"COMPLETE", "PRUNED"}
+
+    pruned = [record for record in result.records if record.state == "pruned"]
+    assert len(pruned) >= 5
+    for record in pruned:
+        # the fake training measures after every step
+        assert [rung.step for rung in record.rungs] == list(range(1, len(record.rungs) + 1))
+        assert f"stopped at rung {64 * len(record.rungs):,}: dominated by #" in record.reason
+        folder = spec.directory / "trials" / str(record.number)
+        assert not list(folder.glob("checkpoint-*"))
+        assert not (folder / HALT).exists()
+
+    starts = [execution["from"] for execution in executions(spec.directory)]
+    if variant == "stop":
+        assert starts == [0] * len(result.records)
+    else:
+        assert sum(bool(start) for start in starts) == len(starts) - len(result.records)
+        promoted = [r for r in result.records if r.paused_at and len(r.rungs) == 4]
+        for record in promoted:
+            again = executions(spec.directory, str(record.number))
+            assert [64 * int(str(start["from"])) for start in again][-1] == record.paused_at

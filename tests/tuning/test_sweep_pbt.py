@@ -1,0 +1,135 @@
+"""A population on a real Ray: the embedded policy trained for real, and a driver that is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.results.retrain import from_sweep, trial_config
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.training import train, warm
+from gdpo_tune.tuning import run_sweep
+from tests.support.fake_training import executions
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray leaves sockets and subprocess handles to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+HERE = Path(__file__).resolve().parent
+SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+MEMBERS = 4
+POPULATION = [
+    f"search={{trials: {MEMBERS}, scheduler: {{type: pbt, interval: 0.5}}}}",
+    "search.replicates.max_runs=1",
+]
+TINY = (
+    "training={steps: 4, completions_per_step: 16, train_prompts: 64, validation_prompts: 8, "
+    "test_prompts: 8, evaluate_every: 4, checkpoint_every: 3}"
+)
+SWEEP = """
+import sys
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning import run_sweep
+space, *overrides = sys.argv[1:]
+run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trials' processes find the fake training and, from any folder, the package."""
+    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+
+
+def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Path):
+    spec = load_spec(SPACE, [f"storage={tmp_path}", *POPULATION, TINY], "sweep")
+    result = run_sweep(spec)
+    records = result.records
+    members = [record for record in records if record.role == "member"]
+    assert not result.interrupted
+    assert {record.state for record in records} == {"complete"}
+    assert len(members) == MEMBERS
+    with Ledger.open(spec, read_only=True) as ledger:
+        (generation,) = ledger.generations.all()
+    assert generation.step == 2
+    (exploit,) = generation.exploits
+    taker = records[exploit.member]
+    assert taker.lineage == (exploit,)
+    assert {"learning_rate", "reward_weights.format"} < set(exploit.params)
+    assert taker.directory is not None
+    rates = [m.metrics["train/learning_rate"] for m in read_steps(taker.directory)]
+    own, new = taker.params["learning_rate"], exploit.params["learning_rate"]
+    assert rates == pytest.approx([own, own, new, new])
+
+    request = from_sweep(f"{spec.directory}:{taker.number}", [])
+    config = trial_config(request, seed=None, out=tmp_path / "again", threads=None)
+    try:
+        outcome = train(config, resume=None, report=lambda *_: None)
+    finally:
+        warm.release()
+    assert (outcome.validation, outcome.test) == (taker.validation, taker.test)
+    replay = read_steps(tmp_path / "again")
+    kept = {m.step: m.metrics for m in read_steps(taker.directory)}
+    assert [m.metrics for m in replay[2:]] == [kept[3], kept[4]]
+    donor = records[exploit.donor].directory
+    assert donor is not None
+    before = {m.step: dict(m.metrics) for m in read_steps(donor)}
+    assert replay[0].metrics == before[1]
+    assert {**replay[1].metrics, **before[2]} == before[2]
+
+
+def spec_in(folder: Path) -> SweepSpec:
+    return load_spec(SPACE, overrides(folder), "sweep")
+
+
+def overrides(folder: Path) -> list[str]:
+    return [f"storage={folder}", *POPULATION, "training.steps=4"]
+
+
+def told(spec: SweepSpec) -> object:
+    """What came of a population, in numbers that no clock is in."""
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = [r for r in ledger.records() if r.role == "member"]
+        states = [(r.number, r.state, r.validation, r.lineage) for r in records]
+        return states, [dataclasses.asdict(g) for g in ledger.generations.all()]
+
+
+@pytest.mark.fault
+def test_a_population_whose_driver_is_killed_comes_to_the_same(tmp_path: Path):
+    whole, cut = spec_in(tmp_path / "whole"), spec_in(tmp_path / "cut")
+    run_sweep(whole, train="tests.support.fake_training:train")
+    cut.directory.mkdir(parents=True)
+    (cut.directory / "faults.json").write_text(json.dumps({"all": "slow"}))
+    trials = cut.directory / "trials"
+    for moment in ("3/checkpoint-1", "5/checkpoint-2", "4/checkpoint-3"):
+        with subprocess.Popen(
+            [sys.executable, "-c", SWEEP, str(SPACE), *overrides(tmp_path / "cut")],
+            start_new_session=True,
+        ) as process:
+            deadline = time.monotonic() + 120
+            while not (trials / moment).exists():
+                assert process.poll() is None, f"the sweep ended before {moment}"
+                assert time.monotonic() < deadline, f"waited for {moment} in vain"
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+    (cut.directory / "faults.json").unlink()
+    run_sweep(cut, train="tests.support.fake_training:train")
+    assert told(cut) == told(whole)
+    with Ledger.open(cut, read_only=True) as ledger:
+        assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE"}
+    begun = [entry["trial"] for entry in executions(cut.directory) if entry["from"] == 0]
+    assert all(begun.count(str(number)) <= 2 for number in range(2, 2 + MEMBERS))

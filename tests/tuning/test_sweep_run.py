@@ -1,0 +1,270 @@
+"""Whole sweeps on a real Ray, with a training that takes no time and misbehaves on request."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gdpo_tune.analysis import build_front
+from gdpo_tune.core.errors import DiskFullError, SandboxUnavailable
+from gdpo_tune.core.events import (
+    Event,
+    SearchStarted,
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialStarted,
+)
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
+from gdpo_tune.tuning import run_sweep, runner
+from gdpo_tune.tuning.ray import cluster
+from tests.support.fake_training import executions
+
+pytestmark = [
+    pytest.mark.integration,
+    # Ray leaves sockets and subprocess handles to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+HERE = Path(__file__).resolve().parent
+SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+TRAIN = "tests.support.fake_training:train"
+SMALL = [
+    "search.sampler=random",
+    "search.scheduler={type: fifo}",
+    "training.steps=4",
+    "search.replicates.max_runs=2",
+]
+SWEEP = """
+import json, sys
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning import run_sweep
+space, *overrides = sys.argv[1:]
+result = run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
+print(json.dumps({"interrupted": result.interrupted, "trials": len(result.records)}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trials' processes find the fake training and, from any folder, the package."""
+    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+
+
+def spec_in(folder: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={folder}", *SMALL, *overrides], "sweep")
+
+
+def faults(spec: SweepSpec, **by_trial: str) -> None:
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    plan = {name.removeprefix("t"): fault for name, fault in by_trial.items()}
+    (spec.directory / "faults.json").write_text(json.dumps(plan))
+
+
+def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = spec_in(tmp_path, "search.trials=6")
+    faults(spec, t2="raise once", t3="nonfinite", t4="raise", t5="die once", t6="die")
+    events: list[Event] = []
+    result = run_sweep(spec, listeners=[events.append], train=TRAIN)
+    records = {record.number: record for record in result.records}
+    replicates = [record for record in result.records if record.role == "replicate"]
+
+    assert not result.interrupted
+    assert len(records) == 2 + 6 + len(replicates)
+    assert 1 <= len(replicates) <= 2
+
+    reasons = {number: r.reason for number, r in records.items() if r.state == "failed"}
+    assert set(reasons) == {3, 4, 6}
+    assert reasons[3] == "loss is nan at step 1"
+    assert reasons[4] == "RuntimeError: broken at step 1"
+    assert "process died" in reasons[6]
+    assert "broken at step 1" in (spec.directory / "trials" / "4" / "error.txt").read_text()
+
+    attempts = {n: executions(spec.directory, str(n)) for n in range(2, 7)}
+    assert [a["from"] for a in attempts[2]] == [0, 1]  # a retry goes on from the checkpoint
+    assert [a["from"] for a in attempts[5]] == [0, 1]
+    assert len({a["pid"] for a in attempts[5]}) == 2
+    assert (len(attempts[3]), len(attempts[4]), len(attempts[6])) == (1, 3, 3)
+
+    kinds = [type(event) for event in events]
+    assert (kinds[0], kinds[1], kinds[-1]) == (SweepStarted, SearchStarted, SweepFinished)
+    assert kinds.count(TrialStarted) == kinds.count(TrialFinished) == len(records)
+
+    front = build_front(result.records, spec.objective_list())
+    on_front = {number for member in front.members for number in member.numbers}
+    kept = {n for n, r in records.items() if r.checkpoint is not None}
+    assert kept == on_front
+    for number in records:
+        left = list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
+        assert len(left) == (number in on_front)
+    assert not (spec.directory / "ray").exists()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "ray_cluster", unwanted)
+        again = run_sweep(spec, train=TRAIN)
+    assert again.records == result.records
+    assert again.reason == result.reason == "all 6 configurations were tried"
+
+    before = len(executions(spec.directory))
+    faults(spec)
+    larger = run_sweep(spec_in(tmp_path, "search.trials=7"), train=TRAIN)
+    assert larger.records[: len(records)] == result.records
+    new = larger.records[len(records) :]
+    assert [record.role for record in new].count("search") == 1
+    ran = executions(spec.directory)[before:]
+    assert len(ran) == len(new)
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert [set(s) for s in ledger.sessions()] == [
+            {"started", "finished", "slots", "provenance", "sampler", "ending", "incidents"}
+        ] * 2
+        assert ledger.sessions()[-1]["ending"] == "all 7 configurations were tried"
+        assert larger.reason == ledger.sessions()[-1]["ending"]
+
+
+def unwanted() -> None:
+    raise AssertionError("a finished sweep starts nothing")
+
+
+def test_a_trial_that_runs_out_of_memory_is_not_tried_again_and_the_sweep_goes_on(tmp_path: Path):
+    spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
+    faults(spec, t2="memory")
+    result = run_sweep(spec, train=TRAIN)
+    assert [record.state for record in result.records] == ["complete"] * 2 + ["failed", "complete"]
+    reason = result.records[2].reason
+    for key in ("micro_batch_size", "max_completion_length", "gradient_checkpointing"):
+        assert key in reason
+    assert len(executions(spec.directory, "2")) == 1
+
+
+def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
+    spec = spec_in(tmp_path)
+    faults(spec, all="sandbox")
+    with pytest.raises(SandboxUnavailable, match="no isolation here"):
+        run_sweep(spec, train=TRAIN)
+    with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
+        assert {record.state for record in ledger.records()} == {"running"}
+
+
+@pytest.mark.parametrize("whose", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
+def test_a_full_disk_ends_the_sweep_which_then_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+):
+    spec = spec_in(tmp_path, "search.trials=1", "search.replicates.max_runs=0")
+    with monkeypatch.context() as patch:
+        if whose == "trial":
+            faults(spec, t1="full")
+        else:
+            patch.setattr(Ledger, "complete", no_room)
+        with pytest.raises(DiskFullError, match=r"no space left for the \w+ in .* bytes free\n"):
+            run_sweep(spec, train=TRAIN)
+    faults(spec)
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert "failed" not in {record.state for record in ledger.records()}
+    result = run_sweep(spec, train=TRAIN)
+    assert [record.state for record in result.records] == ["complete"] * 3
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.slow
+def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
+    spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
+    faults(spec, t0="grow", t1="grow", t2="grow", t3="raise")
+    result = run_sweep(spec, train=TRAIN)
+    assert [record.state for record in result.records] == ["complete"] * 3 + ["failed"]
+    ran = executions(spec.directory)
+    assert len({entry["pid"] for entry in ran}) == len(ran)
+    assert len(executions(spec.directory, "3")) == 1 + runner.RETRIES
+
+
+@contextmanager
+def sweep_process(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
+    """The sweep in a process of its own."""
+    size = [f"search.trials={spec.search.trials}", f"training.steps={spec.training.steps}"]
+    command = [sys.executable, "-c", SWEEP, str(SPACE), f"storage={spec.storage}", *SMALL, *size]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_for(condition: object, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # pyright: ignore
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def checkpoints(spec: SweepSpec, number: int) -> list[Path]:
+    return list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
+
+
+def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path: Path):
+    spec = spec_in(tmp_path, "search.trials=3", "training.steps=12")
+    faults(spec, t1="slow", t3="slow")
+    with sweep_process(spec) as process:
+        wait_for(lambda: len(checkpoints(spec, 1)) >= 2)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("raylet" in child.name() for child in children)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    faults(spec, t3="slow")
+    begun = len(executions(spec.directory, "3"))
+    with sweep_process(spec) as process:
+        wait_for(lambda: len(executions(spec.directory, "3")) > begun)
+        wait_for(lambda: state_of(spec, 1) == "complete")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readlines()[-1])
+    assert told["interrupted"] is True
+    assert process.returncode == 0
+    # of the killed run nothing is left: Ray's agents look after a while whether servers still live
+    wait_for(lambda: not any(is_alive(child) for child in children), 100.0)
+    with Ledger.open(spec) as ledger:
+        states = {record.number: record.state for record in ledger.records()}
+    assert (states[0], states[1], states[3]) == ("complete", "complete", "running")
+
+    faults(spec)
+    before = len(executions(spec.directory))
+    larger = spec_in(tmp_path, "search.trials=6", "training.steps=12")
+    result = run_sweep(larger, train=TRAIN)
+    ran = executions(spec.directory)[before:]
+    assert len({entry["pid"] for entry in ran}) <= local_cpus()  # warm actors
+    assert {record.state for record in result.records} == {"complete"}
+    assert [record.role for record in result.records].count("search") == 6
+    resumed = [entry["from"] for entry in executions(spec.directory, "1")]
+    assert len(resumed) == 2
+    assert int(str(resumed[1])) >= 2  # from its newest checkpoint
+    assert len(executions(spec.directory, "0")) == 1  # what was finished is not run again
+
+
+def state_of(spec: SweepSpec, number: int) -> str:
+    with Ledger.open(spec, read_only=True) as ledger:
+        return {record.number: record.state for record in ledger.records()}[number]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

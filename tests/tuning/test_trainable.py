@@ -1,0 +1,261 @@
+"""The adapter between `train()` and Ray: thinning, interruption, and how a trial's end is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.train import WorkerGroupError
+
+from gdpo_tune.core.errors import (
+    DiskFullError,
+    NonFiniteError,
+    PolicyError,
+    ResourcesError,
+    SandboxUnavailable,
+)
+from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import Resources
+from gdpo_tune.tuning import runner
+from gdpo_tune.tuning.ray import trainable, workers
+from gdpo_tune.tuning.ray.cluster import Cluster
+from gdpo_tune.tuning.ray.lost import ActorWornOut
+from gdpo_tune.tuning.ray.nodes import Node, Nodes
+from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.resources import slots, slots_of
+from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.ray.trainable import memory_limit, run_trial
+from tests.support.tuning import outcome, sent_to_ray, spec_in, trial_in
+
+behaviour: list[Any] = []
+"""What `train` below does next: an exception to raise, or something to return."""
+
+
+def train(config: TrialConfig, *, resume: Path | None, report: Reporter) -> Any:
+    report(Measurement(1, {}, Cost()), None)
+    action = behaviour.pop()
+    if isinstance(action, BaseException):
+        raise action
+    return action
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrialConfig:
+    return trial_in(tmp_path)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+    """Measurements that reached Ray."""
+    monkeypatch.setattr(trainable, "_trials_served", 0)
+    return sent_to_ray(monkeypatch)
+
+
+def run(config: TrialConfig) -> dict[str, Any]:
+    setup = Setup(f"{__name__}:train", config.directory / "stop", cpus=1.0)
+    return run_trial({"trial": config, "setup": setup, "ends_at": ()})
+
+
+def test_an_outcome_is_returned(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append("an outcome")
+    assert run(config) == {"outcome": "an outcome"}
+
+
+def test_a_trial_that_cannot_go_on_is_not_tried_again(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append(NonFiniteError("loss is nan at step 3"))
+    assert run(config) == {"failure": "loss is nan at step 3"}
+
+
+@pytest.mark.parametrize("error", [SandboxUnavailable("no isolation"), PolicyError("no pad token")])
+def test_what_every_trial_would_meet_is_told_apart(
+    config: TrialConfig, sent: list[Measurement], error: Exception
+):
+    behaviour.append(error)
+    assert run(config) == {"fatal": error}
+
+
+def test_anything_else_is_for_ray_to_try_again(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append(RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        run(config)
+
+
+def test_an_interruption_stops_at_the_next_report(config: TrialConfig, sent: list[Measurement]):
+    (config.directory / "stop").touch()
+    assert run(config) == {"interrupted": True}
+    assert sent == []
+
+
+def test_a_stop_that_ray_asks_for_is_ray_s_business(config: TrialConfig, sent: list[Measurement]):
+    behaviour.append(SystemExit())
+    with pytest.raises(SystemExit):
+        run(config)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Nodes of a Ray cluster; this process is on `here`, in a container of 8 GiB."""
+    known = [
+        {"NodeID": "here", "Resources": {"CPU": 4.0}},
+        {"NodeID": "there", "Resources": {"CPU": 60.0}},
+    ]
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr(trainable.ray, "nodes", lambda: known)
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(trainable, "node_cpus", trainable.node_cpus.__wrapped__)
+    return known
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_process_that_has_grown_too_large_takes_no_second_trial(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    behaviour.extend(["third", "second", "first"])
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
+    assert run(config) == {"outcome": "first"}
+    assert run(config) == {"outcome": "second"}
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 1)
+    with pytest.raises(ActorWornOut):
+        run(config)
+    monkeypatch.setattr(trainable, "_trials_served", 0)
+    assert run(config) == {"outcome": "third"}  # or no trial would ever run
+
+
+def test_a_process_may_grow_to_its_part_of_its_own_node(nodes: list[dict[str, Any]]):
+    assert memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30 / 4)
+    assert memory_limit(0.5) == pytest.approx(0.6 * 8 * 2**30 / 8)
+    nodes[0]["Resources"] = {"GPU": 1.0}  # for processes that only wait for others
+    assert memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "nodes", "expected"),
+    [
+        (1, 0, [{"CPU": 2}], 2),
+        (0.1, 0, [{"CPU": 1}], 10),
+        (2, 0, [{"CPU": 3}, {"CPU": 5}], 3),
+        (1, 0.5, [{"CPU": 8, "GPU": 1}, {"CPU": 8}], 2),
+        (4, 0.25, [{"CPU": 8, "GPU": 1}], 2),
+        (1, 0.6, [{"CPU": 8, "GPU": 2}], 2),  # one a device: a third would lie across both
+        (1, 0.1, [{"CPU": 64, "GPU": 2}], 20),
+        (1, 2, [{"CPU": 8, "GPU": 5}], 2),
+    ],
+)
+def test_slots(cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int):
+    assert slots(Resources(cpus=cpus, gpus=gpus), nodes) == expected
+
+
+@pytest.mark.parametrize("nodes", [[{"CPU": 1}, {"CPU": 1}], []])
+def test_a_trial_that_fits_nowhere_is_refused(nodes: list[dict[str, float]]):
+    with pytest.raises(ResourcesError, match="2 CPUs"):
+        slots(Resources(cpus=2), nodes)
+
+
+# What Ray Tune is asked for
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reused"),
+    [
+        ([], True),
+        (["resources.gpus=0.5"], False),
+        (["resources.gpus=1", "rollout.engine=transformers"], False),
+        (["rollout.engine=vllm"], False),
+    ],
+)
+def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
+):
+    asked: dict[str, Any] = {}
+
+    class FakeTuner:
+        def __init__(self, trainable: Any, **options: Any) -> None:
+            asked.update(options)
+
+        def fit(self) -> None:
+            asked["fitted"] = True
+
+    monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
+    with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
+        ray_up = Cluster(Nodes(list), lambda: None, lambda: True)
+        runner.tune(ledger, None, None, None, ray_up, slots=64)
+    assert asked["fitted"]
+    assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
+    assert asked["tune_config"].reuse_actors is reused
+
+
+def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
+    nodes = [Node("a", "here", {"CPU": 8.0, "GPU": 4.0})]
+    server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
+    assert slots_of(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
+    assert slots_of(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
+
+
+NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "expected"), [(1, 2, 3), (2, 2, 1), (1, 7, 1), (3, 2, 1)]
+)
+def test_slots_of_trials_with_workers(cpus: float, workers: int, expected: int):
+    assert slots(Resources(cpus=cpus, workers=workers), NODES) == expected
+
+
+def test_workers_that_do_not_fit_are_refused():
+    with pytest.raises(
+        ResourcesError, match=r"8 workers of 1 CPUs .* room for 7 \(2 nodes alive\)"
+    ):
+        slots(Resources(workers=8), NODES)
+
+
+def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
+    alone = runner.resources_of(spec_in(tmp_path))
+    assert alone == {"cpu": 1.0, "gpu": 0.0}
+    group = runner.resources_of(spec_in(tmp_path, ["resources.workers=2"]))
+    assert group.required_resources == {"node:__internal_head__": 0.001}
+
+
+class Lost(Exception):
+    """What the others of a group see of one that failed."""
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({0: Lost("peer"), 1: NonFiniteError("loss is nan")}, "loss is nan"),
+        (
+            {0: Lost("peer"), 1: RayActorError(error_msg="gone")},
+            "one of the trial's 2 processes died",
+        ),
+        ({1: Lost("peer")}, "peer"),
+        ({}, "could not start"),
+    ],
+)
+def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
+    error = WorkerGroupError("could not start", failures)
+    assert expected in str(workers.cause(error, 2))
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_full_disk_and_a_damaged_checkpoint_are_told(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    behaviour.append(full)
+    told = run(config)["fatal"]
+    assert isinstance(told, DiskFullError)
+    assert str(config.directory) in str(told)
+    (config.directory / "checkpoint-5").mkdir()
+    behaviour.append(outcome())
+    done = run(config)["outcome"]
+    assert done.environment["resumed"] == (
+        "checkpoint-5 is incomplete (complete.json is missing): the trial begins anew"
+    )

@@ -1,0 +1,205 @@
+"""What a sweep begins with: published points and the trials of earlier sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec, lint, load_spec
+from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
+from gdpo_tune.tuning.search.projection import Projection
+from tests.support.search_driver import Driver
+from tests.support.tuning import spec_in, trade_off
+
+QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs=0"]
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> SweepSpec:
+    """A finished sweep."""
+    spec = spec_in(tmp_path / "earlier", QUICK)
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+    return spec
+
+
+def warm(tmp_path: Path, earlier: SweepSpec, *overrides: str) -> SweepSpec:
+    return spec_in(tmp_path / "new", [f"search.warm_start=[{earlier.directory}]", *overrides])
+
+
+# Published points
+
+
+def test_published_stands_for_the_weights_of_the_paper(tmp_path: Path):
+    spec = spec_in(tmp_path, [*QUICK, "enqueue=[published, {group_size: 4}]"])
+    weights = [point.get("reward_weights.length") for point in spec.enqueue]
+    assert weights == [0.75, 0.5, 0.25, None]
+    assert spec_in(tmp_path, [*QUICK, f"enqueue={list(spec.enqueue)}"]).enqueue == spec.enqueue
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        tried = [r.params["reward_weights.length"] for r in ledger.records() if r.role == "search"]
+    assert tried[:3] == [0.75, 0.5, 0.25]
+
+
+def test_published_points_outside_of_the_space_are_left_out(tmp_path: Path):
+    narrow = "space.reward_weights={correctness: 1, format: 1, length: {range: [0.4, 0.8]}}"
+    spec = spec_in(tmp_path, [narrow, "enqueue=[published]"])
+    assert [point["reward_weights.length"] for point in spec.enqueue] == [0.75, 0.5]
+
+
+def test_a_task_without_published_points_refuses_the_word(tmp_path: Path):
+    path = tmp_path / "gsm8k.yaml"
+    path.write_text(
+        "task: gsm8k\nobjectives: {correctness: {direction: maximize, reference: 0}}\n"
+        "space: {group_size: [4, 8]}\nenqueue: [published]\n"
+    )
+    with pytest.raises(SpecError, match="nothing but the baseline"):
+        load_spec(path)
+
+
+# Earlier sweeps
+
+
+def test_trained_trials_teach_the_sampler_and_no_others(tmp_path: Path, earlier: SweepSpec):
+    spec = warm(tmp_path, earlier)
+    known = earlier_trials(spec)
+    assert [record.role for record in known] == ["published"] + ["search"] * 4
+    projection = Projection(spec)
+    projection.learn(known)
+    states = [trial.state.name for trial in projection.study.trials]
+    assert states == ["COMPLETE"] * 5
+    assert projection.ask().proposer == "model"  # as if the start-up were over
+
+
+def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
+    spec = spec_in(tmp_path / "earlier", ["search.trials=2", "search.scheduler={type: pbt}"])
+    with Ledger.open(spec) as ledger:
+        params = spec.space.baseline({})
+        ledger.start(params, "published", "baseline", seed=0)
+        ledger.start(params, "member", "startup", seed=1)
+        ledger.start(params, "replicate", "replicate", seed=2, replicate_of=1)
+        ledger.start(params, "replicate", "replicate", seed=3, replicate_of=0)
+        for number in range(4):
+            ledger.complete(number, trade_off(params))
+    assert [record.number for record in earlier_trials(warm(tmp_path, spec))] == [0, 3]
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_earlier_trials_are_parents_of_a_genetic_algorithm(
+    tmp_path: Path, earlier: SweepSpec, sampler: str
+):
+    spec = warm(tmp_path, earlier, f"search.sampler={sampler}")
+    known = earlier_trials(spec)
+    rates = [float(record.params["learning_rate"]) for record in known]
+    inherited = 0
+    for seed in range(10):
+        search = spec.search.model_copy(update={"seed": seed})
+        projection = Projection(spec.model_copy(update={"search": search}))
+        projection.learn(known)
+        suggestion = projection.ask()
+        assert suggestion.proposer == "model"
+        rate = float(suggestion.params["learning_rate"])
+        inherited += any(rate == pytest.approx(parent, rel=1e-9) for parent in rates)
+    assert inherited >= 3  # a uniform draw would hit none
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("search.sampler=random", "random learns from no trial"),
+        ("search.sampler=qmc", "qmc learns from no trial"),
+        ("search.scheduler={type: pbt}", "the members of a population begin spread over the space"),
+    ],
+)
+def test_earlier_sweeps_are_refused_where_nothing_learns(
+    tmp_path: Path, earlier: SweepSpec, override: str, reason: str
+):
+    with pytest.raises(SpecError, match=reason) as caught:
+        warm(tmp_path, earlier, override)
+    (problem,) = caught.value.problems
+    assert problem.key == "search.warm_start"
+    assert "remove the key" in problem.fix
+
+
+def test_a_moved_sweep_still_teaches(tmp_path: Path, earlier: SweepSpec):
+    elsewhere = tmp_path / "elsewhere"
+    earlier.directory.rename(elsewhere)
+    spec = spec_in(tmp_path / "new", [f"search.warm_start=[{elsewhere}]"])
+    assert len(earlier_trials(spec)) == 5
+
+
+def test_earlier_trials_are_none_of_this_sweep(tmp_path: Path, earlier: SweepSpec):
+    spec = warm(tmp_path, earlier, "search.trials=3", "search.replicates.max_runs=0")
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        records = ledger.records()
+    assert [record.role for record in records] == ["untrained", "published"] + ["search"] * 3
+    assert [record.proposer for record in records[2:]] == ["model"] * 3
+
+
+def test_an_own_trial_of_an_earlier_configuration_counts_alone(tmp_path: Path, earlier: SweepSpec):
+    spec = warm(tmp_path, earlier)
+    known = earlier_trials(spec)
+    projection = Projection(spec)
+    projection.learn(known)
+    params = known[-1].params
+    better = trade_off({**params, "learning_rate": 2 * float(params["learning_rate"])})
+    own = TrialRecord(2, "search", "running", params, 2, "model")
+    projection.observe(own)
+    assert values_of(projection) == [list(told(record)) for record in known]
+    done = TrialRecord(2, "search", "complete", params, 2, "model", validation=better.validation)
+    projection.observe(done)
+    assert sorted(values_of(projection)) == sorted(
+        [*(list(told(record)) for record in known[:-1]), list(told(done))]
+    )
+
+
+def told(record: TrialRecord) -> tuple[float, ...]:
+    return tuple(record.validation[n].mean for n in ("correctness", "format", "length"))
+
+
+def values_of(projection: Projection) -> list[list[float]]:
+    return [trial.values for trial in projection.study.trials if trial.state.name == "COMPLETE"]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("objectives.mean_length={direction: minimize, reference: 64}", "mean_length was no objec"),
+        ("objectives.length={direction: minimize, reference: 1}", "length went the other way"),
+        ("task=code_bug_free", "its task is code, not code_bug_free"),
+        ('constraints.bug_rate="<= 0.5"', "bug_rate was neither objective nor constraint"),
+    ],
+)
+def test_sweeps_that_measured_something_else_are_refused(
+    tmp_path: Path, earlier: SweepSpec, override: str, reason: str
+):
+    with pytest.raises(SpecError, match=reason) as caught:
+        warm(tmp_path, earlier, override)
+    assert [p.key for p in caught.value.problems] == ["search.warm_start[0]"]
+
+
+def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path, earlier: SweepSpec):
+    again = f"search.warm_start=[{earlier.directory}, {earlier.directory}/../sweep]"
+    with pytest.raises(SpecError, match="named twice") as caught:
+        spec_in(tmp_path / "new", [again])
+    assert [p.key for p in caught.value.problems] == ["search.warm_start[1]"]
+
+
+def test_a_folder_whose_file_is_damaged_is_refused(tmp_path: Path, earlier: SweepSpec):
+    (earlier.directory / "spec.yaml").write_text("task: [")
+    with pytest.raises(SpecError, match=r"its spec.yaml cannot be read"):
+        warm(tmp_path, earlier)
+
+
+def test_another_training_is_doubted_and_another_space_is_not(tmp_path: Path, earlier: SweepSpec):
+    assert lint(warm(tmp_path, earlier)) == lint(spec_in(tmp_path))
+    wider = warm(tmp_path, earlier, "space.group_size=[4, 8, 16]")
+    assert not any("warm_start" in doubt for doubt in lint(wider))
+    longer = warm(tmp_path, earlier, "training.steps=120")
+    (doubt,) = [doubt for doubt in lint(longer) if "warm_start" in doubt]
+    assert "training.steps = 60, not 120" in doubt
