@@ -34,7 +34,6 @@ from gdpo_tune import cli
 from gdpo_tune.core.engines import choose, installed_vllm
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec, check_resources, load_spec, local_cpus
-from gdpo_tune.sweep import probe_environment
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "math.yaml"
 SHARES = (1.0, 0.5, 0.25)
@@ -100,7 +99,7 @@ def measure(plan: Plan) -> dict[str, object]:
         specs = [plan.sweep(share, folder) for share in plan.shares]
         for spec in specs:
             check_resources(spec)
-            probe_environment(spec, tracked=False)
+            cli.probe_environment(spec, tracked=False)
         for share, spec in zip(plan.shares, specs, strict=True):
             figures, records = run(spec, used_on_gpu if plan.on_gpu else used_below)
             shares[f"{share:g}"] = figures

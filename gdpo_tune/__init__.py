@@ -1,18 +1,34 @@
 """Find the Pareto front of a multi-reward RL run: correctness against format and length."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdpo_tune.results.notebook import load_sweep
+    from gdpo_tune.analysis.front import Front
+    from gdpo_tune.results.notebook import LoadedSweep
+    from gdpo_tune.spec import SweepSpec
 
 __all__ = ["__version__", "load_sweep"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    # Lazy: commands and trials import this package, and need neither Optuna nor pandas for that.
-    if name == "load_sweep":
-        from gdpo_tune.results.notebook import load_sweep
+def load_sweep(named: str) -> LoadedSweep:
+    """Load a sweep into a notebook.
 
-        return load_sweep
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Args:
+        named: its folder, its name under `runs`, or the file that it was searched with.
+
+    Raises:
+        UsageError: there is no such sweep.
+    """
+    # Late: commands and trials import this package, and need neither Optuna nor pandas for that.
+    from gdpo_tune.results.notebook import load
+
+    return load(named, _gallery)
+
+
+def _gallery(spec: SweepSpec, front: Front) -> Any:
+    from gdpo_tune.figures.gallery import gallery  # late: tables alone need no plotly
+
+    return gallery(spec, front)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.files import is_disk_full
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
 
 INTERRUPTED = 130
 
@@ -63,3 +66,48 @@ def add_pick_argument(parser: argparse.ArgumentParser) -> None:
         "'max correctness where length >= 0.9 and format >= 0.95', or weights of preference such "
         "as 'prefer correctness=2, length=1'",
     )
+
+
+def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
+    """Start and ask whatever trials will need: refuse at once what would fail every one of them.
+
+    Args:
+        spec: the sweep.
+        tracked: whether its tracking server will be needed.
+
+    Returns:
+        What the task says of its environment, such as the tier of its sandbox.
+
+    Raises:
+        ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
+        PolicyError: the policy cannot be read, or lacks a pad or end token.
+        DataError: the data cannot be had, read or used, or a split is too small.
+        SandboxUnavailable: the task runs code, and the sandbox for it is not to be had.
+        TrackingError: `tracking.required` and the server does not answer.
+    """
+    from gdpo_tune.core import task_files
+    from gdpo_tune.policies.load_policy import check_available
+    from gdpo_tune.tasks.data import check_data
+    from gdpo_tune.tracking import check_server
+
+    check_available(spec.policy, spec.model.revision)
+    check_share(spec)
+    check_data(spec.data, spec.training)
+    with task_files.made(spec.task, spec.training, spec.sandbox, spec.data) as task:
+        environment = task.environment()  # starts what the task needs, such as the sandbox
+    if tracked:
+        check_server(spec)
+    return environment
+
+
+def check_share(spec: SweepSpec) -> None:
+    """Refuse a share of this machine's GPUs in which the policy could not be trained.
+
+    Raises:
+        ResourcesError: with the share that could do.
+    """
+    if spec.resources.gpus:
+        from gdpo_tune.policies.size import parameters
+        from gdpo_tune.spec import check_gpu_share, device_memory
+
+        check_gpu_share(spec, parameters(spec.policy), device_memory())

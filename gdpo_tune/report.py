@@ -23,7 +23,7 @@ from gdpo_tune import cli
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.figures import Choice
+    from gdpo_tune.results.summary import Choice
     from gdpo_tune.spec import SweepSpec
 
 
@@ -127,9 +127,9 @@ def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
 
 
 def _chosen(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> Choice:
-    from gdpo_tune.figures import Choice
     from gdpo_tune.results.pick_language import parse
     from gdpo_tune.results.picking import choose, told_of
+    from gdpo_tune.results.summary import Choice
 
     found = choose(records, spec, parse(pick))
     return Choice(found.record.number, tuple(told_of(found, spec)))

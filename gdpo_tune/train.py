@@ -143,7 +143,6 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.format import encode
     from gdpo_tune.spec import check_resources, sandbox_doubts
-    from gdpo_tune.sweep import probe_environment
     from gdpo_tune.training.checkpoints import find_checkpoint
 
     # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
@@ -153,7 +152,7 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     check_resources(asked.spec)
     for warning in sandbox_doubts(asked.spec):
         print(f"warning: {warning}", file=sys.stderr)
-    for what, value in probe_environment(asked.spec, tracked=False).items():
+    for what, value in cli.probe_environment(asked.spec, tracked=False).items():
         print(f"{what}: {value}")
     found = find_checkpoint(config.directory)
     resume = found.newest

@@ -30,7 +30,6 @@ def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, A
         cluster whose folders it does not see.
     """
     # Only now: numpy and Optuna take a second to import, and most calls find nothing that ended.
-    from gdpo_tune.analysis.front import build_front
     from gdpo_tune.core.costs import gpu_hours
     from gdpo_tune.results.open_sweep import read_sweep
 
@@ -41,7 +40,7 @@ def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, A
     except (GdpoTuneError, OSError) as error:
         return {"unknown": str(error)}
     records, gpus = found.records, found.spec.resources.in_all
-    front = build_front(records, found.spec.objective_list())
+    front = found.front()
     known: dict[str, Any] = {
         "trials": len(records),
         "failed_trials": sum(record.state == "failed" for record in records),

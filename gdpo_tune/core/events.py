@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gdpo_tune.core.trials import Incident, Measurement, TrialRecord
 
@@ -89,3 +90,23 @@ Event = (
     | SweepFinished
 )
 Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class TrackingState:
+    """How far the other side is."""
+
+    kind: Literal["up to date", "catching up", "away"]
+    """`catching up`: more waits than one batch holds, or than was put since it was away."""
+    pending: int
+    """Messages that are not delivered yet."""
+    problem: str
+    """Why nothing can be delivered; empty unless `away`."""
+
+    def __str__(self) -> str:
+        """A line for a person."""
+        if self.kind == "up to date":
+            return "MLflow: up to date"
+        if self.kind == "catching up":
+            return f"MLflow: catching up, {self.pending:,} updates left"
+        return f"MLflow: {self.pending:,} updates are kept and will be sent: {self.problem}"

@@ -23,14 +23,20 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.formatting import (
+    abbreviate,
+    format_duration,
+    format_estimate,
+    format_number,
+    format_parameter,
+)
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import front_table, role, running_table
-from gdpo_tune.figures import style
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.events import TrackingState
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tracking import State
 
 MEMBERS = 12
 """Rows of the front in the live table."""
@@ -51,7 +57,7 @@ class LiveDisplay(Closing):
         self,
         spec: SweepSpec,
         console: Console | None = None,
-        tracking: Callable[[], State | None] = lambda: None,
+        tracking: Callable[[], TrackingState | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._console = console or Console()
@@ -110,14 +116,14 @@ class LiveDisplay(Closing):
             parts.append(running_table(running, self._progress.steps))
         if front.members:
             more = len(front.members) - MEMBERS
-            parts.append(Text(f"Front so far, hypervolume {style.number(front.hypervolume)}"))
+            parts.append(Text(f"Front so far, hypervolume {format_number(front.hypervolume)}"))
             parts.append(front_table(front, (), self._console, rows=MEMBERS))
             if more > 0:
                 parts.append(Text(f"... and {more} more", style="dim"))
         return Group(*parts)
 
     def _head(self) -> Text:
-        elapsed = style.duration(time.monotonic() - self._started)
+        elapsed = format_duration(time.monotonic() - self._started)
         return Text.assemble(
             (self._spec.name, "bold"), f": {self._counts()}, {elapsed} so far{self._left()}"
         )
@@ -143,7 +149,7 @@ class LiveDisplay(Closing):
 
     def _left(self) -> str:
         seconds = self._progress.seconds_left()
-        return "" if seconds is None else f", about {style.duration(seconds)} left"
+        return "" if seconds is None else f", about {format_duration(seconds)} left"
 
     def _line(self, event: Event) -> str:
         if isinstance(event, TrialProgress):
@@ -175,14 +181,14 @@ class LiveDisplay(Closing):
         if record.state != "complete":
             return f"{head}: {record.reason or 'no reason recorded'}"
         values = ", ".join(
-            f"{goal.name} {style.estimate(record.test.get(goal.name))}"
+            f"{goal.name} {format_estimate(record.test.get(goal.name))}"
             for goal in self._progress.objectives
         )
-        parts = [f"{head} after {style.duration(record.cost.seconds)}: {values}"]
+        parts = [f"{head} after {format_duration(record.cost.seconds)}: {values}"]
         front = self._progress.fresh_front()
         if front is not None:
             size = len(front.members)
-            parts.append(f"hypervolume {style.number(front.hypervolume)}, {size} on the front")
+            parts.append(f"hypervolume {format_number(front.hypervolume)}, {size} on the front")
         return "; ".join([*parts, f"{self._counts()}{self._left()}"])
 
 
@@ -191,7 +197,7 @@ def _what(record: TrialRecord) -> str:
         return "the untrained policy"
     shown = ("normalization", "group_size", "learning_rate")
     params = ", ".join(
-        f"{style.short_name(name)} {style.parameter(value)}"
+        f"{abbreviate(name)} {format_parameter(value)}"
         for name, value in record.params.items()
         if name in shown or name.startswith("reward_weights.")
     )

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.core.formatting import format_duration, format_interval, format_number
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import front_table
-from gdpo_tune.figures import FRONT, REPORT, Choice, style
-from gdpo_tune.figures.header import other_states
-from gdpo_tune.figures.incidents import incidents_of
+from gdpo_tune.results.summary import FRONT, REPORT, Choice, incidents_of, other_states
 from gdpo_tune.spec import without_password
 
 if TYPE_CHECKING:
@@ -79,14 +78,15 @@ def _head(spec: SweepSpec, front: Front, note: str) -> Text:
     counts = ", ".join(
         filter(None, [f"{states['complete']} trials complete", other_states(states)])
     )
+    interval = front.hypervolume_interval
     return Text.assemble(
         "\n",
         (spec.name, "bold"),
         f": {note}; " if note else ": ",
-        f"{counts}, {style.duration(sum(record.cost.seconds for record in front.records))} of "
+        f"{counts}, {format_duration(sum(record.cost.seconds for record in front.records))} of "
         f"training; {len(front.members)} on the front, "
-        f"hypervolume {style.number(front.hypervolume)}"
-        + (f" (95 %: {style.interval(front.hypervolume_interval)})" if front.members else ""),
+        f"hypervolume {format_number(front.hypervolume)}"
+        + (f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""),
     )
 
 
@@ -102,7 +102,7 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
             out.print(f"  {name} {bound}: no trial has measured it")
             continue
         closest = max(values) if bound.op == ">=" else min(values)
-        out.print(f"  {name} {bound}: the closest trial has {style.number(closest)} on validation")
+        out.print(f"  {name} {bound}: the closest trial has {format_number(closest)} on validation")
 
 
 def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:

@@ -11,9 +11,16 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import (
+    NOTHING,
+    abbreviate,
+    format_estimate,
+    format_number,
+    format_parameter,
+    mode_of,
+)
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.progress import Running
-from gdpo_tune.figures import style
 
 REMARKS = 18
 """Columns of the remarks, which may take several lines."""
@@ -58,9 +65,7 @@ def running_table(running: Sequence[Running], steps: int) -> Table:
         record = trial.record
         step = "starting" if trial.latest is None else f"{trial.latest.step}/{steps}"
         seen = "" if trial.validated is None else _seen(trial.validated.metrics)
-        table.add_row(
-            str(record.number), role(record), style.mode_of(record.params), step, Text(seen)
-        )
+        table.add_row(str(record.number), role(record), mode_of(record.params), step, Text(seen))
     return table
 
 
@@ -74,9 +79,9 @@ def role(record: TrialRecord) -> str:
 def _front_table(
     front: Front, shown: Sequence[Configuration], dimensions: Sequence[str], *, likely: bool
 ) -> Table:
-    table = _table("trials", *map(style.short_name, dimensions))
+    table = _table("trials", *map(abbreviate, dimensions))
     for goal in front.objectives:
-        table.add_column(style.short_name(goal.name), justify="right", no_wrap=True)
+        table.add_column(abbreviate(goal.name), justify="right", no_wrap=True)
     if likely:
         table.add_column("P(front)", justify="right", no_wrap=True)
     table.add_column("", max_width=REMARKS)
@@ -96,11 +101,11 @@ def _cells(
         remarks.append(f"{configuration.role} {'weights' if trained else 'policy'}")
     if configuration.on_front and configuration.provisional:
         remarks.append("provisional")
-    probability = f"{configuration.probability:.2f}" if configuration.on_front else style.NOTHING
+    probability = f"{configuration.probability:.2f}" if configuration.on_front else NOTHING
     return [
         ", ".join(map(str, configuration.numbers)),
-        *[style.parameter(params.get(name)) for name in dimensions],
-        *[style.estimate(configuration.mean[goal.name]) for goal in front.objectives],
+        *[format_parameter(params.get(name)) for name in dimensions],
+        *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
         *([probability] if likely else []),
         ", ".join(remarks),
     ]
@@ -122,7 +127,7 @@ def _table(*columns: str) -> Table:
 def _seen(metrics: Mapping[str, float]) -> str:
     prefix = "validation/"
     return "  ".join(
-        f"{name.removeprefix(prefix)} {style.number(value)}"
+        f"{name.removeprefix(prefix)} {format_number(value)}"
         for name, value in metrics.items()
         if name.startswith(prefix)
     )

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.formatting import abbreviate, format_estimate, format_number
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
-from gdpo_tune.figures import style
 
 REWARD = "train/reward/"
 VALIDATION = "validation/"
@@ -72,8 +72,8 @@ def print_result(
         table.add_column(name, no_wrap=True, justify="left" if name == "held out" else "right")
     goals = {goal.name: "more" if goal.direction == "maximize" else "less" for goal in objectives}
     for name in dict.fromkeys([*goals, *test]):
-        cells = [style.estimate(found.get(name)) for found in (validation, test)]
-        table.add_row(style.short_name(name), goals.get(name, ""), *cells)
+        cells = [format_estimate(found.get(name)) for found in (validation, test)]
+        table.add_row(abbreviate(name), goals.get(name, ""), *cells)
     out.print(table)
 
 
@@ -95,4 +95,4 @@ def _seen(metrics: Mapping[str, float]) -> str:
 
 
 def _listed(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {style.number(value)}" for name, value in values.items())
+    return ", ".join(f"{name} {format_number(value)}" for name, value in values.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +10,8 @@ if TYPE_CHECKING:
     from gdpo_tune.figures.front_png import write_front_png
     from gdpo_tune.figures.report_page import write_report
 
-REPORT = "report.html"
-FRONT = "front.png"
-"""Names of the files in a sweep's folder."""
 
-
-@dataclass(frozen=True)
-class Choice:
-    """What a person chose among the trials."""
-
-    number: int
-    """Of the trial."""
-    lines: tuple[str, ...]
-    """What is to be told of it."""
-
-
-__all__ = ["FRONT", "REPORT", "Choice", "write_comparison", "write_front_png", "write_report"]
+__all__ = ["write_comparison", "write_front_png", "write_report"]
 
 
 _PLOTLY = {

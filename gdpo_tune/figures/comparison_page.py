@@ -10,8 +10,8 @@ from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.sides import Side
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.formatting import abbreviate, format_duration, format_estimate, format_number
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.figures import style
 from gdpo_tune.figures.front_table import html_table
 from gdpo_tune.figures.html_page import bullets, drawing, page, section
 from gdpo_tune.figures.paired_fronts import effects_figure, sides_figure
@@ -70,10 +70,10 @@ def _table(comparison: Comparison) -> str:
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
     heads.append(f"hypervolume of {comparison.count}")
     for name in comparison.best:
-        heads.append(f"best {style.short_name(name)}")
+        heads.append(f"best {abbreviate(name)}")
     cells = [
         [
-            style.estimate(
+            format_estimate(
                 Estimate(found.left, found.left_error)
                 if place == 0
                 else Estimate(found.right, found.right_error)
@@ -99,6 +99,6 @@ def _row(side: Side, volume: float) -> list[str]:
         str(side.stopped),
         str(side.failed),
         str(len(side.front)),
-        style.duration(side.seconds),
-        style.number(volume),
+        format_duration(side.seconds),
+        format_number(volume),
     ]

@@ -15,11 +15,13 @@ from matplotlib.lines import Line2D
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.formatting import mode_of
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures import FRONT, style
+from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import arrange
 from gdpo_tune.figures.pairs import grid_of
 from gdpo_tune.figures.panels import Panel, panels
+from gdpo_tune.results.summary import FRONT
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -144,12 +146,12 @@ def _mark(axis: Axes, panel: Panel, configuration: Configuration) -> None:
 def _bar_color(configuration: Configuration) -> str:
     if configuration.role != "search":
         return style.INK
-    return style.mark_of(style.mode_of(configuration.params)).color
+    return style.mark_of(mode_of(configuration.params)).color
 
 
 def _look(configuration: Configuration) -> dict[str, Any]:
     """Marker of one configuration, as keywords of `Axes.plot`."""
-    mark = style.mark_of(style.mode_of(configuration.params))
+    mark = style.mark_of(mode_of(configuration.params))
     fill = style.PAPER if configuration.provisional else mark.color
     if configuration.role == "untrained":
         return _marker(style.UNTRAINED.matplotlib, 7.5, style.INK, style.PAPER, 0.6, 4)
@@ -207,7 +209,7 @@ def _legend(front: Front) -> list[Line2D]:
     searched = [c for c in front.configurations if c.role == "search"]
     handles = [
         _handle(mode, style.mark_of(mode), style.mark_of(mode).color)
-        for mode in sorted({style.mode_of(c.params) for c in searched})
+        for mode in sorted({mode_of(c.params) for c in searched})
     ]
     roles = {c.role for c in front.baselines}
     if "published" in roles:

@@ -7,6 +7,14 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import (
+    NOTHING,
+    abbreviate,
+    format_estimate,
+    format_number,
+    format_parameter,
+    mode_of,
+)
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading
@@ -17,8 +25,8 @@ def front_table(front: Front, dimensions: Sequence[str]) -> str:
     if not front.members and not front.baselines:
         return '<p class="empty">No trial is complete yet.</p>'
     heads = ["configuration", "normalization"]
-    heads += [style.short_name(name) for name in dimensions if name != "normalization"]
-    heads += [style.short_name(goal.name) for goal in front.objectives]
+    heads += [abbreviate(name) for name in dimensions if name != "normalization"]
+    heads += [abbreviate(goal.name) for goal in front.objectives]
     heads += ["seeds", "P(front)"]
     rows = [_row(front, member, dimensions) for member in front.members]
     rows += [_row(front, c, dimensions) for c in front.baselines if not c.on_front]
@@ -46,8 +54,8 @@ def mode_cell(mode: str) -> str:
 
 def value_cell(test: Estimate | None, validation: Estimate | None) -> str:
     """A value on test prompts, and under it the one on validation prompts."""
-    seen = style.NOTHING if validation is None else style.number(validation.mean)
-    return f"{style.estimate(test)}<small>validation {seen}</small>"
+    seen = NOTHING if validation is None else format_number(validation.mean)
+    return f"{format_estimate(test)}<small>validation {seen}</small>"
 
 
 def _row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
@@ -57,16 +65,16 @@ def _row(front: Front, configuration: Configuration, dimensions: Sequence[str]) 
         names.append("provisional")
     badges = "".join(f'<span class="badge {name}">{escape(name)}</span>' for name in names)
     cells = [f"{escape(heading(configuration))}<small>{badges}</small>"]
-    cells.append(mode_cell(style.mode_of(configuration.params)) if trained else style.NOTHING)
+    cells.append(mode_cell(mode_of(configuration.params)) if trained else NOTHING)
     cells += [
-        escape(style.parameter(configuration.params.get(name) if trained else None))
+        escape(format_parameter(configuration.params.get(name) if trained else None))
         for name in dimensions
         if name != "normalization"
     ]
     for goal in front.objectives:
         test, seen = configuration.mean[goal.name], configuration.validation.get(goal.name)
         cells.append(value_cell(test, seen))
-    likely = f"{configuration.probability:.2f}" if configuration.rank >= 0 else style.NOTHING
-    cells += [str(configuration.seeds) if trained else style.NOTHING, likely]
+    likely = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NOTHING
+    cells += [str(configuration.seeds) if trained else NOTHING, likely]
     kind = "" if configuration.on_front else ' class="off"'
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.trials import LEFT_OUT, TrialRecord
-from gdpo_tune.figures import Choice, style
+from gdpo_tune.core.formatting import format_duration, format_interval, format_number
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.results.summary import Choice, left_out, other_states, wall_time
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -23,10 +24,10 @@ def header(spec: SweepSpec, front: Front, ending: str = "", chosen: Choice | Non
     tiles = [
         ("trials complete", str(states["complete"]), other_states(states) or "none failed"),
         ("on the front", str(len(front.members)), f"{provisional} provisional"),
-        ("hypervolume", style.number(front.hypervolume), _hypervolume_note(front)),
+        ("hypervolume", format_number(front.hypervolume), _hypervolume_note(front)),
         (
             "from first start to last end",
-            style.duration(wall_time(front.records)),
+            format_duration(wall_time(front.records)),
             _work(front.records),
         ),
     ]
@@ -62,45 +63,16 @@ def header(spec: SweepSpec, front: Front, ending: str = "", chosen: Choice | Non
     )
 
 
-def wall_time(records: Sequence[TrialRecord]) -> float:
-    """Seconds from the first start of a trial to the last end; 0 before anything ended."""
-    started = [record.started for record in records if record.started is not None]
-    finished = [record.finished for record in records if record.finished is not None]
-    return max(finished) - min(started) if started and finished else 0.0
-
-
-def other_states(states: Counter[str]) -> str:
-    """The trials that are not complete, such as `2 unfinished, 1 failed`; or nothing."""
-    words = {
-        "running": "unfinished",
-        "paused": "paused at a rung",
-        "pruned": "stopped early",
-        "failed": "failed",
-    }
-    named = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
-    return ", ".join(named)
-
-
-def left_out(records: Sequence[TrialRecord]) -> str:
-    """Each split that lacks prompts, such as `train 12 of 2048`; or nothing."""
-    found = {
-        key.removeprefix(LEFT_OUT): count
-        for record in records
-        for key, count in record.environment.items()
-        if key.startswith(LEFT_OUT)
-    }
-    return ", ".join(f"{split} {count}" for split, count in found.items())
-
-
 def _hypervolume_note(front: Front) -> str:
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
     reference = f"reference: {points}"
     if not front.members:
         return reference
-    return f"95 %: {style.interval(front.hypervolume_interval)}; {reference}"
+    interval = front.hypervolume_interval
+    return f"95 %: {format_interval(interval.low, interval.high)}; {reference}"
 
 
 def _work(records: Sequence[TrialRecord]) -> str:
     seconds = sum(record.cost.seconds for record in records)
     completions = sum(record.cost.completions for record in records)
-    return f"{style.duration(seconds)} of trials, {completions:,} completions"
+    return f"{format_duration(seconds)} of trials, {completions:,} completions"

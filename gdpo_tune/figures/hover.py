@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from html import escape
 
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import format_estimate, format_parameter
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.figures import style
 
 
 def hover_text(configuration: Configuration, objectives: Sequence[Objective]) -> str:
     """HTML lines in plotly's dialect: trials, values on test and validation, every parameter."""
     lines = [f"<b>{escape(heading(configuration))}</b>", standing(configuration)]
     for objective in objectives:
-        test = style.estimate(configuration.mean[objective.name])
+        test = format_estimate(configuration.mean[objective.name])
         seen = configuration.validation.get(objective.name)
-        lines.append(f"{escape(objective.name)}: <b>{test}</b> (validation {style.estimate(seen)})")
+        lines.append(
+            f"{escape(objective.name)}: <b>{test}</b> (validation {format_estimate(seen)})"
+        )
     if configuration.role != "untrained":
         lines += [
-            f"{escape(name)} = {escape(style.parameter(value))}"
+            f"{escape(name)} = {escape(format_parameter(value))}"
             for name, value in sorted(configuration.params.items())
         ]
     return "<br>".join(lines)

@@ -7,6 +7,7 @@ from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.findings import SURE
+from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 
@@ -24,7 +25,7 @@ def importance_figure(effects: Effects) -> go.Figure:
         cols=len(objectives),
         shared_yaxes=True,
         horizontal_spacing=0.03,
-        column_titles=[style.short_name(name) for name in objectives],
+        column_titles=[abbreviate(name) for name in objectives],
     )
     known = {(effect.objective, effect.parameter): effect for effect in effects.found}
     color = style.REWARDS[0]
@@ -32,7 +33,7 @@ def importance_figure(effects: Effects) -> go.Figure:
         shown = [known[objective, parameter] for parameter in parameters]
         bar = go.Bar(
             x=[effect.importance for effect in shown],
-            y=[style.short_name(effect.parameter) for effect in shown],
+            y=[abbreviate(effect.parameter) for effect in shown],
             orientation="h",
             marker={
                 "color": [color if e.p <= SURE else style.faded(color, 0.15) for e in shown],

@@ -7,12 +7,7 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from gdpo_tune.core.trials import Incident
-
-
-def incidents_of(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
-    """Everything in order, over all sessions as `Ledger.sessions` has them."""
-    return [incident for session in sessions for incident in session.get("incidents", ())]
+from gdpo_tune.results.summary import incidents_of
 
 
 def incidents_list(sessions: Sequence[Mapping[str, Any]]) -> str | None:

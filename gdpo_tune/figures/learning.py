@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -35,7 +36,7 @@ def learning_figure(front: Front, steps: Mapping[int, Sequence[Measurement]]) ->
         shared_xaxes=True,
         vertical_spacing=0.08,
         horizontal_spacing=0.06,
-        column_titles=[style.short_name(name) for name in rewards],
+        column_titles=[abbreviate(name) for name in rewards],
     )
     for record in _chosen(front, steps, strong):
         for column, reward in enumerate(rewards, start=1):
@@ -44,7 +45,7 @@ def learning_figure(front: Front, steps: Mapping[int, Sequence[Measurement]]) ->
                 curve.update(line=_line(record, record.number in strong))
                 figure.add_trace(curve, row=row, col=column)
     _add_legend(
-        figure, {style.mode_of(record.params) for record in front.records if record.number in steps}
+        figure, {mode_of(record.params) for record in front.records if record.number in steps}
     )
     figure.update_layout(**base_layout(520, {"l": 64, "r": 16, "t": 72, "b": 52}))
     for row, (_, title) in enumerate(ROWS, start=1):
@@ -76,12 +77,12 @@ def _curve(record: TrialRecord, steps: Sequence[Measurement], metric: str) -> go
         name=f"trial {record.number}",
         hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
         showlegend=False,
-        legendgroup=style.mode_of(record.params),
+        legendgroup=mode_of(record.params),
     )
 
 
 def _line(record: TrialRecord, strong: bool) -> dict[str, object]:
-    color = style.mark_of(style.mode_of(record.params)).color
+    color = style.mark_of(mode_of(record.params)).color
     return (
         {"color": color, "width": 2} if strong else {"color": style.faded(color, 0.3), "width": 1}
     )

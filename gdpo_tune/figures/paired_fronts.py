@@ -19,6 +19,7 @@ from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.pareto import Floats, loss_front
 from gdpo_tune.analysis.resampling import drawn_again
 from gdpo_tune.analysis.sides import Side
+from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -56,7 +57,7 @@ def sides_figure(comparison: Comparison) -> go.Figure:
         for update, goal in ((figure.update_xaxes, goals[0]), (figure.update_yaxes, goals[1])):
             less = goal.direction == "minimize"
             update(
-                title_text=style.short_name(goal.name) + (" (less is better)" if less else ""),
+                title_text=abbreviate(goal.name) + (" (less is better)" if less else ""),
                 autorange="reversed" if less else True,
                 **cell,
             )
@@ -71,7 +72,7 @@ def effects_figure(comparison: Comparison) -> go.Figure:
     figure = go.Figure(
         go.Scatter(
             x=[effect.value for effect in effects],
-            y=[style.short_name(name) for name in names],
+            y=[abbreviate(name) for name in names],
             mode="markers",
             marker={"color": style.INK, "size": 10},
             error_x={

@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import mode_of
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import hover_text
 from gdpo_tune.figures.labels import arrange
@@ -89,7 +90,7 @@ def grid_of(count: int) -> Grid:
 
 def _add_legend(figure: go.Figure, front: Front) -> None:
     """One entry a mode and a baseline, apart from the data so that each has one plain symbol."""
-    modes = sorted({style.mode_of(c.params) for c in front.configurations if _is_searched(c)})
+    modes = sorted({mode_of(c.params) for c in front.configurations if _is_searched(c)})
     entries = [(mode, mode, style.mark_of(mode)) for mode in modes]
     roles = {c.role for c in front.baselines}
     if "published" in roles:
@@ -132,10 +133,10 @@ def _traces(front: Front, panel: Panel) -> Iterable[go.Scatter]:
         legendgroup="staircase",
     )
     searched = [c for c in front.configurations if _is_searched(c)]
-    modes = sorted({style.mode_of(c.params) for c in searched})
+    modes = sorted({mode_of(c.params) for c in searched})
     for layer in (_broken, _dominated, _members):
         for mode in modes:
-            of_mode = [c for c in searched if style.mode_of(c.params) == mode]
+            of_mode = [c for c in searched if mode_of(c.params) == mode]
             yield layer(front, panel, mode, of_mode)
     for baseline in front.baselines:
         yield _baseline(front, panel, baseline)
@@ -187,7 +188,7 @@ def _baseline(front: Front, panel: Panel, configuration: Configuration) -> go.Sc
             "color": style.UNTRAINED.color,
         }
         return _points(front, panel, [configuration], marker, "untrained", bars=style.INK)
-    color = style.mark_of(style.mode_of(configuration.params)).color
+    color = style.mark_of(mode_of(configuration.params)).color
     marker = {
         "symbol": style.PUBLISHED.plotly,
         "size": 15,

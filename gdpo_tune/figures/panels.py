@@ -13,8 +13,8 @@ from itertools import combinations
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import non_dominated
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.core.trials import Estimate, Objective
-from gdpo_tune.figures import style
 
 PADDING = 0.09
 """Share of the spread that is left free beyond the outermost points."""
@@ -34,7 +34,7 @@ class Axis:
         """What a reader sees beside the axis."""
         if self.objective is None:
             return "trial"
-        name = style.short_name(self.objective.name)
+        name = abbreviate(self.objective.name)
         return name if self.objective.direction == "maximize" else f"{name} (less is better)"
 
     @property

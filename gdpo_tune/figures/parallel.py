@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -26,11 +27,11 @@ def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
         dimensions: names of the searched parameters, in the order of their axes.
     """
     shown = [c for c in front.configurations if c.role != "untrained"]
-    modes = sorted({style.mode_of(c.params) for c in shown})
+    modes = sorted({mode_of(c.params) for c in shown})
     axes = [_parameter_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
     axes += [
         {
-            "label": style.short_name(goal.name),
+            "label": abbreviate(goal.name),
             "values": [c.mean[goal.name].mean for c in shown],
             "tickformat": ".2f",
         }
@@ -40,7 +41,7 @@ def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
         go.Parcoords(
             dimensions=axes,
             line={
-                "color": [modes.index(style.mode_of(c.params)) for c in shown],
+                "color": [modes.index(mode_of(c.params)) for c in shown],
                 "colorscale": _steps([style.mark_of(mode).color for mode in modes]),
                 "cmin": -0.5,
                 "cmax": len(modes) - 0.5,
@@ -61,16 +62,16 @@ def is_drawable(configurations: Sequence[Configuration]) -> bool:
 
 
 def _parameter_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
-    label = style.short_name(name)
+    label = abbreviate(name)
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) != len(values):
-        names = sorted({style.parameter(value) for value in values})
+        names = sorted({format_parameter(value) for value in values})
         ticks = list(range(len(names)))
-        places = [names.index(style.parameter(value)) for value in values]
+        places = [names.index(format_parameter(value)) for value in values]
         return {"label": label, "values": places, "tickvals": ticks, "ticktext": names}
     distinct = sorted(set(numbers))
     if len(distinct) <= 5:
-        texts = [style.parameter(value) for value in distinct]
+        texts = [format_parameter(value) for value in distinct]
         return {"label": label, "values": numbers, "tickvals": distinct, "ticktext": texts}
     if is_logarithmic(distinct):
         return {"label": label, "values": [math.log10(v) for v in numbers], **_log_ticks(distinct)}
@@ -81,7 +82,7 @@ def _log_ticks(distinct: Sequence[float]) -> dict[str, Any]:
     ticks = style.log_ticks(distinct[0], distinct[-1])
     return {
         "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": [style.parameter(tick) for tick in ticks],
+        "ticktext": [format_parameter(tick) for tick in ticks],
     }
 
 

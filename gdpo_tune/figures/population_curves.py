@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -42,7 +43,7 @@ def population_figure(front: Front) -> go.Figure:
         values = [_values(record, name, last) for record in members]
         for record, known in zip(members, values, strict=True):
             line = _line(record, known)
-            color = style.mark_of(style.mode_of(record.params)).color
+            color = style.mark_of(mode_of(record.params)).color
             kept = record.number in strong
             line.update(
                 line={"color": color if kept else style.faded(color, 0.35), "width": 1 + kept},
@@ -51,7 +52,7 @@ def population_figure(front: Front) -> go.Figure:
             figure.add_trace(line, row=row, col=1)
         positive = all(float(value) > 0 for known in values for _, value, _ in known)
         kind = "log" if positive else "linear"
-        figure.update_yaxes(title_text=style.short_name(name), type=kind, row=row, col=1)
+        figure.update_yaxes(title_text=abbreviate(name), type=kind, row=row, col=1)
     figure.update_layout(**base_layout(ROW * len(names) + 90, {"l": 84, "r": 16, "t": 24, "b": 52}))
     figure.update_xaxes(title_text="step", row=len(names))
     return figure
@@ -72,7 +73,7 @@ def _line(record: TrialRecord, points: Sequence[Value]) -> go.Scatter:
         line_shape="hv",
         marker_symbol=["circle" if origin else "line-ns" for _, _, origin in points],
         text=[
-            f"trial {record.number}{origin}, step {step}: {style.parameter(value)}"
+            f"trial {record.number}{origin}, step {step}: {format_parameter(value)}"
             for step, value, origin in points
         ],
         hovertemplate="%{text}<extra></extra>",

@@ -11,7 +11,6 @@ from gdpo_tune.analysis.findings import reading
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures import REPORT, Choice
 from gdpo_tune.figures.front_table import front_table
 from gdpo_tune.figures.gallery import effects_of, gallery
 from gdpo_tune.figures.header import header
@@ -20,6 +19,7 @@ from gdpo_tune.figures.incidents import incidents_list
 from gdpo_tune.figures.samples import samples
 from gdpo_tune.figures.timeline import utilisation
 from gdpo_tune.figures.trials_table import failures, trials_table
+from gdpo_tune.results.summary import REPORT, Choice
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

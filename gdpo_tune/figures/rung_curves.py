@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -30,11 +31,11 @@ def rungs_figure(front: Front) -> go.Figure:
         rows=1,
         cols=len(front.objectives),
         horizontal_spacing=0.06,
-        column_titles=[style.short_name(goal.name) for goal in front.objectives],
+        column_titles=[abbreviate(goal.name) for goal in front.objectives],
     )
     modes: set[str] = set()
     for record in shown[-MOST:]:
-        mode = style.mode_of(record.params)
+        mode = mode_of(record.params)
         for column, goal in enumerate(front.objectives, start=1):
             legend = column == 1 and record.number in strong and mode not in modes
             curve = _curve(record, goal.name, strong=record.number in strong, legend=legend)
@@ -47,7 +48,7 @@ def rungs_figure(front: Front) -> go.Figure:
 
 
 def _curve(record: TrialRecord, objective: str, *, strong: bool, legend: bool) -> go.Scatter:
-    mark = style.mark_of(style.mode_of(record.params))
+    mark = style.mark_of(mode_of(record.params))
     color = mark.color if strong else style.faded(mark.color, 0.3)
     known = [rung for rung in record.rungs if objective in rung.validation]
     symbols = [mark.plotly] * len(known)
@@ -59,8 +60,8 @@ def _curve(record: TrialRecord, objective: str, *, strong: bool, legend: bool) -
         mode="lines+markers",
         line={"color": color, "width": 2 if strong else 1},
         marker={"symbol": symbols, "size": 7 if strong else 5, "color": color},
-        name=style.mode_of(record.params),
-        legendgroup=style.mode_of(record.params),
+        name=mode_of(record.params),
+        legendgroup=mode_of(record.params),
         showlegend=legend,
         hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
     )

@@ -7,7 +7,7 @@ from html import escape
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.completions import Completion, read_completions
-from gdpo_tune.figures import style
+from gdpo_tune.core.formatting import NOTHING, abbreviate
 from gdpo_tune.figures.hover import heading
 
 MOST = 12
@@ -36,7 +36,7 @@ def _fold(front: Front, member: Configuration, kept: list[Completion], *, is_ope
 
 def _said(said: Completion) -> str:
     judged = ", ".join(
-        f"{style.short_name(name)} {style.NOTHING if value is None else f'{value:g}'}"
+        f"{abbreviate(name)} {NOTHING if value is None else f'{value:g}'}"
         for name, value in said.metrics.items()
     )
     return (

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import Measurement
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -39,7 +40,7 @@ def shares_figure(front: Front, steps: Mapping[int, Sequence[Measurement]]) -> g
                 y=names,
                 x=shares,
                 orientation="h",
-                name=style.short_name(reward),
+                name=abbreviate(reward),
                 marker={
                     "color": style.REWARDS[index % len(style.REWARDS)],
                     "line": {"color": style.PAPER, "width": 1.5},
@@ -70,7 +71,7 @@ def _shown(front: Front) -> list[Configuration]:
 
 
 def _name(configuration: Configuration) -> str:
-    mode = style.mode_of(configuration.params)
+    mode = mode_of(configuration.params)
     published = ", published" if configuration.role == "published" else ""
     return f"trial {configuration.first} ({mode}{published})"
 

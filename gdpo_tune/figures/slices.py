@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 
@@ -27,7 +28,7 @@ def sliced(front: Front, dimensions: Sequence[str]) -> list[str]:
 def slices_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
     """A row an objective, a column a parameter; one point a configuration, in its mode's colour."""
     names, shown = sliced(front, dimensions), _trained(front)
-    modes = sorted({style.mode_of(c.params) for c in shown})
+    modes = sorted({mode_of(c.params) for c in shown})
     figure: go.Figure = make_subplots(
         rows=len(front.objectives),
         cols=max(1, len(names)),
@@ -39,19 +40,17 @@ def slices_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
     for row, goal in enumerate(front.objectives, start=1):
         for column, name in enumerate(names, start=1):
             for mode in modes:
-                chosen = [c for c in shown if style.mode_of(c.params) == mode and name in c.params]
+                chosen = [c for c in shown if mode_of(c.params) == mode and name in c.params]
                 trace = _points(chosen, name, goal.name, mode, legend=row == column == 1)
                 figure.add_trace(trace, row=row, col=column)
-        figure.update_yaxes(title_text=style.short_name(goal.name), row=row, col=1)
+        figure.update_yaxes(title_text=abbreviate(goal.name), row=row, col=1)
     for column, name in enumerate(names, start=1):
         numbers = _numbers(shown, name)
         if is_logarithmic(numbers):
             ticks = style.log_ticks(min(numbers), max(numbers))
-            texts = [style.parameter(tick) for tick in ticks]
+            texts = [format_parameter(tick) for tick in ticks]
             figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, col=column)
-        figure.update_xaxes(
-            title_text=style.short_name(name), row=len(front.objectives), col=column
-        )
+        figure.update_xaxes(title_text=abbreviate(name), row=len(front.objectives), col=column)
     height = 120 + 190 * len(front.objectives)
     figure.update_layout(**base_layout(height, {"l": 64, "r": 16, "t": 48, "b": 52}))
     return figure

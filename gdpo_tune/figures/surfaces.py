@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.attainment import attainment
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 
@@ -43,7 +44,7 @@ def surfaces_figure(front: Front) -> go.Figure:
         for update, place in ((figure.update_xaxes, pair[0]), (figure.update_yaxes, pair[1])):
             goal = front.objectives[place]
             less = goal.direction == "minimize"
-            title = style.short_name(goal.name) + (" (less is better)" if less else "")
+            title = abbreviate(goal.name) + (" (less is better)" if less else "")
             update(title_text=title, autorange="reversed" if less else True, **cell)
     figure.update_layout(**base_layout(rows * 380 + 70, {"l": 64, "r": 16, "t": 56, "b": 56}))
     return figure

@@ -9,6 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gdpo_tune.core.costs import HOUR
+from gdpo_tune.core.formatting import format_duration
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
@@ -65,7 +66,7 @@ def utilisation(records: Sequence[TrialRecord], sessions: Sequence[Mapping[str, 
     if not offered:
         return ""
     return (
-        f"Trials worked for {style.duration(spent)} of the {style.duration(offered)} that their "
+        f"Trials worked for {format_duration(spent)} of the {format_duration(offered)} that their "
         f"slots were there: {min(1.0, spent / offered):.0%}. The rest is the start of processes, "
         "the search, and slots that waited at the end."
     )
@@ -83,7 +84,7 @@ def _bars(
         orientation="h",
         name=name,
         marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
-        text=[f"trial {r.number}, {style.duration(r.cost.seconds)} of work" for r, _ in chosen],
+        text=[f"trial {r.number}, {format_duration(r.cost.seconds)} of work" for r, _ in chosen],
         textposition="none",
         hovertemplate="%{text}<extra>" + name + "</extra>",
     )

@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from html import escape
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.formatting import (
+    NOTHING,
+    abbreviate,
+    format_duration,
+    format_parameter,
+    mode_of,
+)
 from gdpo_tune.core.trials import Objective, TrialRecord
-from gdpo_tune.figures import style
 from gdpo_tune.figures.front_table import html_table, mode_cell, value_cell
 
 Cell = tuple[str, str | float]
 """HTML of a cell, and what it is sorted by."""
 
-NOTHING: Cell = (style.NOTHING, "")
+NOTHING: Cell = (NOTHING, "")
 
 
 def trials_table(front: Front, dimensions: Sequence[str]) -> str:
@@ -21,8 +27,8 @@ def trials_table(front: Front, dimensions: Sequence[str]) -> str:
     if not front.records:
         return '<p class="empty">No trial has started yet.</p>'
     others = [name for name in dimensions if name != "normalization"]
-    heads = ["trial", "state", "role", "normalization", *map(style.short_name, others)]
-    heads += [style.short_name(goal.name) for goal in front.objectives]
+    heads = ["trial", "state", "role", "normalization", *map(abbreviate, others)]
+    heads += [abbreviate(goal.name) for goal in front.objectives]
     heads += ["constraints", "time", "note"]
     members = {number for member in front.members for number in member.numbers}
     rows = [
@@ -50,7 +56,7 @@ def _row(
     record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
 ) -> str:
     trained = record.role != "untrained"
-    mode = style.mode_of(record.params)
+    mode = mode_of(record.params)
     cells: list[Cell] = [
         (f"{record.number}{' ★' if on_front else ''}", record.number),
         (f'<span class="state {record.state}">{record.state}</span>', record.state),
@@ -79,7 +85,7 @@ def _parameter(record: TrialRecord, name: str) -> Cell:
     value = record.params.get(name)
     if value is None:
         return NOTHING
-    return (escape(style.parameter(value)), value)
+    return (escape(format_parameter(value)), value)
 
 
 def _value(record: TrialRecord, objective: Objective) -> Cell:
@@ -99,4 +105,4 @@ def _verdict(record: TrialRecord) -> Cell:
 def _time(record: TrialRecord) -> Cell:
     if record.cost.seconds == 0:
         return NOTHING
-    return (style.duration(record.cost.seconds), record.cost.seconds)
+    return (format_duration(record.cost.seconds), record.cost.seconds)

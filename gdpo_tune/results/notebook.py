@@ -11,13 +11,13 @@ The ledger is only read, so this works beside a running sweep; load again to see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.compare import Compared, compare_modes, compare_sweeps
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from optuna import Study
 
-    from gdpo_tune.figures.gallery import Gallery
     from gdpo_tune.spec import SweepSpec
+
+Gallery = Mapping[str, "Callable[[], go.Figure]"]
+"""Name of a figure -> function that draws it."""
 
 
 class LoadedSweep:
     """A sweep as it was when it was loaded."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, draw: Callable[[SweepSpec, Front], Gallery]) -> None:
         self._sweep = sweep
+        self._draw = draw
 
     def __repr__(self) -> str:
         return (
@@ -59,7 +62,7 @@ class LoadedSweep:
     @cached_property
     def analysis(self) -> Front:
         """The front with its intervals, knee and extremes, as the report is drawn from it."""
-        return build_front(self.records, self.spec.objective_list())
+        return self._sweep.front()
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -156,19 +159,16 @@ class LoadedSweep:
 
     @cached_property
     def _drawers(self) -> Gallery:
-        # Late: who wants tables alone need not wait for plotly.
-        from gdpo_tune.figures.gallery import gallery
-
-        return gallery(self.spec, self.analysis)
+        return self._draw(self.spec, self.analysis)
 
 
-def load_sweep(named: str) -> LoadedSweep:
+def load(named: str, draw: Callable[[SweepSpec, Front], Gallery]) -> LoadedSweep:
     """A sweep, by its folder, by its name under `runs`, or by the file that it was searched with.
 
     Raises:
         UsageError: there is none.
     """
-    return LoadedSweep(find_sweep(str(named)))
+    return LoadedSweep(find_sweep(str(named)), draw)
 
 
 def _trial_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:

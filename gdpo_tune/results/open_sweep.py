@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import is_file
 from gdpo_tune.core.object_store import address_of, copied_from, is_url, local_folder
@@ -35,6 +36,10 @@ class Sweep:
     records: Sequence[TrialRecord]
     sessions: Sequence[Mapping[str, Any]] = ()
     """As `Ledger.sessions` has them."""
+
+    def front(self) -> Front:
+        """Return the front of its trials, on test prompts."""
+        return build_front(self.records, self.spec.objective_list())
 
     def respecified(self, overrides: Sequence[str], *, to_run: bool) -> SweepSpec:
         """Its file with other values, for one training, or only to tell of one."""

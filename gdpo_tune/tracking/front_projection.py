@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.core.colors import INK, MODE_COLORS, OTHER_COLOR
+from gdpo_tune.core.formatting import mode_of
 from gdpo_tune.core.trials import Objective, TrialRecord
-from gdpo_tune.figures import style
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.model_registry import final_models, policies
 from gdpo_tune.tracking.run_content import Content, milliseconds
@@ -73,8 +74,8 @@ def _trials(front: Front) -> dict[int, Content]:
 def run_color(record: TrialRecord, *, on_front: bool) -> str:
     """Colour of a trial in MLflow's charts, `#rrggbb`: its mode's, pale beside the front."""
     if record.role == "untrained":
-        return style.INK
-    color = style.mark_of(style.mode_of(record.params)).color
+        return INK
+    color = MODE_COLORS.get(mode_of(record.params), OTHER_COLOR)
     channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     pale = [round(PALE * channel + (1 - PALE) * 255) for channel in channels]
     return "#" + "".join(f"{channel:02x}" for channel in (channels if on_front else pale))

@@ -17,6 +17,7 @@ from gdpo_tune.core.events import (
     SearchStarted,
     SweepFinished,
     SweepStarted,
+    TrackingState,
     TrialFinished,
     TrialPaused,
     TrialProgress,
@@ -32,7 +33,7 @@ from gdpo_tune.tracking.front_watch import FrontWatch
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.model_registry import FOLDER
 from gdpo_tune.tracking.run_content import SWEEP, Content, Identity, Known, milliseconds
-from gdpo_tune.tracking.sender import Sender, State
+from gdpo_tune.tracking.sender import Sender
 from gdpo_tune.tracking.server import absolute_uri, set_environment
 from gdpo_tune.tracking.spool import Message, Spool
 from gdpo_tune.tracking.sweep_run import experiment_content, sweep_content
@@ -121,7 +122,7 @@ class MlflowSink:
             if self._known[SWEEP].files.get(str(path)) != digest:
                 self._put({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
 
-    def state(self) -> State | None:
+    def state(self) -> TrackingState | None:
         """How far MLflow is; None before the sweep has started and once this is closed."""
         return self._sender and self._sender.state()
 

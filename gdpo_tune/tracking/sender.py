@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from gdpo_tune.core.events import TrackingState
 from gdpo_tune.tracking.run_content import is_apart
 from gdpo_tune.tracking.spool import BATCH_BYTES, Message, Spool
 
@@ -59,26 +59,6 @@ class Receiver(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class State:
-    """How far the other side is."""
-
-    kind: Literal["up to date", "catching up", "away"]
-    """`catching up`: more waits than one batch holds, or than was put since it was away."""
-    pending: int
-    """Messages that are not delivered yet."""
-    problem: str
-    """Why nothing can be delivered; empty unless `away`."""
-
-    def __str__(self) -> str:
-        """A line for a person."""
-        if self.kind == "up to date":
-            return "MLflow: up to date"
-        if self.kind == "catching up":
-            return f"MLflow: catching up, {self.pending:,} updates left"
-        return f"MLflow: {self.pending:,} updates are kept and will be sent: {self.problem}"
-
-
 class Sender:
     """Delivers `spool` to `receiver` in a daemon thread, with growing pauses while it fails.
 
@@ -106,14 +86,14 @@ class Sender:
         """Begin to deliver."""
         self._thread.start()
 
-    def state(self) -> State:
+    def state(self) -> TrackingState:
         """How far the other side is, now; costs next to nothing."""
         problem, pending = self.problem or self._broken(), self._spool.pending()
         if problem:
-            return State("away", pending, problem)
+            return TrackingState("away", pending, problem)
         if self._spool.leftover:
-            return State("away", pending, UNPLACED)
-        return State("catching up" if self._behind else "up to date", pending, "")
+            return TrackingState("away", pending, UNPLACED)
+        return TrackingState("catching up" if self._behind else "up to date", pending, "")
 
     def close(self, timeout: float) -> int:
         """Deliver what is left for at most `timeout` seconds; return how much is left then."""

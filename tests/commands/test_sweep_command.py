@@ -25,7 +25,7 @@ def end_with(monkeypatch, tmp_path):
     """Let the search end at once with these records; return what the command returns."""
     monkeypatch.chdir(tmp_path)
     Path("runs/code").mkdir(parents=True)
-    monkeypatch.setattr(sweep, "probe_environment", lambda spec: {})
+    monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
 
     def run(*records, interrupted=False, options=()):
         result = SimpleNamespace(records=records, interrupted=interrupted, reason="", sessions=())

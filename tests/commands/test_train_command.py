@@ -14,7 +14,7 @@ import pytest
 
 import gdpo_tune.spec
 import gdpo_tune.training
-from gdpo_tune import sweep, train
+from gdpo_tune import cli, train
 from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
@@ -66,7 +66,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(gdpo_tune.spec, "check_resources", lambda spec: None)
-    monkeypatch.setattr(sweep, "probe_environment", lambda spec, tracked: {"sandbox": "fake"})
+    monkeypatch.setattr(cli, "probe_environment", lambda spec, tracked: {"sandbox": "fake"})
     training = FakeTraining()
     monkeypatch.setattr(gdpo_tune.training, "train", training, raising=False)
     return training

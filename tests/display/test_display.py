@@ -15,11 +15,12 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
 from gdpo_tune.core.trials import Cost, Incident, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import front_table
-from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.spec import Constraint
 from tests.support.figures import NASTY, make_records, make_spec
 from tests.support.tuning import measured
@@ -74,7 +75,7 @@ def test_lines_hold_the_objectives_and_no_escape_codes(spec):
     text = console.file.getvalue()
     assert "\x1b" not in text
     for goal in spec.objective_list():
-        assert f"{goal.name} {style.estimate(records[2].test[goal.name])}" in text
+        assert f"{goal.name} {format_estimate(records[2].test[goal.name])}" in text
 
 
 def test_a_reason_is_not_taken_for_markup(spec):
@@ -161,8 +162,8 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
     assert "30/60" in text
     assert "format 0.500" in text
     front = build_front(records, spec.objective_list())
-    assert f"hypervolume {style.number(front.hypervolume)}" in text
-    assert style.estimate(front.members[0].mean["correctness"]) in text
+    assert f"hypervolume {format_number(front.hypervolume)}" in text
+    assert format_estimate(front.members[0].mean["correctness"]) in text
 
 
 def test_validation_values_stay_until_there_are_newer_ones(spec):
@@ -250,13 +251,13 @@ def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
     text = summary(spec, records)
     for configuration in (*front.members, *front.baselines):
         for goal in front.objectives:
-            assert style.estimate(configuration.mean[goal.name]) in text
+            assert format_estimate(configuration.mean[goal.name]) in text
     leading = [front.leads(goal.name) for goal in front.objectives]
     for word in ("knee", *leading, "untrained policy"):
         assert word in text
     assert "published weights" in text
-    where = style.interval(front.hypervolume_interval)
-    assert f"hypervolume {style.number(front.hypervolume)} (95 %: {where})" in text
+    where = format_interval(front.hypervolume_interval.low, front.hypervolume_interval.high)
+    assert f"hypervolume {format_number(front.hypervolume)} (95 %: {where})" in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 130, 200])
@@ -265,7 +266,7 @@ def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
     text = summary(spec, records, width)
     for member in build_front(records, spec.objective_list()).members:
         for estimate in (member.mean["correctness"], member.mean["length"]):
-            assert style.estimate(estimate) in text
+            assert format_estimate(estimate) in text
     assert "…" not in text
 
 
@@ -356,4 +357,4 @@ def test_constraints_that_no_trial_meets_are_named_with_the_closest_value(spec):
     said = summary(strict, records)
     best = max(r.validation["correctness"].mean for r in records if r.role != "untrained")
     assert "no trial meets all constraints" in said
-    assert f"correctness >= 0.99: the closest trial has {style.number(best)}" in said
+    assert f"correctness >= 0.99: the closest trial has {format_number(best)}" in said

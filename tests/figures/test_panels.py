@@ -7,6 +7,13 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis import build_front
 from gdpo_tune.core import registry
+from gdpo_tune.core.formatting import (
+    NOTHING,
+    format_duration,
+    format_estimate,
+    format_number,
+    format_parameter,
+)
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import APART, HEIGHT, WIDTH, Box, arrange
@@ -181,16 +188,16 @@ def test_every_mode_has_a_colour_and_a_symbol_of_its_own():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, style.NOTHING)],
+    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NOTHING)],
 )
 def test_numbers(value, text):
-    assert style.number(value) == text
+    assert format_number(value) == text
 
 
 def test_an_error_has_as_many_decimals_as_its_mean():
-    assert style.estimate(Estimate(34.26, 0.227)) == "34.3 ± 0.2"
-    assert style.estimate(Estimate(0.5, 0.0214)) == "0.500 ± 0.021"
-    assert style.estimate(None) == style.NOTHING
+    assert format_estimate(Estimate(34.26, 0.227)) == "34.3 ± 0.2"
+    assert format_estimate(Estimate(0.5, 0.0214)) == "0.500 ± 0.021"
+    assert format_estimate(None) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_an_error_has_as_many_decimals_as_its_mean():
     ],
 )
 def test_parameters(value, text):
-    assert style.parameter(value) == text
+    assert format_parameter(value) == text
 
 
 @pytest.mark.parametrize(
@@ -220,4 +227,4 @@ def test_parameters(value, text):
     ],
 )
 def test_durations(seconds, text):
-    assert style.duration(seconds) == text
+    assert format_duration(seconds) == text

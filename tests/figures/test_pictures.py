@@ -9,6 +9,7 @@ import pytest
 from gdpo_tune.analysis import build_front
 from gdpo_tune.core.completions import FILE, LONGEST, read_completions, shortened, write_completions
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.formatting import format_estimate, mode_of
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hover import heading, hover_text, standing
@@ -88,7 +89,7 @@ def test_colour_and_symbol_are_those_of_the_mode(front):
     for configuration in front.members:
         if configuration.role == "search":
             trace, _ = points[configuration.values(front.objectives)[:2]]
-            mark = style.mark_of(style.mode_of(configuration.params))
+            mark = style.mark_of(mode_of(configuration.params))
             assert trace.marker.symbol == mark.plotly
             assert trace.marker.line.color == mark.color
 
@@ -125,7 +126,7 @@ def test_the_hover_text_has_every_parameter_and_value(front):
     for member in front.members:
         text = hover_text(member, front.objectives)
         assert all(name in text for name in member.params)
-        assert all(style.estimate(member.mean[goal.name]) in text for goal in front.objectives)
+        assert all(format_estimate(member.mean[goal.name]) in text for goal in front.objectives)
 
 
 def test_the_hover_text_is_escaped(front):

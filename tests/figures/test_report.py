@@ -10,6 +10,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis import build_front
+from gdpo_tune.core.formatting import format_number, mode_of
 from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.front_png import DPI, front_picture
@@ -105,7 +106,7 @@ def test_the_header_counts(tmp_path):
     front = build_front(records, spec.objective_list())
     page = page_of(spec, records)
     assert "2 failed" in page.text
-    assert style.number(front.hypervolume) in page.text
+    assert format_number(front.hypervolume) in page.text
     assert str(spec.directory.absolute()) in page.text
 
 
@@ -173,7 +174,7 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
     assert searched
     for member in searched:
         line = marks[member.values(front.objectives)]
-        mark = style.mark_of(style.mode_of(member.params))
+        mark = style.mark_of(mode_of(member.params))
         assert line.get_markeredgecolor() == mark.color
         assert line.get_marker() == mark.matplotlib
         assert (line.get_markerfacecolor() == style.PAPER) == member.provisional

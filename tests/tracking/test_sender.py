@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
+from gdpo_tune.core.events import TrackingState
 from gdpo_tune.tracking import sender as module
-from gdpo_tune.tracking.sender import Away, Refused, Sender, State
+from gdpo_tune.tracking.sender import Away, Refused, Sender
 from gdpo_tune.tracking.spool import Spool
 
 LONG = 30.0
@@ -100,7 +101,7 @@ def test_a_receiver_that_is_away_gets_everything_when_it_is_back(spool):
         assert tried.acquire(timeout=LONG)
     assert sender.problem == "nobody there"
     assert receiver.forgotten > 0
-    assert sender.state() == State("away", 5, "nobody there")
+    assert sender.state() == TrackingState("away", 5, "nobody there")
     assert "5 updates are kept and will be sent: nobody there" in str(sender.state())
     back.set()
     assert sender.close(LONG) == 0
@@ -164,7 +165,7 @@ def test_what_finds_no_place_holds_up_nothing_and_is_tried_again(spool, apart):
     sender = started(spool, receiver)
     assert sender.close(0.05) == 1
     assert receiver.got == messages
-    assert sender.state() == State("away", 1, module.UNPLACED)
+    assert sender.state() == TrackingState("away", 1, module.UNPLACED)
 
     room.set()
     with contextlib.closing(Spool(spool.path, "here")) as reopened:

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from gdpo_tune.core.events import TrackingState
 from gdpo_tune.tracking import sync
-from gdpo_tune.tracking.sender import State
 
 
 def test_only_what_is_sent_is_called_up_to_date(monkeypatch, capsys):
@@ -11,10 +11,10 @@ def test_only_what_is_sent_is_called_up_to_date(monkeypatch, capsys):
     monkeypatch.setattr(sync, "GLANCE", 0.0)
     states = iter(
         [
-            State("up to date", 1_200, ""),
-            State("catching up", 800, ""),
-            State("away", 800, "nobody there"),
-            State("up to date", 0, ""),
+            TrackingState("up to date", 1_200, ""),
+            TrackingState("catching up", 800, ""),
+            TrackingState("away", 800, "nobody there"),
+            TrackingState("up to date", 0, ""),
         ]
     )
     sync.wait(SimpleNamespace(state=lambda: next(states)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune import sweep
+from gdpo_tune import cli
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.parameters import parameters_of
@@ -113,7 +113,7 @@ def test_prompts_that_are_too_long_are_left_out_counted_and_at_last_refused(tmp_
 
 
 def requirements(*overrides):
-    return sweep.probe_environment(
+    return cli.probe_environment(
         load_spec(ROOT / "search_spaces" / "code.yaml", ["tracking.required=false", *overrides])
     )
 

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from gdpo_tune import sweep
+from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
@@ -97,7 +97,7 @@ def test_a_module_that_cannot_be_loaded_is_refused_before_any_work(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     spec = load_spec(SPACE, ["sandbox.modules=[broken_module]"])
     with pytest.raises(SandboxUnavailable, match="modules: broken_module cannot be imported"):
-        sweep.probe_environment(spec)
+        cli.probe_environment(spec)
 
 
 def test_requirements_tell_the_tier_and_the_command_says_it(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,75 @@
+"""How measured values, parameters and durations are written for a person, everywhere the same."""
+
+from __future__ import annotations
+
+import math
+
+from gdpo_tune.core.trials import Estimate, Params, ParamValue
+
+NOTHING = "\N{EM DASH}"
+"""Stands where there is no value."""
+SHORT = {
+    "reward_weights": "w {}",
+    "conditioning": "{} if",
+    "conditioning_threshold": "{} if at least",
+}
+"""Names of the parameters that exist once a reward."""
+
+
+def mode_of(params: Params) -> str:
+    """The normalization mode that a configuration was trained with."""
+    return str(params.get("normalization", "gdpo"))
+
+
+def format_number(value: float) -> str:
+    """A measured value for reading: three decimals below 10, fewer above; a dash if not finite."""
+    return f"{value:,.{_decimals(value)}f}" if math.isfinite(value) else NOTHING
+
+
+def format_estimate(value: Estimate | None) -> str:
+    """`mean ± standard error` with as many decimals in both; a dash for nothing."""
+    if value is None:
+        return NOTHING
+    return f"{format_number(value.mean)} ± {value.se:,.{_decimals(value.mean)}f}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """Return `low to high`."""
+    return f"{format_number(low)} to {format_number(high)}"
+
+
+def _decimals(value: float) -> int:
+    magnitude = abs(value)
+    return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
+
+
+def format_parameter(value: ParamValue | None) -> str:
+    """A parameter's value for reading, in three significant digits; a dash for nothing."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return str(value).lower()  # as it is written in the file
+    if not isinstance(value, float):
+        return str(value)
+    if 0 < abs(value) < 1e-3:
+        digits, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{int(exponent)}"
+    return f"{value:.3g}"
+
+
+def abbreviate(name: str) -> str:
+    """A parameter's name for a narrow column: `reward_weights.format` becomes `w format`."""
+    family, _, reward = name.partition(".")
+    return SHORT.get(family, "{}").format(reward) if reward else name.replace("_", " ")
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds for reading: `45 s`, `7 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
