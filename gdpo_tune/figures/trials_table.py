@@ -19,7 +19,7 @@ from gdpo_tune.figures.front_table import html_table, mode_cell, value_cell
 Cell = tuple[str, str | float]
 """HTML of a cell, and what it is sorted by."""
 
-NOTHING: Cell = (NOTHING, "")
+EMPTY: Cell = (NOTHING, "")
 
 
 def trials_table(front: Front, dimensions: Sequence[str]) -> str:
@@ -61,9 +61,9 @@ def _row(
         (f"{record.number}{' ★' if on_front else ''}", record.number),
         (f'<span class="state {record.state}">{record.state}</span>', record.state),
         _role(record),
-        (mode_cell(mode), mode) if trained else NOTHING,
+        (mode_cell(mode), mode) if trained else EMPTY,
     ]
-    cells += [_parameter(record, name) if trained else NOTHING for name in dimensions]
+    cells += [_parameter(record, name) if trained else EMPTY for name in dimensions]
     cells += [_value(record, objective) for objective in objectives]
     cells += [_verdict(record), _time(record), (escape(record.reason), record.reason)]
     body = "".join(
@@ -84,25 +84,25 @@ def _role(record: TrialRecord) -> Cell:
 def _parameter(record: TrialRecord, name: str) -> Cell:
     value = record.params.get(name)
     if value is None:
-        return NOTHING
+        return EMPTY
     return (escape(format_parameter(value)), value)
 
 
 def _value(record: TrialRecord, objective: Objective) -> Cell:
     test, seen = record.test.get(objective.name), record.validation.get(objective.name)
     if test is None and seen is None:
-        return NOTHING
+        return EMPTY
     key = test.mean if test is not None else ""
     return (value_cell(test, seen), key)
 
 
 def _verdict(record: TrialRecord) -> Cell:
     if record.feasible is None:
-        return NOTHING
+        return EMPTY
     return ("hold", 1) if record.feasible else ("broken", 0)
 
 
 def _time(record: TrialRecord) -> Cell:
     if record.cost.seconds == 0:
-        return NOTHING
+        return EMPTY
     return (format_duration(record.cost.seconds), record.cost.seconds)
