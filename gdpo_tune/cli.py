@@ -93,7 +93,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     check_available(spec.policy, spec.model.revision)
     check_share(spec)
     check_data(spec.data, spec.training)
-    with task_files.made(spec.task, spec.training, spec.sandbox, spec.data) as task:
+    with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
     if tracked:
         check_server(spec)

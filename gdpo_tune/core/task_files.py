@@ -49,7 +49,7 @@ def task_class(task: str) -> Any:
     return _class(task) if is_file(task) else registry.load(registry.TASKS[task].target)
 
 
-def made(
+def build_task(
     task: str, training: TrainingSettings, sandbox: SandboxSettings, data: DataSettings
 ) -> Any:
     """The task of a sweep with these settings.

@@ -233,7 +233,7 @@ class Incident:
 
     time: float
     """Unix seconds."""
-    what: str
+    description: str
     """In one line; of trials, it is said of each: `is tried again: ...`."""
     trials: tuple[int, ...] = ()
     """Numbers of those that it befell."""
@@ -241,11 +241,11 @@ class Incident:
     def __str__(self) -> str:
         """The same with the trials, in one line."""
         if not self.trials:
-            return self.what
+            return self.description
         numbers = ", ".join(map(str, self.trials))
-        if self.what.startswith("node "):
-            return f"{self.what}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
-        return f"trial {numbers} {self.what}"
+        if self.description.startswith("node "):
+            return f"{self.description}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
+        return f"trial {numbers} {self.description}"
 
 
 @dataclass(frozen=True)

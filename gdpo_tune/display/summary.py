@@ -118,8 +118,8 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
 def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:
     """Say that things went wrong and the sweep went on; the report has all of it."""
     found = incidents_of(sessions)
-    lost = [what for what in found if what.what.endswith("was lost")]
-    again = sum("is tried again" in what.what for what in found)
+    lost = [what for what in found if what.description.endswith("was lost")]
+    again = sum("is tried again" in what.description for what in found)
     moved = len({number for what in lost for number in what.trials})
     if lost:
         nodes = f"{len(lost)} node{'s' if len(lost) > 1 else ''} lost, with attempts at {moved}"

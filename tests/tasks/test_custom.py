@@ -86,7 +86,7 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     Path("sums.py").write_text(code)
     Path("sums.yaml").write_text(space)
     spec = load_spec("sums.yaml")
-    with task_files.made(spec.task, spec.training, spec.sandbox, spec.data) as task:
+    with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         assert task.environment() == {}
     outcome = train(trial(spec.task, tmp_path), resume=None, report=lambda *_: None)
     assert set(outcome.test) == {"right", "short", "mean_length"}
@@ -165,7 +165,7 @@ def test_data_for_a_task_that_writes_its_own_prompts_is_refused(tmp_path):
 def test_what_a_trial_would_miss_in_a_task_is_told_at_once(tmp_path):
     task = written(tmp_path, TASK.replace("    ranges", "    instructions = None\n    ranges"))
     with pytest.raises(TaskFileError, match="instructions has to be a text"):
-        task_files.made(task, SETTINGS, SandboxSettings(), DataSettings())
+        task_files.build_task(task, SETTINGS, SandboxSettings(), DataSettings())
 
 
 class Own(RewardFunctionTask):

@@ -60,7 +60,7 @@ class Referee:
         """Whether a trial was asked to end."""
         return number in self._halting
 
-    def let_go(self, number: int) -> TrialRecord:
+    def record_halted(self, number: int) -> TrialRecord:
         """Record that such a trial has ended: it is pruned, or waits."""
         verdict, rung = self._halting.pop(number)
         self.clear(number)

@@ -229,7 +229,7 @@ class LedgerSearcher(Searcher):
 
     def _let_go(self, number: int) -> None:
         with self._recording():
-            self._finished(self._referee.let_go(number))
+            self._finished(self._referee.record_halted(number))
 
     def _nothing_left(self) -> str:
         with self._recording():
