@@ -154,7 +154,9 @@ def _acquire(config: TrialConfig) -> Warm:
     if _kept is None or _kept[0] != key:
         release()
         model, tokenizer = _load(config.policy, config.model)
-        task: Task = task_files.build_task(config.task, config.training, config.sandbox, config.data)
+        task: Task = task_files.build_task(
+            config.task, config.training, config.sandbox, config.data
+        )
         wanted = config.model.instructions
         prompts = prompt_format(config.policy, tokenizer, task.instructions, wanted)
         state = Warm(

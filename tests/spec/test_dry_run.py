@@ -331,7 +331,7 @@ def test_code_that_may_use_more_memory_than_there_is(load, tmp_path, monkeypatch
     spec = load("sandbox.memory_mb=1025")
     with pytest.raises(ResourcesError, match=r"memory_mb = 1025: this machine has 1024 MiB") as e:
         check_resources(spec, {}, tmp_path)
-    assert "--set sandbox_checks.memory_mb=512" in str(e.value)
+    assert "--set sandbox.memory_mb=512" in str(e.value)
     check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
     check_resources(load("sandbox.memory_mb=1024"), {}, tmp_path)
     service = "sandbox={type: external, url: 'http://a', memory_mb: 1025}"
