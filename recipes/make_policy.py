@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core import registry
+from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.policies.load_policy import policy_folder
 from recipes.demonstrations import Frame, draw_mode, render
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="warm-start prompts")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="prompts to measure on")
     args = parser.parse_args(argv)
-    out = args.out or Path(policy_folder(registry.TASKS[args.task].embedded))
+    out = args.out or Path(policy_folder(describe_task(args.task).embedded))
     steps = RECIPES[args.task].steps if args.steps is None else args.steps
     make(args.task, out, steps=steps, prompts=args.prompts, held_out=args.held_out)
     return 0
@@ -146,7 +146,7 @@ def demonstrations(task: str, prompts: int) -> list[tuple[str, str]]:
 
 def judge(task: str) -> Task:
     """The task, with the lengths that its policy is measured with."""
-    return registry.load(registry.TASKS[task].target)(RECIPES[task].settings)
+    return describe_task(task).build(RECIPES[task].settings)
 
 
 def tokenize(

@@ -159,7 +159,7 @@ def recipe_of(
         note: where it is from, for a person.
         schedule: what of the parameters changes on the way.
     """
-    info = task_info(spec.task)
+    info = task_info(spec.task, params)
     prefix = "reward_weights."
     weights = {
         reward: float(params[f"{prefix}{reward}"])

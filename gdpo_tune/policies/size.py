@@ -1,4 +1,4 @@
-"""How large a policy is, read from the headers of its files: no weights, no torch, no network."""
+"""Size of a policy, read from the headers of its files: no weights, no torch, no network."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ _LONGEST_HEADER = 100 * 2**20
 
 
 def parameters(name: str) -> int | None:
-    """Numbers in the safetensors files of a policy.
+    """Return how many parameters a policy has.
 
     Args:
-        name: as in a sweep file; of a Hub id the local cache is looked at.
+        name: as in a sweep file; a Hub id is looked up in the local cache.
 
     Returns:
-        None where that cannot be told, such as of a policy that was not downloaded yet.
+        None if that is unknown, such as for a policy that was not downloaded yet.
     """
-    folder = _local_folder(name)
-    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    directory = _find_local_directory(name)
+    files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
         return None
     try:
-        return sum(_numbers(file) for file in files)
+        return sum(_count_in_file(file) for file in files)
     except (OSError, ValueError, KeyError, struct.error):
-        return None  # `load_policy` says what is wrong with them
+        return None  # `load_policy` reports broken files
 
 
-def _local_folder(name: str) -> Path | None:
-    folder = Path(policy_folder(name))
-    if folder.is_dir():
-        return folder
+def _find_local_directory(name: str) -> Path | None:
+    directory = Path(policy_folder(name))
+    if directory.is_dir():
+        return directory
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        config = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
-def _numbers(file: Path) -> int:
+def _count_in_file(file: Path) -> int:
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:
-            raise ValueError(f"{file} is no safetensors file")
+            raise ValueError(f"{file} is not a safetensors file")
         header: dict[str, Any] = json.loads(stream.read(length))
     return sum(
         math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__"

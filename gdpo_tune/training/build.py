@@ -47,7 +47,7 @@ def build_trainer(config: TrialConfig, state: Warm) -> tuple[GDPOTrainer, Genera
     uses_vllm = engine == "vllm"
     asked = vllm_engine.arguments(config, model) if uses_vllm else {}
     arguments = trainer_arguments(config, state.task.rewards, asked)
-    info = task_files.task_info(config.task)
+    info = task_files.task_info(config.task, config.params)
     # An adapter begins at random, before TRL gets to its own seed.
     set_seed(config.seed)
     with vllm_engine.starting(config, model, arguments) if uses_vllm else nullcontext():

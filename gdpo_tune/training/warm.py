@@ -112,7 +112,9 @@ class Warm:
         return [problems[row] for row in short], [prompts[row] for row in short]
 
 
-_Key = tuple[str, str, TrainingSettings, SandboxSettings, DataSettings, ModelSettings]
+_Key = tuple[
+    str, str, TrainingSettings, SandboxSettings, DataSettings, ModelSettings, tuple[str, ...]
+]
 _kept: tuple[_Key, Warm] | None = None
 
 
@@ -150,12 +152,13 @@ def _acquire(config: TrialConfig) -> Warm:
     key = (
         *(config.task, config.policy, config.training),
         *(config.sandbox, config.data, config.model),
+        tuple(task_files.task_info(config.task, config.params).rewards),
     )
     if _kept is None or _kept[0] != key:
         release()
         model, tokenizer = _load(config.policy, config.model)
         task: Task = task_files.build_task(
-            config.task, config.training, config.sandbox, config.data
+            config.task, config.training, config.sandbox, config.data, config.params
         )
         wanted = config.model.instructions
         prompts = prompt_format(config.policy, tokenizer, task.instructions, wanted)

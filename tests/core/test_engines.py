@@ -16,7 +16,7 @@ from gdpo_tune.core import engines
 from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import embedded_folder, load_policy
+from gdpo_tune.policies.load_policy import load_policy, policy_folder
 from gdpo_tune.policies.size import parameters
 from gdpo_tune.spec import (
     check_gpu_share,
@@ -251,7 +251,7 @@ def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
 
 def test_a_policy_is_measured_without_loading_it(tmp_path):
     model, _ = load_policy("embedded")
-    assert parameters("embedded") == parameters(embedded_folder()) == model.num_parameters()
+    assert parameters("embedded") == parameters(policy_folder("embedded")) == model.num_parameters()
     assert parameters(str(tmp_path)) is None
     assert parameters("nobody/has-this-policy") is None
     assert parameters("not a / policy / at all") is None

@@ -10,7 +10,7 @@ from transformers import AddedToken
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.policies.load_policy import embedded_folder, load_policy
+from gdpo_tune.policies.load_policy import load_policy, policy_folder
 from gdpo_tune.policies.prompts import PromptFormat, check_tags, prompt_format
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
@@ -84,8 +84,8 @@ def test_who_is_told(tokenizer, name, wanted, told):
 
 @pytest.mark.parametrize("name", registry.TASKS)
 def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
-    info = registry.TASKS[name]
-    with registry.load(info.target)(TrainingSettings(length_limit=123)) as task:
+    info = registry.describe_task(name)
+    with info.build(TrainingSettings(length_limit=123)) as task:
         instructions = task.instructions
     assert {"<think>", "</think>"} < set(re.findall(r"</?\w+>", instructions))
     assert "at most 123 tokens" in instructions
@@ -95,7 +95,7 @@ def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_policy_that_we_trained_is_given_what_it_is_used_to(tokenizer, tmp_path, told):
-    folder = shutil.copytree(embedded_folder(), tmp_path / "trained")
+    folder = shutil.copytree(policy_folder("embedded"), tmp_path / "trained")
     assert prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
     PromptFormat(tokenizer, INSTRUCTIONS if told else "").save(folder)
     assert json.loads((folder / "prompts.json").read_text()) == {"instructions": told}

@@ -1,11 +1,17 @@
-"""Small files in the schema of each layout, sentences of our own."""
+"""Small files in the schema of each layout, sentences of our own; samples to judge."""
 
 import json
 from pathlib import Path
 
 from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.tasks.base import Problem, Sample
 
 FOLDER = Path(__file__).parents[1] / "data"
+
+
+def sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sample:
+    """A completion of a problem with this data."""
+    return Sample(Problem("", "", data), completion, tokens, limit)
 
 
 def rows(layout: str) -> list[dict]:

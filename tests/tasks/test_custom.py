@@ -18,7 +18,7 @@ from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import Failures, Problem, Scores
-from gdpo_tune.tasks.custom import RewardFunctionTask, reward_name, split_of
+from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
 from gdpo_tune.training import scoring, train, warm
 from gdpo_tune.training.evaluation import clustered_estimates
 from tests.support.training import write_policy
@@ -54,10 +54,10 @@ class Mine(RewardFunctionTask):
 @pytest.fixture(autouse=True)
 def forget():
     """No file and no warm state passes from test to test."""
-    task_files._module.cache_clear()
+    task_files._load_module.cache_clear()
     yield
     warm.release()
-    task_files._module.cache_clear()
+    task_files._load_module.cache_clear()
     for name in [name for name in sys.modules if name.startswith("gdpo_tune_task_")]:
         del sys.modules[name]
 
@@ -183,7 +183,7 @@ def test_rows_go_where_their_prompt_says():
     task = own(lambda **_: [])(SETTINGS)
     seen = {split: task.problems(split, 3, 0) for split in ("train", "validation", "test")}
     for split, problems in seen.items():
-        assert [split_of(problem.prompt) for problem in problems] == [split] * 3
+        assert [choose_row_split(problem.prompt) for problem in problems] == [split] * 3
         assert problems == own()(SETTINGS).problems(split, 3, 0)
     with pytest.raises(UsageError, match=r"--set training.test_prompts=\d+, or more rows"):
         task.problems("test", 60, 0)
@@ -314,7 +314,7 @@ def test_what_is_not_scored_is_left_out_of_an_estimate():
 
 
 def test_names_of_reward_models():
-    assert reward_name("org/Reward-Model-v1.5") == "Reward_Model_v1_5"
+    assert name_reward("org/Reward-Model-v1.5") == "Reward_Model_v1_5"
 
 
 def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):

@@ -6,17 +6,19 @@ import pytest
 
 from gdpo_tune.core import registry
 from gdpo_tune.sandbox import Job, Limits
-from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, code_problem, job_of
+from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, build_code_problem
 from gdpo_tune.tasks.data.columns import RowError
+from gdpo_tune.tasks.execution import build_job
 from gdpo_tune.tasks.layouts import competition_math
-from gdpo_tune.tasks.tools_scoring import HIGHEST, tools_correctness, tools_format
-from tests.support.data import FOLDER, rows
+from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, measure_agreement
+from gdpo_tune.tasks.rewards.tool_format import score_tool_format
+from tests.support.data import FOLDER, rows, sample
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 
 
 def mapped(layout, row):
-    return registry.load(registry.LAYOUTS[layout].target)(row)
+    return registry.describe_layout(layout).convert(row)
 
 
 def usable(layout):
@@ -31,7 +33,7 @@ def usable(layout):
 
 @pytest.mark.parametrize("layout", registry.LAYOUTS)
 def test_every_layout_has_a_file_that_it_maps_to_json(layout):
-    info = registry.LAYOUTS[layout]
+    info = registry.describe_layout(layout)
     first = rows(layout)[0]
     assert set(info.columns) <= set(first)
     problems = usable(layout)
@@ -47,7 +49,7 @@ def test_every_layout_has_a_file_that_it_maps_to_json(layout):
 @pytest.mark.parametrize("layout", registry.LAYOUTS)
 def test_every_required_column_is_needed(layout):
     row = rows(layout)[0]
-    for column in registry.LAYOUTS[layout].columns:
+    for column in registry.describe_layout(layout).columns:
         with pytest.raises(RowError):
             mapped(layout, {**row, column: None} if layout != "code_contests" else {})
 
@@ -89,7 +91,7 @@ def test_math_takes_the_last_box_or_the_column():
     ]
     row = {**rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
-    assert competition_math.last_boxed(r"\boxed{\frac{1}{2}") == ""
+    assert competition_math.extract_box(r"\boxed{\frac{1}{2}") == ""
     with pytest.raises(RowError, match=r"boxed"):
         mapped("math", {"problem": "p", "solution": "It is 4."})
 
@@ -97,10 +99,10 @@ def test_math_takes_the_last_box_or_the_column():
 def test_the_ground_truth_of_toolrl_earns_everything():
     for row, problem in zip(rows("toolrl"), usable("toolrl"), strict=True):
         truth = row["reward_model"]["ground_truth"]
-        calls, response = problem.data["calls"], problem.data["response"]
-        assert tools_format(truth, calls=bool(calls), response=response) == 1
-        if calls:
-            assert tools_correctness(truth, calls) == HIGHEST
+        judged = sample(truth, **problem.data)
+        assert score_tool_format(judged) == 1
+        if problem.data["calls"]:
+            assert measure_agreement(judged) == HIGHEST
         assert problem.prompt.startswith("You may call these tools.\nName: lamp")
         assert row["prompt"][1]["content"] in problem.prompt
 
@@ -128,7 +130,7 @@ def test_toolrl_calls_in_other_writings(truth):
     [
         ({"prompt": "words"}, "prompt: not a list but str"),
         ({"prompt": []}, "prompt: no message"),
-        ({"prompt": ["hello"]}, "prompt: a message is not a mapping but str"),
+        ({"prompt": ["hello"]}, "prompt[0]: not a mapping but str"),
         ({"prompt": [{"role": "user", "content": " "}]}, "content: empty"),
         ({"reward_model": "x"}, "reward_model: not a mapping but str"),
         ({"reward_model": {"ground_truth": "<think>a</think>"}}, "neither a tool call nor"),
@@ -244,14 +246,14 @@ def test_problems_of_code_contests_that_are_left_out(change, reason):
 def test_every_code_problem_is_a_job_that_the_sandbox_takes(layout):
     limits = Limits(cpu_seconds=2.5)
     for problem in usable(layout):
-        job = job_of(problem, "pass", limits)
+        job = build_job(problem, "pass", limits)
         assert isinstance(job, Job)
         assert "pass" in job.code.splitlines()
         assert job.limits == limits
 
 
 def test_the_first_tests_are_kept():
-    problem = code_problem("p", "f", streams=[(str(i), str(i)) for i in range(100)])
+    problem = build_code_problem("p", "f", streams=[(str(i), str(i)) for i in range(100)])
     assert [stream[0] for stream in problem.data["streams"]] == [str(i) for i in range(MOST_TESTS)]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import cli
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.code import TASK, CodeTask
 from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
 from gdpo_tune.training import train, warm
@@ -39,12 +39,12 @@ FEW = TrainingSettings(
 def closed():
     yield
     warm.release()
-    dataset._kept.cache_clear()
+    dataset._collect_once.cache_clear()
 
 
 def problems(layout):
     """Each usable problem of a file with its right program."""
-    adapter = registry.load(registry.LAYOUTS[layout].target)
+    adapter = describe_layout(layout).convert
     for row, solution in zip(rows(layout), solutions(layout), strict=True):
         try:
             yield adapter(row), solution
@@ -71,7 +71,7 @@ TEXT = {"mbpp": "text", "code_contests": "description"}
 
 
 def trial(directory, layout, **changes) -> TrialConfig:
-    defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
+    defaults = {name: info.default for name, info in parameters_of(TASK).items()}
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
     given = enlarged(layout, TEXT[layout], directory)
@@ -84,7 +84,7 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
     config = trial(tmp_path, layout)
     outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
     assert [report.step for report in reports] == [1, 2]
-    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert set(outcome.test) == set(TASK.metrics)
     prompts = {f"({time}) {problem.prompt}" for problem, _ in problems(layout) for time in range(5)}
     with warm.warm(config) as state:
         trained_on = {problem.prompt for problem in state.train_problems()}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, parameters_of
-from gdpo_tune.tasks.rewards import length_reward
+from gdpo_tune.tasks.base import Problem, Sample
+from gdpo_tune.tasks.rewards.length import score_length
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import (
     Condition,
@@ -22,7 +23,7 @@ from gdpo_tune.training.shaping import (
     soft_overlong,
     threshold,
 )
-from tests.support.training import SETTINGS, ToyTask, toy_info, trial
+from tests.support.training import SETTINGS, TOY, ToyTask, trial
 
 CALM = settings(deadline=None, database=None, derandomize=True)
 VALUE = st.one_of(st.none(), st.floats(-3, 3), st.sampled_from([0.0, 1.0]))
@@ -52,7 +53,8 @@ def test_ramp_is_the_formula_held_within_bounds(limit, width, tokens):
     assert ramp(tokens, limit, longest) == pytest.approx(expected)
     assert ramp(tokens + 1, limit, longest) <= ramp(tokens, limit, longest)
     # Within the limit every shape agrees with the step, and the step never pays more than the ramp.
-    assert length_reward(tokens, limit) <= ramp(tokens, limit, longest)
+    sample = Sample(Problem("", ""), "", tokens, limit)
+    assert score_length(sample) <= ramp(tokens, limit, longest)
 
 
 @CALM
@@ -165,18 +167,18 @@ def test_a_condition_looks_at_the_share_and_its_top_asks_for_every_test(partial_
 
 
 def test_only_a_task_that_can_give_it_has_partial_credit(tmp_path):
-    assert PARTIAL_CREDIT in parameters_of(toy_info())
-    info = dataclasses.replace(toy_info(), partial_reward=None)
+    assert PARTIAL_CREDIT in parameters_of(TOY)
+    info = dataclasses.replace(TOY, partial_reward=None)
     assert PARTIAL_CREDIT not in parameters_of(info)
-    assert not shaping_of(trial("", tmp_path), toy_info()).partial_credit
-    assert shaping_of(trial("", tmp_path, partial_credit=True), toy_info()).partial_credit
+    assert not shaping_of(trial("", tmp_path), TOY).partial_credit
+    assert shaping_of(trial("", tmp_path, partial_credit=True), TOY).partial_credit
 
 
 # Out of a trial's parameters
 
 
 def shaped(tmp_path, rewards, lengths, **params):
-    return shaping_of(trial("", tmp_path, **params), toy_info()).apply(rewards, lengths)
+    return shaping_of(trial("", tmp_path, **params), TOY).apply(rewards, lengths)
 
 
 REWARDS = {"hits": [8.0, 1.0, None], "vowels": [0.0, 2.0, 1.0], "length": [1.0, 0.0, None]}
@@ -200,17 +202,17 @@ def test_parameters_reach_the_rewards(tmp_path):
 
 
 def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
-    info = dataclasses.replace(toy_info(), length_reward=None)
+    info = dataclasses.replace(TOY, length_reward=None)
     assert not set(LENGTH_PARAMETERS) & set(parameters_of(info))
-    assert set(LENGTH_PARAMETERS) < set(parameters_of(toy_info()))
+    assert set(LENGTH_PARAMETERS) < set(parameters_of(TOY))
     config = trial("", tmp_path, length_shape="ramp")
     assert shaping_of(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
 def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
-    info = dataclasses.replace(toy_info(), rewards={"hits": (0, 8)})
+    info = dataclasses.replace(TOY, rewards={"hits": (0, 8)})
     assert "conditioning.hits" not in parameters_of(info)
-    assert parameters_of(toy_info())["conditioning.hits"].choices == (
+    assert parameters_of(TOY)["conditioning.hits"].choices == (
         "none",
         "vowels",
         "length",
@@ -220,7 +222,7 @@ def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
 def test_training_is_shaped_and_the_tasks_verdict_is_not(tmp_path):
     task = ToyTask(SETTINGS)
     problems = task.problems("train", 2, 0)
-    shaping = shaping_of(trial("", tmp_path, length_shape="ramp"), toy_info())
+    shaping = shaping_of(trial("", tmp_path, length_shape="ramp"), TOY)
     ids = [[2] * 4, [2] * 6]
     batch = {"completions": ["aeta", "aetaet"], "completion_ids": ids, "problem": [0, 1]}
     plain = [reward(**batch) for reward in reward_functions(task, problems)]

@@ -171,7 +171,7 @@ def values_of(projection: Projection) -> list[list[float]]:
     [
         ("objectives.mean_length={direction: minimize, reference: 64}", "mean_length was no objec"),
         ("objectives.length={direction: minimize, reference: 1}", "length went the other way"),
-        ("task=code_bug_free", "its task is code, not code_bug_free"),
+        ("task=math", "its task is code, not math"),
         ('constraints.bug_rate="<= 0.5"', "bug_rate was neither objective nor constraint"),
     ],
 )

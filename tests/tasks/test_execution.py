@@ -1,4 +1,4 @@
-"""Which sandbox a name opens, and with what."""
+"""The sandbox that a name opens, and its arguments."""
 
 from typing import get_args, get_type_hints
 
@@ -6,7 +6,7 @@ import pytest
 
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.sandbox import external
-from gdpo_tune.tasks import sandboxes
+from gdpo_tune.tasks import execution
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def opened(monkeypatch):
     def note(name):
         return lambda *args, **kwargs: calls.append((name, args, kwargs))
 
-    monkeypatch.setattr(sandboxes, "CodeSandbox", note("local"))
-    monkeypatch.setattr(sandboxes, "UnsafeNoIsolationSandbox", note("unsafe"))
+    monkeypatch.setattr(execution, "CodeSandbox", note("local"))
+    monkeypatch.setattr(execution, "UnsafeSandbox", note("unsafe"))
     monkeypatch.setattr(external, "ExternalSandbox", note("external"))
     return calls
 
@@ -39,12 +39,12 @@ def opened(monkeypatch):
     ],
 )
 def test_settings_open_the_sandbox_that_they_name(opened, settings, expected):
-    sandboxes.open_sandbox(SandboxSettings(**settings))
+    execution.open_sandbox(SandboxSettings(**settings))
     assert opened == [expected]
 
 
 def test_every_type_that_a_sweep_may_name_can_be_opened(opened):
     names = get_args(get_type_hints(SandboxSettings)["type"])
     for name in names:
-        sandboxes.open_sandbox(SandboxSettings(type=name, url="http://host"))
+        execution.open_sandbox(SandboxSettings(type=name, url="http://host"))
     assert [kind for kind, _, _ in opened] == ["local", "external", "unsafe"]
