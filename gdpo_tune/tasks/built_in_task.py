@@ -32,7 +32,7 @@ class BuiltInTask(Closing):
         data: DataSettings | None = None,
         optional_rewards: Collection[str] = (),
     ) -> None:
-        """`sandbox` has no effect on a task that runs no code; optional rewards named are on."""
+        """Switch the named optional rewards on; `sandbox` is for tasks that run code."""
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
         self._reward_infos = (*self.reward_infos, *extra)
         self.rewards = tuple(reward.name for reward in self._reward_infos)

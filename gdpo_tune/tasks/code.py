@@ -56,7 +56,7 @@ class CodeTask(BuiltInTask):
         optional_rewards: Collection[str] = (),
         opener: Callable[[SandboxSettings], Sandbox] | None = None,
     ) -> None:
-        """`opener` starts the sandbox; None takes the one that `sandbox.type` names."""
+        """Keep the settings; `opener` starts the sandbox, by default the one of `sandbox.type`."""
         super().__init__(training, sandbox, data, optional_rewards)
         self._settings = sandbox or SandboxSettings()
         self._opener = opener

@@ -67,7 +67,7 @@ class RewardFunctionTask(Closing):
         sandbox: SandboxSettings | None = None,
         data: DataSettings | None = None,
     ) -> None:
-        """`self.settings` is the sweep's `training:`; a subclass may use the other two."""
+        """Keep the sweep's `training:` as `self.settings`; a subclass may use the other two."""
         self.settings = settings
         self.sandbox = sandbox
         self.data = data

@@ -14,7 +14,7 @@ from gdpo_tune.tasks.answers import extract_code
 from gdpo_tune.tasks.generation import choose_split
 from gdpo_tune.tasks.rewards.block_format import score_block_format
 from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
-from recipes.make_policy import RECIPES, demonstrations, judge, main
+from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS
 from recipes.warm_start import Schedule
 from tests.support.data import sample
@@ -51,7 +51,7 @@ def test_tags_and_operators_are_one_token(tokenizer, text):
 def test_prompts_and_completions_come_back_as_they_were(task, split):
     tokenizer = load_policy(registry.describe_task(task).embedded)[1]
     rng = random.Random(0)
-    for problem in judge(task).problems(split, 200, 0):
+    for problem in build_task(task).problems(split, 200, 0):
         thought = problem.data["thoughts"][draw_mode(rng)]
         text = problem.prompt + render(thought, problem.data["solution"], rng, RECIPES[task].frame)
         ids = tokenizer(text)["input_ids"]
@@ -105,10 +105,10 @@ def test_every_fault_still_holds_the_program():
 def test_every_fault_of_a_task_costs_the_format_and_most_keep_the_answer():
     rng = random.Random(0)
     for task in ("math", "tools"):
-        problem = judge(task).problems("warm_start", 1, 0)[0]
+        problem = build_task(task).problems("warm_start", 1, 0)[0]
         solution, frame = problem.data["solution"], RECIPES[task].frame
         completions = sorted({render("1+1=2", solution, rng, frame) for _ in range(200)})
-        scores = judge(task).score([problem] * 5, completions, [9] * 5).rewards
+        scores = build_task(task).score([problem] * 5, completions, [9] * 5).rewards
         best = registry.describe_task(task).rewards["correctness"][1]
         assert sum(value == 1 for value in scores["format"]) == 1
         # A tool call without its tags is not found; an answer is.
@@ -116,11 +116,13 @@ def test_every_fault_of_a_task_costs_the_format_and_most_keep_the_answer():
 
 
 def test_demonstrations_use_no_prompt_of_another_split():
-    assert {choose_split(prompt) for prompt, _ in demonstrations("code", 200)} == {"warm_start"}
+    assert {choose_split(prompt) for prompt, _ in list_demonstrations("code", 200)} == {
+        "warm_start"
+    }
 
 
 def test_demonstrations_of_code_are_those_that_the_shipped_policy_learnt():
-    digest = hashlib.sha256(repr(demonstrations("code", 300)).encode()).hexdigest()
+    digest = hashlib.sha256(repr(list_demonstrations("code", 300)).encode()).hexdigest()
     assert digest.startswith("2f9b2a043209bda0")
 
 
@@ -156,7 +158,7 @@ def test_the_recipe_measures_every_mode_and_family_of_a_task(task, tmp_path):
     arguments = ["--task", task, "--out", str(tmp_path), "--steps", "2", "--prompts", "60"]
     assert main([*arguments, "--held-out", "20"]) == 0
     facts = json.loads((tmp_path / "measured.json").read_text())
-    families = {problem.family for problem in judge(task).problems("validation", 20, 0)}
+    families = {problem.family for problem in build_task(task).problems("validation", 20, 0)}
     for table in ("sampled", *(f"forced_{mode}" for mode in MODES)):
         assert facts[table].keys() == {"all", *families}
         assert facts[table]["all"].keys() == registry.describe_task(task).metrics.keys()
