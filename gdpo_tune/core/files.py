@@ -58,19 +58,13 @@ def writing(what: str) -> Generator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file exists; a name that is too long is no file."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    """Return whether a file exists; unlike `Path.is_file`, False for a name that is too long."""
+    return os.path.isfile(path)
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a directory exists; a name that is too long is no directory."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    """Return whether a directory exists; unlike `Path.is_dir`, False for a name too long."""
+    return os.path.isdir(path)
 
 
 @contextmanager

@@ -50,7 +50,9 @@ def token(environment: Mapping[str, str]) -> str:
     Raises:
         UsageError: mode `token` without a token, a file that cannot be read, or another mode.
     """
-    mode = _read_mode(environment)
+    mode = environment.get(MODE, "").lower()
+    if mode and mode not in MODES:
+        raise UsageError(f"{MODE} = {environment[MODE]}: it is token or disabled\n{FIX}")
     if mode == "disabled":
         return ""
     result = _read_variables(environment) or _read_home(environment)
@@ -73,13 +75,6 @@ def settle(environment: MutableMapping[str, str]) -> None:
         environment[MODE] = "token"
 
 
-def _read_mode(environment: Mapping[str, str]) -> str:
-    mode = environment.get(MODE, "").lower()
-    if mode and mode not in MODES:
-        raise UsageError(f"{MODE} = {environment[MODE]}: it is token or disabled\n{FIX}")
-    return mode
-
-
 def _read_variables(environment: Mapping[str, str]) -> str:
     if environment.get(TOKEN):
         return environment[TOKEN].strip()
@@ -93,11 +88,10 @@ def _read_variables(environment: Mapping[str, str]) -> str:
 
 
 def _read_home(environment: Mapping[str, str]) -> str:
-    home = environment.get("HOME")
-    file = Path(home, ".ray", "auth_token") if home else None
-    if file is None or not file.is_file():
+    if not environment.get("HOME"):
         return ""
-    return _read_token(file, str(file))
+    file = Path(environment["HOME"], ".ray", "auth_token")
+    return _read_token(file, str(file)) if file.is_file() else ""
 
 
 def _read_token(file: Path, name: str) -> str:

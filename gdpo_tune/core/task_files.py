@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -127,16 +128,15 @@ def _load_module(file: str, task: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise TaskFileError(f"{task}: running the file raised {_describe_error(error)}") from error
+        raise TaskFileError(f"{task}: running the file raised {describe_error(error)}") from error
     return module
 
 
-def _describe_error(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return text if trace is None else f"{text} (line {trace.tb_lineno})"
+def describe_error(error: Exception) -> str:
+    """Return an error in one line with its place: `KeyError: 1 (mine.py, line 3)`."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    return f"{message} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def _read_names(task_class: Any, attribute: str, task: str) -> tuple[str, ...]:

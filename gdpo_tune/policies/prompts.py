@@ -106,13 +106,13 @@ def check_tags(name: str, tokenizer: PreTrainedTokenizerBase, instructions: str)
     Raises:
         PolicyError: decoding without special tokens does not give back a tag.
     """
-    tags = dict.fromkeys(_TAG.findall(instructions))
-    encode: Any = tokenizer.encode
-    lost: list[str] = []
-    for tag in tags:
-        tokens: list[int] = encode(f"1{tag}2", add_special_tokens=False)
-        if tag not in str(tokenizer.decode(tokens, skip_special_tokens=True)):
-            lost.append(tag)
+    codec: Any = tokenizer
+
+    def is_lost(tag: str) -> bool:
+        tokens = codec.encode(f"1{tag}2", add_special_tokens=False)
+        return tag not in str(codec.decode(tokens, skip_special_tokens=True))
+
+    lost = list(filter(is_lost, dict.fromkeys(_TAG.findall(instructions))))
     if lost:
         raise PolicyError(
             f"policy {name!r}: its tokenizer does not give back {', '.join(lost)}, by which the "

@@ -42,11 +42,10 @@ class BuiltInTask(Closing):
         self._data = data or DataSettings()
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
-        """Return `count` problems with distinct prompts; equal arguments give equal lists.
+        """Return `count` problems with distinct prompts; see `Task`.
 
         Raises:
-            UsageError: the split does not hold that many distinct prompts.
-            DataError: the data set cannot be read or used.
+            UsageError: the split does not hold that many prompts, or the data cannot be used.
         """
         if self._data.source:
             return select_problems(self._data, split, count, seed)
@@ -68,12 +67,12 @@ class BuiltInTask(Closing):
         partial = {reward.name: reward.partial for reward in self._reward_infos if reward.partial}
         # A reward and its metric are the same function, which is called once.
         functions = {*rewards.values(), *metrics.values(), *partial.values()}
-        columns = {function: [function(sample) for sample in samples] for function in functions}
-        return Scores(
-            rewards={name: columns[function] for name, function in rewards.items()},
-            metrics={name: columns[function] for name, function in metrics.items()},
-            partial={name: columns[function] for name, function in partial.items()},
+        columns = {function: list(map(function, samples)) for function in functions}
+        rewards, metrics, partial = (
+            {name: columns[function] for name, function in each.items()}
+            for each in (rewards, metrics, partial)
         )
+        return Scores(rewards=rewards, metrics=metrics, partial=partial)
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -82,11 +81,7 @@ class BuiltInTask(Closing):
         return [None] * len(problems)
 
     def environment(self) -> dict[str, str]:
-        """Return where problems come from, if that is a data set.
-
-        Raises:
-            DataError: the data set cannot be read or used.
-        """
+        """Return where problems come from, if that is a data set."""
         return describe_data(self._data)
 
     def close(self) -> None:

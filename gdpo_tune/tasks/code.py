@@ -76,11 +76,7 @@ class CodeTask(BuiltInTask):
         return run_programs(self._start_sandbox(), self._settings, problems, completions)
 
     def environment(self) -> dict[str, str]:
-        """Return the sandbox's tier of isolation, which starts it; and where problems come from.
-
-        Raises:
-            DataError: the data set cannot be read or used.
-        """
+        """Return the sandbox's tier of isolation, which starts it, and where problems come from."""
         return {"sandbox": self._start_sandbox().info.tier, **super().environment()}
 
     def close(self) -> None:

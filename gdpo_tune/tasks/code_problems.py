@@ -17,9 +17,8 @@ from typing import Any, cast
 
 from gdpo_tune.tasks.arithmetic import draw_steps
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.generation import Family, draw_problems
+from gdpo_tune.tasks.generation import Family, build_problem, draw_problems
 
-FUNCTION = "f"
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")  # from 2 on
 _CHAIN_MAX = 10**6
 
@@ -115,12 +114,13 @@ def _draw_rate(rng: random.Random) -> Problem:
     ]
     words, expression, function = rng.choice(uses)
     hidden = (7, -3, rng.randint(10, 99), rng.randint(-99, -10))
-    return _build_problem(
-        family="rate",
-        description=f": {', '.join(phrases)}; return {words}.",
-        expression=expression,
+    return build_problem(
+        "rate",
+        f"Write f(x): {', '.join(phrases)}; return {words}.",
+        f"def f(x): return {expression}",
         terse=" ".join(notes),
         long=f"Let me see. {'. '.join(notes)}. So k is {k}.",
+        function="f",
         visible=_build_tests(function, (0, 1, 2)),
         hidden=_build_tests(function, hidden),
     )
@@ -180,12 +180,13 @@ def _nest_operations(
         expression = operation.template.format(e=expression, c=c)
     phrases = [operation.phrase.format(n=_NUMBERS[c - 2]) for operation, c in steps]
     function = _compose(steps)
-    return _build_problem(
-        family=family,
-        description=f"{lead}{', '.join(phrases)}.",
-        expression=expression,
+    return build_problem(
+        family,
+        f"Write f(x){lead}{', '.join(phrases)}.",
+        f"def f(x): return {expression}",
         terse=" ".join(operation.note.format(c=c) for operation, c in steps),
         long=f"The steps are: {' then '.join(phrases)}. Let me see, now nest them.",
+        function="f",
         visible=_build_tests(function, visible),
         hidden=_build_tests(function, hidden),
     )
@@ -197,29 +198,6 @@ def _build_tests(function: Callable[[Any], Any], arguments: Sequence[Any]) -> li
         list(cast("tuple[int, ...]", a)) if isinstance(a, tuple) else a for a in arguments
     ]
     return [[value, function(value)] for value in values]
-
-
-def _build_problem(
-    *,
-    family: str,
-    description: str,
-    expression: str,
-    terse: str,
-    long: str,
-    visible: list[list[Any]],
-    hidden: list[list[Any]],
-) -> Problem:
-    return Problem(
-        prompt=f"Write {FUNCTION}(x){description}\n",
-        family=family,
-        data={
-            "function": FUNCTION,
-            "solution": f"def {FUNCTION}(x): return {expression}",
-            "thoughts": {"none": "", "terse": terse, "long": long},
-            "visible": visible,
-            "hidden": hidden,
-        },
-    )
 
 
 _FAMILIES: dict[str, Family] = {

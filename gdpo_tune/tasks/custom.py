@@ -20,7 +20,6 @@ import inspect
 import logging
 import random
 import re
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -28,6 +27,7 @@ from typing import Any, ClassVar, Self
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import Closing
+from gdpo_tune.core.task_files import describe_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
 
@@ -210,9 +210,7 @@ def _try_function(
         return _call_function(function, columns, count), ""
     except Exception as error:  # a user's function may raise anything
         _logger.debug("a reward function raised", exc_info=True)
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        return None, f"{message} ({Path(place.filename).name}, line {place.lineno})"
+        return None, describe_error(error)
 
 
 def _call_function(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from typing import Any
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Problem, Split
@@ -69,3 +70,11 @@ def draw_problems(
                 f"up after {len(drawn)}): lower training.{split}_prompts"
             )
     return list(drawn.values())
+
+
+def build_problem(
+    family: str, prompt: str, solution: str, terse: str, long: str, **data: Any
+) -> Problem:
+    """Return a problem with its solution, thoughts of three lengths, and the task's own data."""
+    thoughts = {"none": "", "terse": terse, "long": long}
+    return Problem(f"{prompt}\n", family, {**data, "solution": solution, "thoughts": thoughts})

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from gdpo_tune.tasks.arithmetic import ArithmeticStep, draw_steps
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.generation import Family, draw_problems
+from gdpo_tune.tasks.generation import Family, build_problem, draw_problems
 
 PROMPTS = {"train": 40_000, "validation": 20_000, "test": 20_000}
 """Split -> distinct prompts that can be written."""
@@ -38,7 +38,7 @@ def _draw_story(rng: random.Random) -> Problem:
     steps = draw_steps(rng)
     sentences = [rng.choice(_SENTENCES[step.sign]).format(n=step.operand) for step in steps]
     story = f"{name} has {steps[0].value} {thing}. {' '.join(sentences)}"
-    return _build_problem("story", f"{story} How many {thing}?", steps)
+    return _ask("story", f"{story} How many {thing}?", steps)
 
 
 def _draw_total(rng: random.Random) -> Problem:
@@ -52,7 +52,7 @@ def _draw_total(rng: random.Random) -> Problem:
     if total.result > _LARGEST_SUM:
         return _draw_total(rng)
     purchase = f"{name} buys {n} {one} at {price} each and {m} {other} at {fee} each."
-    return _build_problem("total", f"{purchase} How much?", [first, second, total])
+    return _ask("total", f"{purchase} How much?", [first, second, total])
 
 
 def _draw_change(rng: random.Random) -> Problem:
@@ -62,22 +62,15 @@ def _draw_change(rng: random.Random) -> Problem:
     money = cost.result + rng.randint(1, _LARGEST_SUM - cost.result)
     steps = [cost, ArithmeticStep(money, "-", cost.result, money - cost.result)]
     purchase = f"{name} has {money} and buys {n} {thing} at {price} each."
-    return _build_problem("change", f"{purchase} How much is left?", steps)
+    return _ask("change", f"{purchase} How much is left?", steps)
 
 
-def _build_problem(family: str, question: str, steps: Sequence[ArithmeticStep]) -> Problem:
+def _ask(family: str, question: str, steps: Sequence[ArithmeticStep]) -> Problem:
     notes = [str(step) for step in steps]
     calculation, answer = " ".join(notes), str(steps[-1].result)
     long = f"Let me see. {'. '.join(notes)}. So the result is {answer}."
-    return Problem(
-        prompt=f"{question}\n",
-        family=family,
-        data={
-            "answer": answer,
-            "solution": answer,
-            "calculation": calculation,
-            "thoughts": {"none": "", "terse": calculation, "long": long},
-        },
+    return build_problem(
+        family, question, answer, calculation, long, answer=answer, calculation=calculation
     )
 
 

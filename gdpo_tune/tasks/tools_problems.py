@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gdpo_tune.tasks.arithmetic import LARGEST, ArithmeticStep, draw_steps
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.generation import Family, draw_problems
+from gdpo_tune.tasks.generation import Family, build_problem, draw_problems
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _draw_amount(rng: random.Random) -> Problem:
     request = ", ".join([start, *(step.phrase for step in steps)])
     notes = [str(step) for step in steps]
     calls = [tool.build_call(subject, steps[-1].result)]
-    return _build_problem(rng, "amount", tool, request, notes, calls, " ".join(notes))
+    return _ask(rng, "amount", tool, request, notes, calls, " ".join(notes))
 
 
 def _draw_pair(rng: random.Random) -> Problem:
@@ -74,7 +74,7 @@ def _draw_pair(rng: random.Random) -> Problem:
     request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
     notes = [str(ArithmeticStep(first, sign, more, second))]
     calls = [tool.build_call(one, first), tool.build_call(other, second)]
-    return _build_problem(rng, "pair", tool, request, notes, calls, notes[0])
+    return _ask(rng, "pair", tool, request, notes, calls, notes[0])
 
 
 def _draw_plain(rng: random.Random) -> Problem:
@@ -82,12 +82,10 @@ def _draw_plain(rng: random.Random) -> Problem:
     subject, number = rng.choice(tool.subjects), rng.randint(1, LARGEST)
     calls = [tool.build_call(subject, number)]
     request = tool.request.format(s=subject, n=number)
-    return _build_problem(
-        rng, "plain", tool, request, [f"{tool.name} {number}"], calls, _write_calls(calls)
-    )
+    return _ask(rng, "plain", tool, request, [f"{tool.name} {number}"], calls, _write_calls(calls))
 
 
-def _build_problem(
+def _ask(
     rng: random.Random,
     family: str,
     tool: _Tool,
@@ -100,17 +98,15 @@ def _build_problem(
     offered = [tool, *rng.sample(others, _OFFERED - 1)]
     rng.shuffle(offered)
     tools = " ".join(other.signature for other in offered)
-    long = f"Let me see. {'. '.join(notes)}. So I call {tool.name}."
-    return Problem(
-        prompt=f"Tools: {tools}\nUser: {request}.\n",
-        family=family,
-        data={
-            "calls": calls,
-            "response": False,
-            "solution": _write_calls(calls),
-            "calculation": calculation,
-            "thoughts": {"none": "", "terse": " ".join(notes), "long": long},
-        },
+    return build_problem(
+        family,
+        f"Tools: {tools}\nUser: {request}.",
+        _write_calls(calls),
+        terse=" ".join(notes),
+        long=f"Let me see. {'. '.join(notes)}. So I call {tool.name}.",
+        calls=calls,
+        response=False,
+        calculation=calculation,
     )
 
 

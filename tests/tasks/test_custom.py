@@ -111,7 +111,7 @@ BAD = {
     "no class": ("x = 1", "Mine", "has no class Mine"),
     "no name": (TASK, "", "names no class"),
     "not a class": ("Mine = 3", "Mine", "has no class Mine"),
-    "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(line 2\)"),
+    "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(mine.py, line 2\)"),
     "syntax": ("def", "Mine", "raised SyntaxError"),
     "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "rewards has to be"),
     "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", r"no method problems\(\)"),

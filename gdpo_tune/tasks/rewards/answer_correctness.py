@@ -1,7 +1,5 @@
 """`correctness` of the task `math`: 1 for the right answer, numbers compared by value."""
 
-from __future__ import annotations
-
 from gdpo_tune.tasks.answers import extract_answer, normalize_number
 from gdpo_tune.tasks.base import RewardInfo, Sample
 

@@ -1,7 +1,5 @@
 """`format` of the tasks `code` and `math`: 1 for one think block and then one answer block."""
 
-from __future__ import annotations
-
 import re
 
 from gdpo_tune.tasks.base import RewardInfo, Sample

@@ -4,8 +4,6 @@ It is there, compiles, raises in no test and stays within the limits of the sand
 be wrong.
 """
 
-from __future__ import annotations
-
 from gdpo_tune.tasks.base import RewardInfo, Sample
 
 

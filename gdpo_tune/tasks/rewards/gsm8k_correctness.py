@@ -5,8 +5,6 @@ The answer is the text after the last `<answer>`, or all of a completion without
 contradict each other.
 """
 
-from __future__ import annotations
-
 from gdpo_tune.tasks.answers import extract_tagged_answer, normalize_number
 from gdpo_tune.tasks.base import RewardInfo, Sample
 

@@ -1,7 +1,5 @@
 """`format` of the task `gsm8k`: 1 for a think block, a line break and an answer block."""
 
-from __future__ import annotations
-
 import re
 
 from gdpo_tune.tasks.base import RewardInfo, Sample

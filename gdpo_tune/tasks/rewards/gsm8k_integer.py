@@ -4,8 +4,6 @@ As in the method's GSM8K recipe, `-5`, `1,000` and `18.0` are no integers. One t
 `str.isdigit()` also takes superscripts and circled digits.
 """
 
-from __future__ import annotations
-
 from gdpo_tune.tasks.answers import extract_tagged_answer
 from gdpo_tune.tasks.base import RewardInfo, Sample
 

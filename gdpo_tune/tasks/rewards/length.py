@@ -1,7 +1,5 @@
 """`length`: 1 for a completion of at most `training.length_limit` tokens, else 0."""
 
-from __future__ import annotations
-
 from gdpo_tune.tasks.base import RewardInfo, Sample, TaskMetric
 
 

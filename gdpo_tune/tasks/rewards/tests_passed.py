@@ -3,8 +3,6 @@
 A trial with `partial_credit` is trained on the share of tests that pass.
 """
 
-from __future__ import annotations
-
 from gdpo_tune.tasks.base import RewardInfo, Sample
 
 

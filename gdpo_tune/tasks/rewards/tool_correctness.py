@@ -29,8 +29,6 @@ a `name` and an object of `parameters` gives -3, also one of a tool that is not 
 Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -90,9 +88,9 @@ def parse_calls(completion: str) -> list[ToolCall] | None:
 
 def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
     """Return the intersection of two multisets over their union, by size; 1 if both are empty."""
-    first, second = Counter(one), Counter(other)
-    union = (first | second).total()
-    return (first & second).total() / union if union else 1.0
+    shared = (Counter(one) & Counter(other)).total()
+    union = len(one) + len(other) - shared
+    return shared / union if union else 1.0
 
 
 def compare_calls(right: ToolCall, called: ToolCall) -> float:

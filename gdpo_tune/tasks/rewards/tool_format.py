@@ -3,8 +3,6 @@
 Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO).
 """
 
-from __future__ import annotations
-
 import re
 
 from gdpo_tune.tasks.base import RewardInfo, Sample
