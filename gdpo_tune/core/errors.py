@@ -176,49 +176,49 @@ class DiskFullError(GdpoTuneError):
 
 
 class SupersededError(GdpoTuneError):
-    """Another process has taken over this trial; this one writes nothing more."""
+    """A trial that another process has taken over; this one writes nothing more."""
 
 
 class FolderLostError(GdpoTuneError):
-    """The sweep's directory is gone, as after a lost mount, and did not come back."""
+    """A sweep directory that is gone, as after a lost mount, and did not come back."""
 
 
 class LedgerUnreachableError(GdpoTuneError):
-    """The database of the ledger does not answer; its records are kept."""
+    """A ledger database that does not answer; its records are kept."""
 
 
 class StoreUnreachableError(GdpoTuneError):
     """An object store that no longer answers; its objects are kept."""
 
-    def __init__(self, address: str, told: str, seconds: int) -> None:
+    def __init__(self, address: str, answer: str, seconds: int) -> None:
         """Say how long the store has not answered.
 
         Args:
             address: of the object or directory.
-            told: the store's last answer, or the error in its place.
+            answer: the store's last answer, or the error in its place.
             seconds: for which the request was repeated.
         """
-        super().__init__(address, told, seconds)
-        self.address, self.told, self.seconds = address, told, seconds
+        super().__init__(address, answer, seconds)
+        self.address, self.answer, self.seconds = address, answer, seconds
 
     @property
     def what(self) -> str:
         """The failure without its consequences."""
-        return f"{self.address} has not answered for {self.seconds} s ({self.told})"
+        return f"{self.address} has not answered for {self.seconds} s ({self.answer})"
 
     def __str__(self) -> str:
         return f"{self.what}; what trials have recorded is kept, and the same command goes on"
 
 
 class ClusterLostError(GdpoTuneError):
-    """Ray's servers are gone; what is recorded is kept, and the same command continues."""
+    """Loss of Ray's servers; every record is kept, and the same command continues."""
 
 
 class SandboxUnavailable(GdpoTuneError):
-    """This machine offers no sufficient isolation, so no candidate code is run."""
+    """A machine without sufficient isolation, so no candidate code is run."""
 
     exit_status = 2
 
 
 class SandboxInfraError(GdpoTuneError):
-    """The sandbox failed repeatedly for reasons of its own, so no verdict exists."""
+    """A sandbox that failed repeatedly for reasons of its own, so no verdict exists."""

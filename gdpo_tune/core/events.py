@@ -12,7 +12,7 @@ from gdpo_tune.core.trials import Incident, Measurement, TrialRecord
 
 @dataclass(frozen=True)
 class SweepStarted:
-    """The driver is up; `records` are those that the ledger already holds."""
+    """Start of a sweep; `records` are those that the ledger already holds."""
 
     records: tuple[TrialRecord, ...]
     planned: int
@@ -23,7 +23,7 @@ class SweepStarted:
 
 @dataclass(frozen=True)
 class SearchStarted:
-    """The machines are known, and trials are about to start on them."""
+    """Start of the search: the machines are known, and trials are about to start on them."""
 
     slots: int
     """Trials that run at the same time."""
@@ -33,14 +33,14 @@ class SearchStarted:
 
 @dataclass(frozen=True)
 class TrialStarted:
-    """A trial began, or continued after an interruption or a pause."""
+    """Start of a trial, or its continuation after an interruption or a pause."""
 
     record: TrialRecord
 
 
 @dataclass(frozen=True)
 class TrialProgress:
-    """A running trial reported."""
+    """Report of a running trial."""
 
     number: int
     measurement: Measurement
@@ -50,28 +50,28 @@ class TrialProgress:
 
 @dataclass(frozen=True)
 class TrialPaused:
-    """A trial waits at a rung; a later promotion is a `TrialStarted`."""
+    """Pause of a trial at a rung; a later promotion is a `TrialStarted`."""
 
     record: TrialRecord
 
 
 @dataclass(frozen=True)
 class TrialFinished:
-    """A trial is complete, pruned or failed; `record.state` says which."""
+    """End of a trial: complete, pruned or failed, as `record.state` says."""
 
     record: TrialRecord
 
 
 @dataclass(frozen=True)
 class Disturbed:
-    """An incident that the sweep survives."""
+    """Incident that the sweep survives."""
 
     incident: Incident
 
 
 @dataclass(frozen=True)
 class SweepFinished:
-    """No trial is left to run, or the user stopped the sweep."""
+    """End of a sweep: no trial is left to run, or the user stopped it."""
 
     records: tuple[TrialRecord, ...]
     interrupted: bool

@@ -40,8 +40,8 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def writing(what: str) -> Generator[None]:
-    """Turn a failure to write `what` to a user's path into a usage error.
+def writing(subject: str) -> Generator[None]:
+    """Turn a failure to write `subject` to a user's path into a usage error.
 
     Raises:
         UsageError: it cannot be written there, for another reason than lack of space.
@@ -52,7 +52,7 @@ def writing(what: str) -> Generator[None]:
         if is_disk_full(error):
             raise
         raise UsageError(
-            f"{what} cannot be written: {error}\n    fix: make its directory writable, or work "
+            f"{subject} cannot be written: {error}\n    fix: make its directory writable, or work "
             "on a copy of it"
         ) from error
 
@@ -68,8 +68,8 @@ def is_folder(path: Path) -> bool:
 
 
 @contextmanager
-def room_in(folder: Path, what: str) -> Generator[None]:
-    """Turn a failure to write `what` to a full disk into a `DiskFullError`.
+def room_in(directory: Path, subject: str) -> Generator[None]:
+    """Turn a failure to write `subject` to a full disk into a `DiskFullError`.
 
     Raises:
         DiskFullError: the block failed because no space was left there, or for this user.
@@ -77,16 +77,16 @@ def room_in(folder: Path, what: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFullError) or not _lacks_space(error, folder):
+        if isinstance(error, DiskFullError) or not _lacks_space(error, directory):
             raise
-        raise disk_full(folder, what) from error
+        raise disk_full(directory, subject) from error
 
 
-def disk_full(folder: Path, what: str) -> DiskFullError:
-    """Build the error for a failure to write `what` into a directory on a full disk."""
-    free = _count_free_bytes(folder)
+def disk_full(directory: Path, subject: str) -> DiskFullError:
+    """Build the error for a failure to write `subject` into a directory on a full disk."""
+    free = _count_free_bytes(directory)
     return DiskFullError(
-        f"no space left for {what} in {folder}: {free:,} bytes free\n"
+        f"no space left for {subject} in {directory}: {free:,} bytes free\n"
         "    fix: make room there and run the same command again, which continues from the last "
         "whole checkpoints; keep another sweep elsewhere with --set storage=DIRECTORY"
     )

@@ -23,12 +23,12 @@ FIX = f"    fix: export {FILE}=FILE with the cluster's token, or {TOKEN}=..."
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 
 
-def address(text: str, given_as: str) -> str:
+def address(text: str, option: str) -> str:
     """Return an address that `ray.init` can join: `auto`, or `HOST:PORT`.
 
     Args:
         text: the address.
-        given_as: the option or variable that it comes from, for the message.
+        option: option or variable that it comes from, for the message.
 
     Raises:
         UsageError: it is no such address.
@@ -38,7 +38,7 @@ def address(text: str, given_as: str) -> str:
         return text
     shown = text.rpartition("@")[2]  # the part before may hold a password
     raise UsageError(
-        f"{given_as} = {shown}: a cluster is joined on one of its nodes, by auto or HOST:PORT\n"
+        f"{option} = {shown}: a cluster is joined on one of its nodes, by auto or HOST:PORT\n"
         "    fix: write the head's address, which has port 6379 by default; from a machine that is "
         "no node of the cluster: --submit http://HOST:8265"
     )

@@ -74,7 +74,7 @@ def prompt_format(
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     instructions: str,
-    wanted: Literal["auto", "on", "off"],
+    mode: Literal["auto", "on", "off"],
 ) -> PromptFormat:
     """Choose how the policy `name` reads the prompts of a task.
 
@@ -82,14 +82,14 @@ def prompt_format(
         name: as in a sweep file.
         tokenizer: the policy's.
         instructions: the task's, about the format that it rewards; may be empty.
-        wanted: `model.instructions`. With `auto`, a policy that was trained here gets instructions
+        mode: `model.instructions`. With `auto`, a policy that was trained here gets instructions
             if it was trained with them; a policy that ships gets none; every other policy does.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.
     """
     check_tags(name, tokenizer, instructions)
-    uses = _needs_instructions(name) if wanted == "auto" else wanted == "on"
+    uses = _needs_instructions(name) if mode == "auto" else mode == "on"
     return PromptFormat(tokenizer, instructions if uses else "")
 
 

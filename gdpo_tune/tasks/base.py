@@ -54,7 +54,7 @@ class RewardInfo:
     score: Callable[[Sample], float | None]
     """None means not scored."""
     doc: str
-    """What its mean over completions is."""
+    """Meaning of its mean over completions, in words."""
     partial: Callable[[Sample], float] | None = None
     """Partial credit in the same range, for a reward that is all or nothing."""
 

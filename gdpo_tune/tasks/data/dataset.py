@@ -122,13 +122,13 @@ _collect_once = lru_cache(maxsize=1)(collect_data)
 
 
 def _require_enough(data: DataSettings, sizes: Mapping[Split, tuple[int, int]]) -> None:
-    """Refuse splits that are too small; `sizes` is name -> (available, wanted) prompts."""
+    """Refuse splits that are too small; `sizes` is name -> (available, needed) prompts."""
     short = {name: size for name, size in sizes.items() if size[0] < size[1]}
     if not short:
         return
     listed = "; ".join(
-        f"{available or 'no'} distinct {name} prompts where training.{name}_prompts = {wanted}"
-        for name, (available, wanted) in short.items()
+        f"{available or 'no'} distinct {name} prompts where training.{name}_prompts = {count}"
+        for name, (available, count) in short.items()
     )
     lower = ", ".join(f"training.{name}_prompts" for name, (size, _) in short.items() if size)
     fix = f"lower {lower}, or give" if lower else "give"

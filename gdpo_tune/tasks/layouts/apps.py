@@ -52,8 +52,8 @@ def convert(row: Row) -> Problem:
     if not starter:
         request += f"Write a function {function}.\n"
     asserts = [
-        check_assert(_write_assert(function, require_list(arguments, _TESTS), wanted), _TESTS)
-        for arguments, wanted in zip(inputs, outputs, strict=True)
+        check_assert(_write_assert(function, require_list(arguments, _TESTS), expected), _TESTS)
+        for arguments, expected in zip(inputs, outputs, strict=True)
     ]
     return build_code_problem(
         request,
@@ -70,11 +70,11 @@ def _join_lines(value: object) -> str:
     return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _TESTS)))
 
 
-def _write_assert(function: str, arguments: list[Any], wanted: object) -> str:
+def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
     call = f"{function}({', '.join(map(repr, arguments))})"
-    if not isinstance(wanted, list):
-        return f"assert {call} == {wanted!r}"
-    right = f"({wanted!r}, {wanted[0]!r})" if wanted else "([],)"
+    if not isinstance(expected, list):
+        return f"assert {call} == {expected!r}"
+    right = f"({expected!r}, {expected[0]!r})" if expected else "([],)"
     return f"r = {call}\nassert (list(r) if isinstance(r, tuple) else r) in {right}"
 
 

@@ -97,9 +97,9 @@ def compare_calls(right: ToolCall, called: ToolCall) -> float:
     """Return what a pair of calls adds to the score; 0 if they name different tools."""
     if right["name"] != called["name"]:
         return 0.0
-    wanted, used = right["parameters"], called["parameters"]
-    hits = sum(key in used and bool(used[key] == value) for key, value in wanted.items())
-    return compute_jaccard(list(wanted), list(used)) + hits
+    expected, used = right["parameters"], called["parameters"]
+    hits = sum(key in used and bool(used[key] == value) for key, value in expected.items())
+    return compute_jaccard(list(expected), list(used)) + hits
 
 
 def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:

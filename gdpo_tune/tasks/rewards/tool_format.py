@@ -20,9 +20,9 @@ def score_tool_format(sample: Sample) -> float:
     answer also speaks to the user.
     """
     calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
-    for tag, wanted in zip(_TAGS, (True, calls, response), strict=True):
+    for tag, expected in zip(_TAGS, (True, calls, response), strict=True):
         for mark in (f"<{tag}>", f"</{tag}>"):
-            if sample.completion.count(mark) != wanted:
+            if sample.completion.count(mark) != expected:
                 return 0.0
     blocks = _THINK + _CALLS * calls + _RESPONSE * response
     return float(re.match(f"^{blocks}$", sample.completion, flags=re.DOTALL) is not None)
