@@ -1,9 +1,9 @@
 """Access to a running Ray cluster: its address, and a token if the cluster requires one.
 
-`RAY_AUTH_MODE` is `token` or `disabled`; without it, a token is used if there is one. The token
+RAY_AUTH_MODE is "token" or "disabled"; without it, a token is used if there is one. The token
 comes from `RAY_AUTH_TOKEN`, from the file that `RAY_AUTH_TOKEN_PATH` names, or from
 `~/.ray/auth_token`, in that order, as in Ray itself. Mistakes are reported here, because Ray ends
-the process without a message if mode `token` finds no token.
+the process without a message in mode "token" without a token.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def token(environment: Mapping[str, str]) -> str:
     """Find the token to send; empty for none.
 
     Raises:
-        UsageError: mode `token` without a token, a file that cannot be read, or another mode.
+        UsageError: mode "token" without a token, a file that cannot be read, or another mode.
     """
     mode = environment.get(MODE, "").lower()
     if mode and mode not in MODES:
