@@ -17,7 +17,7 @@ from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
 from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS
 from recipes.warm_start import Schedule
-from tests.support.data import sample
+from tests.support.data import build_sample
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_demonstrations_are_imperfect_in_the_stated_shares():
     rng = random.Random(0)
     frame = RECIPES["code"].frame
     completions = [render("1+1=2", "def f(x): return x", rng, frame) for _ in range(4000)]
-    share = sum(score_block_format(sample(completion)) for completion in completions) / 4000
+    share = sum(score_block_format(build_sample(completion)) for completion in completions) / 4000
     assert share == pytest.approx(FORMAT_SHARE, abs=0.03)
     modes = [draw_mode(rng) for _ in range(4000)]
     for mode, expected in MODES.items():

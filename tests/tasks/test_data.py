@@ -12,7 +12,7 @@ from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSetti
 from gdpo_tune.tasks.data import check_data, dataset, describe_data, select_problems
 from gdpo_tune.tasks.data import rows as reader
 from gdpo_tune.tasks.generation import choose_split
-from tests.support.data import FOLDER, data, rows
+from tests.support.data import FOLDER, build_data_settings, read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,8 @@ def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path
     folder = DataSettings(source=str(tmp_path), layout="gsm8k")
     assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
     parquet = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="toolrl")
-    assert dataset.collect_data(parquet).splits == dataset.collect_data(data("toolrl")).splits
+    lines = build_data_settings("toolrl")
+    assert dataset.collect_data(parquet).splits == dataset.collect_data(lines).splits
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
@@ -255,13 +256,13 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
 )
 def test_every_task_takes_its_problems_from_the_data(task, layout):
     build = registry.describe_task(task).build
-    with build(TrainingSettings(), SandboxSettings(), data(layout)) as made:
+    data = build_data_settings(layout)
+    with build(TrainingSettings(), SandboxSettings(), data) as made:
         found = made.problems("train", 5, 0)
-        assert {problem.prompt for problem in found} <= {
-            problem.prompt for problem in dataset.collect_data(data(layout)).splits["train"]
-        }
-        assert data(layout).source in made.environment()["data"]
+        train = dataset.collect_data(data).splits["train"]
+        assert {problem.prompt for problem in found} <= {problem.prompt for problem in train}
+        assert data.source in made.environment()["data"]
         scores = made.score(found, ["<answer>42</answer>"] * 5, [3] * 5)
         assert {len(column) for column in scores.rewards.values()} == {5}
     with pytest.raises(DataError, match=r"lower training\.train_prompts"):
-        made.problems("train", len(rows(layout)) + 1, 0)
+        made.problems("train", len(read_rows(layout)) + 1, 0)

@@ -12,7 +12,7 @@ from gdpo_tune.tasks.execution import build_job
 from gdpo_tune.tasks.layouts import competition_math
 from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, measure_agreement
 from gdpo_tune.tasks.rewards.tool_format import score_tool_format
-from tests.support.data import FOLDER, rows, sample
+from tests.support.data import FOLDER, build_sample, read_rows
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 
@@ -23,7 +23,7 @@ def mapped(layout, row):
 
 def usable(layout):
     problems = []
-    for row in rows(layout):
+    for row in read_rows(layout):
         try:
             problems.append(mapped(layout, row))
         except RowError:
@@ -34,10 +34,10 @@ def usable(layout):
 @pytest.mark.parametrize("layout", registry.LAYOUTS)
 def test_every_layout_has_a_file_that_it_maps_to_json(layout):
     info = registry.describe_layout(layout)
-    first = rows(layout)[0]
+    first = read_rows(layout)[0]
     assert set(info.columns) <= set(first)
     problems = usable(layout)
-    assert len(problems) >= len(rows(layout)) - 1
+    assert len(problems) >= len(read_rows(layout)) - 1
     assert len({problem.prompt for problem in problems}) == len(problems)
     for problem in problems:
         assert problem.prompt.endswith("\n")
@@ -48,7 +48,7 @@ def test_every_layout_has_a_file_that_it_maps_to_json(layout):
 
 @pytest.mark.parametrize("layout", registry.LAYOUTS)
 def test_every_required_column_is_needed(layout):
-    row = rows(layout)[0]
+    row = read_rows(layout)[0]
     for column in registry.describe_layout(layout).columns:
         with pytest.raises(RowError):
             mapped(layout, {**row, column: None} if layout != "code_contests" else {})
@@ -89,7 +89,7 @@ def test_math_takes_the_last_box_or_the_column():
     assert answers == [
         *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6"),
     ]
-    row = {**rows("math")[0], "answer": " 15 "}
+    row = {**read_rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
     assert competition_math.extract_box(r"\boxed{\frac{1}{2}") == ""
     with pytest.raises(RowError, match=r"boxed"):
@@ -97,9 +97,9 @@ def test_math_takes_the_last_box_or_the_column():
 
 
 def test_the_ground_truth_of_toolrl_earns_everything():
-    for row, problem in zip(rows("toolrl"), usable("toolrl"), strict=True):
+    for row, problem in zip(read_rows("toolrl"), usable("toolrl"), strict=True):
         truth = row["reward_model"]["ground_truth"]
-        judged = sample(truth, **problem.data)
+        judged = build_sample(truth, **problem.data)
         assert score_tool_format(judged) == 1
         if problem.data["calls"]:
             assert measure_agreement(judged) == HIGHEST
@@ -116,7 +116,8 @@ def test_the_ground_truth_of_toolrl_earns_everything():
     ],
 )
 def test_toolrl_calls_in_other_writings(truth):
-    row = {**rows("toolrl")[0], "reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
+    change = {"reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
+    row = {**read_rows("toolrl")[0], **change}
     problem = mapped("toolrl", row)
     assert problem.data == {
         "calls": [{"name": "a", "parameters": {"x": 1}}],
@@ -142,7 +143,7 @@ def test_toolrl_calls_in_other_writings(truth):
 )
 def test_broken_rows_of_toolrl(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("toolrl", {**rows("toolrl")[0], **change})
+        mapped("toolrl", {**read_rows("toolrl")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -173,7 +174,7 @@ def test_mbpp_shows_one_test_and_runs_all():
 )
 def test_broken_rows_of_mbpp(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("mbpp", {**rows("mbpp")[0], **change})
+        mapped("mbpp", {**read_rows("mbpp")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -187,7 +188,7 @@ def test_broken_rows_of_mbpp(change, reason):
 )
 def test_broken_rows_of_humaneval(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("humaneval", {**rows("humaneval")[0], **change})
+        mapped("humaneval", {**read_rows("humaneval")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -238,7 +239,7 @@ def test_broken_tests_of_apps(tests, reason):
 )
 def test_problems_of_code_contests_that_are_left_out(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("code_contests", {**rows("code_contests")[0], **change})
+        mapped("code_contests", {**read_rows("code_contests")[0], **change})
     assert reason in str(caught.value)
 
 

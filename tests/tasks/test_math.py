@@ -13,7 +13,7 @@ from gdpo_tune.tasks.rewards.answer_correctness import is_same_answer
 from gdpo_tune.tasks.rewards.gsm8k_correctness import score_exact_answer
 from gdpo_tune.tasks.rewards.gsm8k_format import score_gsm8k_format
 from gdpo_tune.tasks.rewards.gsm8k_integer import score_integer
-from tests.support.data import sample
+from tests.support.data import build_sample
 
 RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
 
@@ -44,7 +44,7 @@ RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
     ],
 )
 def test_gsm8k_rewards(completion, correctness, integer, form):
-    judged = sample(completion, answer="42")
+    judged = build_sample(completion, answer="42")
     assert score_exact_answer(judged) == correctness
     assert score_integer(judged) == integer
     assert score_gsm8k_format(judged) == form
@@ -54,7 +54,7 @@ def test_gsm8k_rewards(completion, correctness, integer, form):
     "answer", ["-5", "1,000", "18.0", "+5", "5 apples", "²", "①", "٤", "", "4 2"]
 )
 def test_what_is_not_ascii_digits_is_no_integer(answer):
-    assert score_integer(sample(f"<answer>{answer}</answer>")) == 0
+    assert score_integer(build_sample(f"<answer>{answer}</answer>")) == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gdpo_tune.tasks.rewards.tool_correctness import (
 )
 from gdpo_tune.tasks.rewards.tool_format import score_tool_format
 from gdpo_tune.tasks.tools import ToolsTask
-from tests.support.data import sample
+from tests.support.data import build_sample
 
 
 def call(name: str = "f", **parameters) -> dict:
@@ -37,11 +37,11 @@ def spoken(*calls: dict) -> str:
 
 
 def correctness_of(completion: str, right) -> float:
-    return measure_agreement(sample(completion, calls=right))
+    return measure_agreement(build_sample(completion, calls=right))
 
 
 def form_of(completion: str, *, calls: bool, response: bool) -> float:
-    return score_tool_format(sample(completion, calls=RIGHT * calls, response=response))
+    return score_tool_format(build_sample(completion, calls=RIGHT * calls, response=response))
 
 
 def scored(completion: str) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from gdpo_tune.tasks.code import TASK, CodeTask
 from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
 from gdpo_tune.training import train, warm
-from tests.support.data import enlarged, rows, solutions
+from tests.support.data import read_rows, read_solutions, write_enlarged
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +45,7 @@ def closed():
 def problems(layout):
     """Each usable problem of a file with its right program."""
     adapter = describe_layout(layout).convert
-    for row, solution in zip(rows(layout), solutions(layout), strict=True):
+    for row, solution in zip(read_rows(layout), read_solutions(layout), strict=True):
         try:
             yield adapter(row), solution
         except RowError:
@@ -74,7 +74,7 @@ def trial(directory, layout, **changes) -> TrialConfig:
     defaults = {name: info.default for name, info in parameters_of(TASK).items()}
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
-    given = enlarged(layout, TEXT[layout], directory)
+    given = write_enlarged(layout, TEXT[layout], directory)
     return dataclasses.replace(config, data=dataclasses.replace(given, **changes))
 
 
@@ -91,7 +91,7 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
         held_out = {problem.prompt for problem in state.test().problems}
     assert trained_on <= prompts
     assert not trained_on & held_out
-    assert f"{layout}.jsonl: {5 * len(rows(layout))} rows" in outcome.environment["data"]
+    assert f"{layout}.jsonl: {5 * len(read_rows(layout))} rows" in outcome.environment["data"]
 
 
 def test_prompts_that_are_too_long_are_left_out_counted_and_at_last_refused(tmp_path, caplog):
@@ -120,7 +120,7 @@ def requirements(*overrides):
 
 def test_the_command_reads_the_data_before_any_work_and_says_what_it_found(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    source = enlarged("mbpp", "text", tmp_path).source
+    source = write_enlarged("mbpp", "text", tmp_path).source
     given = f"data={{source: '{source}', layout: mbpp}}"
     said = requirements(
         given,
