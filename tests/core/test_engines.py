@@ -107,7 +107,7 @@ def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
     (extra,) = project["project"]["optional-dependencies"]["vllm"]
     assert f"{OLDEST} {NEWEST}" == "{}.0 {}.0".format(*re.findall(r"0\.\d+", extra))
     for version in (OLDEST, NEWEST):  # TRL warns of others, and a warning fails this test
-        answer = lambda *_, found=version, **__: (True, found)  # noqa: E731
+        answer = lambda *_, installed=version, **__: (True, installed)  # noqa: E731
         monkeypatch.setattr(import_utils, "_is_package_available", answer)
         assert import_utils.is_vllm_available()
 

@@ -141,16 +141,16 @@ def test_every_visible_and_hidden_test_is_run_in_one_batch():
 
 
 def test_the_settings_of_the_sandbox_reach_it_and_every_job():
-    sandbox, asked = ScriptedSandbox(), []
+    sandbox, opened = ScriptedSandbox(), []
     settings = SandboxSettings(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=100)
 
     def open_sandbox(settings):
-        asked.append(settings)
+        opened.append(settings)
         return sandbox
 
     task = CodeTask(TrainingSettings(), settings, opener=open_sandbox)
     task.score(task.problems("train", 2, 0), [answer("a")] * 2, [9] * 2)
-    assert asked == [settings]
+    assert opened == [settings]
     limits = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_bytes=100 << 20)
     assert [job.limits for job in sandbox.jobs] == [limits] * 2
 

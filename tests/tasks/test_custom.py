@@ -1,4 +1,4 @@
-"""Tasks in files: what they say of themselves, what of it is refused, and functions that raise."""
+"""Tasks in files: how they describe themselves, what is refused, and functions that raise."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     assert 0 <= last.metrics["train/reward/short/mean"] <= 1
 
 
-def test_what_a_class_says_of_itself(tmp_path):
+def test_a_class_describes_itself(tmp_path):
     info = task_files.task_info(written(tmp_path))
     assert info.rewards == {"one": (0, 2)}
     assert info.metrics["one"].direction == "maximize"
@@ -162,7 +162,7 @@ def test_data_for_a_task_that_writes_its_own_prompts_is_refused(tmp_path):
         load_spec(tmp_path / "own.yaml")
 
 
-def test_what_a_trial_would_miss_in_a_task_is_told_at_once(tmp_path):
+def test_missing_instructions_are_refused_at_once(tmp_path):
     task = written(tmp_path, TASK.replace("    ranges", "    instructions = None\n    ranges"))
     with pytest.raises(TaskFileError, match="instructions has to be a text"):
         task_files.build_task(task, SETTINGS, SandboxSettings(), DataSettings())
@@ -197,7 +197,7 @@ def test_rows_go_where_their_prompt_says():
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
     ],
 )
-def test_rows_that_are_none(rows, reason):
+def test_rows_that_are_refused(rows, reason):
     kind = type("Rows", (Own,), {"rows": lambda self: rows})
     with pytest.raises(UsageError, match=reason):
         kind(SETTINGS).problems("train", 1, 0)
@@ -250,7 +250,7 @@ def test_a_function_of_another_kind_fails_on_all(function, reason):
     assert re.search(reason, failed.first)
 
 
-def test_an_async_function_is_told_so():
+def test_an_async_function_is_refused():
     async def later(**_):
         return []
 
@@ -272,7 +272,7 @@ class Half:
         )
 
 
-def test_few_failures_are_counted_and_told_once(caplog):
+def test_few_failures_are_counted_and_reported_once(caplog):
     (function,) = scoring.reward_functions(Half(1), [None])
     logged = []
     for _ in range(3):
@@ -280,7 +280,7 @@ def test_few_failures_are_counted_and_told_once(caplog):
             completions=["x"] * 10,
             completion_ids=[[1]] * 10,
             problem=[0] * 10,
-            log_metric=lambda *told: logged.append(told),
+            log_metric=lambda *metric: logged.append(metric),
         )
         assert values == [None] + [1.0] * 9
     assert logged == [("reward/a/failed", 0.1)] * 3

@@ -1,4 +1,4 @@
-"""Reading a data set, dealing it out, and every way in which that fails."""
+"""Reading a data set, splitting it, and every way in which that fails."""
 
 import json
 import logging
@@ -41,13 +41,13 @@ def hundred(tmp_path):
 
 
 def sizes(settings):
-    return {name: len(found) for name, found in dataset.collect_data(settings).splits.items()}
+    return {name: len(problems) for name, problems in dataset.collect_data(settings).splits.items()}
 
 
 def test_splits_are_disjoint_complete_and_decided_by_the_prompt(hundred):
     splits = dataset.collect_data(hundred).splits
     assert tuple(splits) == SPLITS
-    prompts = [problem.prompt for found in splits.values() for problem in found]
+    prompts = [problem.prompt for problems in splits.values() for problem in problems]
     assert len(set(prompts)) == len(prompts) == 100
     for name in ("validation", "test"):
         assert {choose_split(problem.prompt) for problem in splits[name]} == {name}
@@ -69,7 +69,7 @@ def test_problems_are_the_same_whatever_the_order_of_the_rows(tmp_path, hundred)
 def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
     row = {"question": "q?", "answer": "#### 1"}
     collected = dataset.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
-    [problem] = [p for found in collected.splits.values() for p in found]
+    [problem] = [p for problems in collected.splits.values() for p in problems]
     assert problem.data == {"answer": "1"}
 
 
@@ -112,15 +112,17 @@ def test_without_a_source_there_is_nothing_to_check_or_say():
 
 
 def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundred):
-    there = sizes(hundred)
-    asked = TrainingSettings(
-        train_prompts=500, validation_prompts=there["validation"], test_prompts=99
+    available = sizes(hundred)
+    settings = TrainingSettings(
+        train_prompts=500, validation_prompts=available["validation"], test_prompts=99
     )
     with pytest.raises(DataError) as caught:
-        check_data(hundred, asked)
+        check_data(hundred, settings)
     message = str(caught.value)
-    assert f"{there['train']} distinct train prompts where training.train_prompts = 500" in message
-    assert f"{there['test']} distinct test prompts where training.test_prompts = 99" in message
+    assert (
+        f"{available['train']} distinct train prompts where training.train_prompts = 500" in message
+    )
+    assert f"{available['test']} distinct test prompts where training.test_prompts = 99" in message
     assert "lower training.train_prompts, training.test_prompts, or give more data" in message
     assert "validation" not in message
     with pytest.raises(DataError, match=r"lower training\.test_prompts"):
@@ -186,16 +188,16 @@ HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split=
 def test_a_data_set_on_the_hub_is_asked_for_with_its_keys(monkeypatch):
     import datasets
 
-    asked = []
+    calls = []
 
     def load(*names, **options):
-        asked.append((names, options))
+        calls.append((names, options))
         return datasets.Dataset.from_list([{**row, "id": 1} for row in questions(30)])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert not HUB.is_local
     assert sum(sizes(HUB).values()) == 30
-    assert asked == [(("own/questions", "main"), {"split": "train"})]
+    assert calls == [(("own/questions", "main"), {"split": "train"})]
 
 
 @pytest.mark.parametrize(
@@ -258,11 +260,11 @@ def test_every_task_takes_its_problems_from_the_data(task, layout):
     build = registry.describe_task(task).build
     data = build_data_settings(layout)
     with build(TrainingSettings(), SandboxSettings(), data) as made:
-        found = made.problems("train", 5, 0)
+        problems = made.problems("train", 5, 0)
         train = dataset.collect_data(data).splits["train"]
-        assert {problem.prompt for problem in found} <= {problem.prompt for problem in train}
+        assert {problem.prompt for problem in problems} <= {problem.prompt for problem in train}
         assert data.source in made.environment()["data"]
-        scores = made.score(found, ["<answer>42</answer>"] * 5, [3] * 5)
+        scores = made.score(problems, ["<answer>42</answer>"] * 5, [3] * 5)
         assert {len(column) for column in scores.rewards.values()} == {5}
     with pytest.raises(DataError, match=r"lower training\.train_prompts"):
         made.problems("train", len(read_rows(layout)) + 1, 0)

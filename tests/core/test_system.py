@@ -1,10 +1,10 @@
-"""How much memory there is, from files as several machines have them."""
+"""Memory of a machine, from files as several machines have them."""
 
 import os
 
 import pytest
 
-from gdpo_tune.core.memory import candidates_at_once, machine_memory
+from gdpo_tune.core.system import candidates_at_once, machine_memory
 
 GIB = 1 << 30
 MACHINE = "MemTotal:        8388608 kB\nMemFree:          1024 kB\n"
@@ -94,6 +94,6 @@ def test_nothing_is_known_where_the_kernel_says_nothing(tmp_path):
 
 def test_this_machine():
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = machine_memory()
-    assert found is not None
-    assert 64 << 20 < found <= pages
+    memory = machine_memory()
+    assert memory is not None
+    assert 64 << 20 < memory <= pages
