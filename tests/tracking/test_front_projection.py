@@ -1,11 +1,26 @@
-"""What the front adds to the runs of a sweep."""
+"""The front as content of the runs of a sweep."""
 
 import csv
 import io
 
 from gdpo_tune.figures import style
 from gdpo_tune.tracking.front_projection import project_front
+from gdpo_tune.tracking.run_content import SWEEP
 from tests.support.tracking import complete, running, tiny_spec
+
+
+def ranks_of(front):
+    points = {number: message["metrics"] for number, message in front.trials.items()}
+    return {number: p[0][1] if p else None for number, p in points.items()}
+
+
+def metric(front, name):
+    return [p for message in front.sweep for p in message.get("metrics", ()) if p[0] == name]
+
+
+def registered(front):
+    (models,) = [message["models"] for message in front.final if "models" in message]
+    return models
 
 
 def test_ranks_and_tags(tmp_path):
@@ -17,13 +32,12 @@ def test_ranks_and_tags(tmp_path):
         complete(4, 0.95, 0.95, role="untrained"),
         complete(5, 0.99, 0.99, feasible=False),
     ]
-    content = project_front(tiny_spec(tmp_path), records)
-    ranks = {number: c.values.get("pareto/rank") for number, c in content.trials.items()}
-    assert ranks == {0: 0, 1: 0, 2: 1, 3: None, 4: None, 5: None}
-    pareto = {number for number, c in content.trials.items() if c.tags["pareto"] == "true"}
-    assert pareto == {0, 1}
-    assert content.sweep.values == {"pareto/size": 2}
-    colors = {number: c.tags["mlflow.runColor"] for number, c in content.trials.items()}
+    front = project_front(tiny_spec(tmp_path), records)
+    assert ranks_of(front) == {0: 0, 1: 0, 2: 1, 3: None, 4: None, 5: None}
+    tags = {number: message["tags"] for number, message in front.trials.items()}
+    assert {number for number, t in tags.items() if t["pareto"] == "true"} == {0, 1}
+    assert metric(front, "pareto/size") == [["pareto/size", 2, None, 0]]
+    colors = {number: t["mlflow.runColor"] for number, t in tags.items()}
     assert colors[0] == colors[1] == style.MODES["gdpo"].color
     assert colors[2] == colors[3] == colors[5] == "#a6cee4"
     assert colors[4] == style.INK
@@ -32,14 +46,13 @@ def test_ranks_and_tags(tmp_path):
 def test_a_replicate_shares_its_configurations_place(tmp_path):
     again = complete(1, 0.5, 0.5, role="replicate", replicate_of=0)
     records = [complete(0, 0.7, 0.3), again, complete(2, 0.3, 0.2)]
-    content = project_front(tiny_spec(tmp_path), records)
-    assert {n: c.values["pareto/rank"] for n, c in content.trials.items()} == {0: 0, 1: 0, 2: 1}
+    assert ranks_of(project_front(tiny_spec(tmp_path), records)) == {0: 0, 1: 0, 2: 1}
 
 
 def test_hypervolume_has_a_point_for_each_trial_at_its_end(tmp_path):
     records = [complete(0, 0.5, 0.5), complete(1, 0.2, 0.2), complete(2, 1.0, 0.5)]
-    content = project_front(tiny_spec(tmp_path), records)
-    assert content.hypervolume == [
+    front = project_front(tiny_spec(tmp_path), records)
+    assert metric(front, "hypervolume") == [
         ["hypervolume", 0.25, 2_000_000, 0],
         ["hypervolume", 0.25, 2_001_000, 1],
         ["hypervolume", 0.5, 2_002_000, 2],
@@ -48,8 +61,9 @@ def test_hypervolume_has_a_point_for_each_trial_at_its_end(tmp_path):
 
 def test_the_table_holds_the_front(tmp_path):
     records = [complete(0, 0.5, 0.75), complete(1, 0.9, 0.25), complete(2, 0.1, 0.1)]
-    table = project_front(tiny_spec(tmp_path), records).table
-    rows = list(csv.DictReader(io.StringIO(table)))
+    artifact = project_front(tiny_spec(tmp_path), records).sweep[-1]["artifact"]
+    assert artifact["name"] == "front.csv"
+    rows = list(csv.DictReader(io.StringIO(artifact["text"])))
     assert [row["trial"] for row in rows] == ["1", "0"]
     assert rows[0]["correctness"] == "0.9000"
     assert rows[0]["length_se"] == "0.0200"
@@ -58,23 +72,24 @@ def test_the_table_holds_the_front(tmp_path):
 
 
 def test_no_trial_yet(tmp_path):
-    content = project_front(tiny_spec(tmp_path), [])
-    assert content.trials == {}
-    assert content.hypervolume == []
-    assert content.sweep.values == {}
-    assert "0 trials complete" in content.sweep.tags["mlflow.note.content"]
+    front = project_front(tiny_spec(tmp_path), [])
+    assert front.trials == {}
+    assert metric(front, "hypervolume") == []
+    assert metric(front, "pareto/size") == []
+    (tags,) = [message["tags"] for message in front.sweep if "tags" in message]
+    assert "0 trials complete" in tags["mlflow.note.content"]
 
 
-def test_what_the_registry_gets(tmp_path):
+def test_versions_in_the_registry(tmp_path):
     records = [
         complete(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40"),
         complete(1, 0.5, 0.5),
         complete(2, 0.7, 0.4),
         complete(3, 0.1, 0.1),
     ]
-    content = project_front(tiny_spec(tmp_path), records)
-    assert content.models["name"] == "tiny"
-    versions = {version["trial"]: version for version in content.models["versions"]}
+    front = project_front(tiny_spec(tmp_path), records)
+    assert registered(front)["name"] == "tiny"
+    versions = {version["trial"]: version for version in registered(front)["versions"]}
     assert {trial: v["aliases"] for trial, v in versions.items()} == {
         "0": ["max_correctness"],
         "1": ["max_length"],
@@ -84,13 +99,14 @@ def test_what_the_registry_gets(tmp_path):
     assert (tags["correctness"], tags["correctness_se"]) == ("0.9", "0.01")
     assert tags["checkpoint"] == str(tmp_path / "checkpoint-40")
     assert tags["provisional"] == "true"
-    assert set(content.policies) == {0, 1, 2}
-    assert "checkpoint-40" in content.policies[0]
+    files = {m["run"]: m["artifact"]["text"] for m in front.final if m["run"] != SWEEP}
+    assert set(files) == {"0", "1", "2"}
+    assert "checkpoint-40" in files["0"]
 
 
 def test_the_alias_of_an_objective_that_is_minimized(tmp_path):
     goal = "objectives.correctness={direction: minimize, reference: 1}"
     records = [complete(0, 0.9, 0.9), complete(1, 0.2, 0.5)]
-    models = project_front(tiny_spec(tmp_path, goal), records).models
+    models = registered(project_front(tiny_spec(tmp_path, goal), records))
     aliases = {version["trial"]: version["aliases"] for version in models["versions"]}
     assert "min_correctness" in aliases["1"]
