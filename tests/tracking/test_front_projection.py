@@ -6,7 +6,7 @@ import io
 from gdpo_tune.figures import style
 from gdpo_tune.tracking.front_projection import project_front
 from gdpo_tune.tracking.run_content import SWEEP
-from tests.support.tracking import complete, running, tiny_spec
+from tests.support.tracking import make_complete_trial, make_running_trial, make_tiny_spec
 
 
 def ranks_of(front):
@@ -25,14 +25,14 @@ def registered(front):
 
 def test_ranks_and_tags(tmp_path):
     records = [
-        complete(0, 0.9, 0.1),
-        complete(1, 0.5, 0.5),
-        complete(2, 0.4, 0.4),
-        running(3),
-        complete(4, 0.95, 0.95, role="untrained"),
-        complete(5, 0.99, 0.99, feasible=False),
+        make_complete_trial(0, 0.9, 0.1),
+        make_complete_trial(1, 0.5, 0.5),
+        make_complete_trial(2, 0.4, 0.4),
+        make_running_trial(3),
+        make_complete_trial(4, 0.95, 0.95, role="untrained"),
+        make_complete_trial(5, 0.99, 0.99, feasible=False),
     ]
-    front = project_front(tiny_spec(tmp_path), records)
+    front = project_front(make_tiny_spec(tmp_path), records)
     assert ranks_of(front) == {0: 0, 1: 0, 2: 1, 3: None, 4: None, 5: None}
     tags = {number: message["tags"] for number, message in front.trials.items()}
     assert {number for number, t in tags.items() if t["pareto"] == "true"} == {0, 1}
@@ -44,14 +44,18 @@ def test_ranks_and_tags(tmp_path):
 
 
 def test_a_replicate_shares_its_configurations_place(tmp_path):
-    again = complete(1, 0.5, 0.5, role="replicate", replicate_of=0)
-    records = [complete(0, 0.7, 0.3), again, complete(2, 0.3, 0.2)]
-    assert ranks_of(project_front(tiny_spec(tmp_path), records)) == {0: 0, 1: 0, 2: 1}
+    again = make_complete_trial(1, 0.5, 0.5, role="replicate", replicate_of=0)
+    records = [make_complete_trial(0, 0.7, 0.3), again, make_complete_trial(2, 0.3, 0.2)]
+    assert ranks_of(project_front(make_tiny_spec(tmp_path), records)) == {0: 0, 1: 0, 2: 1}
 
 
 def test_hypervolume_has_a_point_for_each_trial_at_its_end(tmp_path):
-    records = [complete(0, 0.5, 0.5), complete(1, 0.2, 0.2), complete(2, 1.0, 0.5)]
-    front = project_front(tiny_spec(tmp_path), records)
+    records = [
+        make_complete_trial(0, 0.5, 0.5),
+        make_complete_trial(1, 0.2, 0.2),
+        make_complete_trial(2, 1.0, 0.5),
+    ]
+    front = project_front(make_tiny_spec(tmp_path), records)
     assert metric(front, "hypervolume") == [
         ["hypervolume", 0.25, 2_000_000, 0],
         ["hypervolume", 0.25, 2_001_000, 1],
@@ -60,8 +64,12 @@ def test_hypervolume_has_a_point_for_each_trial_at_its_end(tmp_path):
 
 
 def test_the_table_holds_the_front(tmp_path):
-    records = [complete(0, 0.5, 0.75), complete(1, 0.9, 0.25), complete(2, 0.1, 0.1)]
-    artifact = project_front(tiny_spec(tmp_path), records).sweep[-1]["artifact"]
+    records = [
+        make_complete_trial(0, 0.5, 0.75),
+        make_complete_trial(1, 0.9, 0.25),
+        make_complete_trial(2, 0.1, 0.1),
+    ]
+    artifact = project_front(make_tiny_spec(tmp_path), records).sweep[-1]["artifact"]
     assert artifact["name"] == "front.csv"
     rows = list(csv.DictReader(io.StringIO(artifact["text"])))
     assert [row["trial"] for row in rows] == ["1", "0"]
@@ -72,7 +80,7 @@ def test_the_table_holds_the_front(tmp_path):
 
 
 def test_no_trial_yet(tmp_path):
-    front = project_front(tiny_spec(tmp_path), [])
+    front = project_front(make_tiny_spec(tmp_path), [])
     assert front.trials == {}
     assert metric(front, "hypervolume") == []
     assert metric(front, "pareto/size") == []
@@ -82,12 +90,12 @@ def test_no_trial_yet(tmp_path):
 
 def test_versions_in_the_registry(tmp_path):
     records = [
-        complete(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40"),
-        complete(1, 0.5, 0.5),
-        complete(2, 0.7, 0.4),
-        complete(3, 0.1, 0.1),
+        make_complete_trial(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40"),
+        make_complete_trial(1, 0.5, 0.5),
+        make_complete_trial(2, 0.7, 0.4),
+        make_complete_trial(3, 0.1, 0.1),
     ]
-    front = project_front(tiny_spec(tmp_path), records)
+    front = project_front(make_tiny_spec(tmp_path), records)
     assert registered(front)["name"] == "tiny"
     versions = {version["trial"]: version for version in registered(front)["versions"]}
     assert {trial: v["aliases"] for trial, v in versions.items()} == {
@@ -106,7 +114,7 @@ def test_versions_in_the_registry(tmp_path):
 
 def test_the_alias_of_an_objective_that_is_minimized(tmp_path):
     goal = "objectives.correctness={direction: minimize, reference: 1}"
-    records = [complete(0, 0.9, 0.9), complete(1, 0.2, 0.5)]
-    models = registered(project_front(tiny_spec(tmp_path, goal), records))
+    records = [make_complete_trial(0, 0.9, 0.9), make_complete_trial(1, 0.2, 0.5)]
+    models = registered(project_front(make_tiny_spec(tmp_path, goal), records))
     aliases = {version["trial"]: version["aliases"] for version in models["versions"]}
     assert "min_correctness" in aliases["1"]

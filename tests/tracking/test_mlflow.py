@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support import tracking_driver
-from tests.support.mlflow_checks import check_whole_sweep, runs_of
+from tests.support.mlflow_checks import check_whole_sweep, find_runs
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, postgres, start_driver
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_a_sweep_is_all_there(database):
 
 def test_the_same_command_again_changes_nothing(database):
     directory, client = database
-    sweep_before, before = runs_of(client)
+    sweep_before, before = find_runs(client)
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     sweep_after, after = check_whole_sweep(client)
     assert sweep_after.to_dictionary() == sweep_before.to_dictionary()
@@ -81,14 +81,14 @@ def test_the_same_command_again_changes_nothing(database):
 
 def test_a_run_that_was_deleted_is_written_again(database):
     directory, client = database
-    client.delete_run(runs_of(client)[1][2].info.run_id)
+    client.delete_run(find_runs(client)[1][2].info.run_id)
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     check_whole_sweep(client)
 
 
 def test_a_lost_spool_makes_no_duplicate_runs(database):
     directory, client = database
-    before = runs_of(client)[0].info.run_id
+    before = find_runs(client)[0].info.run_id
     (directory / "runs" / "tiny" / "spool.jsonl").unlink()
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     assert check_whole_sweep(client)[0].info.run_id == before
@@ -138,7 +138,7 @@ def test_a_database_is_there_whole_or_not_at_all(tmp_path, monkeypatch, empty_da
 
 def test_the_ui_on_the_file_shows_the_artifacts(database, server):
     directory, client = database
-    parent = runs_of(client)[0].info.run_id
+    parent = find_runs(client)[0].info.run_id
     uri = server(f"sqlite:///{directory / 'mlflow.db'}")
     for name, content in (("report.html", "a report"), ("front.csv", "correctness")):
         page = f"{uri}/get-artifact?path={name}&run_uuid={parent}"

@@ -14,13 +14,13 @@ from gdpo_tune.tracking.run_content import (
     select_curve_values,
 )
 from gdpo_tune.tracking.spool import SpooledRun
-from tests.support.tracking import complete, measurement, running
+from tests.support.tracking import make_complete_trial, make_measurement, make_running_trial
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "maximize", 0.0))
 
 
 def test_objectives_come_with_errors_and_beside_validation():
-    values = build_trial_values(complete(3, 0.5, 0.25), OBJECTIVES)
+    values = build_trial_values(make_complete_trial(3, 0.5, 0.25), OBJECTIVES)
     assert values == {
         "objective/correctness": 0.5,
         "objective/correctness_se": 0.01,
@@ -40,7 +40,7 @@ def test_objectives_come_with_errors_and_beside_validation():
 
 def test_values_that_are_not_finite_are_left_out():
     test = {"correctness": Estimate(math.inf, math.nan), "length": Estimate(0.5, 0.1)}
-    values = build_trial_values(complete(0, 0, 0, test=test, validation={}), OBJECTIVES)
+    values = build_trial_values(make_complete_trial(0, 0, 0, test=test, validation={}), OBJECTIVES)
     assert {k for k in values if k.startswith("objective/")} == {
         "objective/length",
         "objective/length_se",
@@ -48,7 +48,7 @@ def test_values_that_are_not_finite_are_left_out():
 
 
 def test_tags_of_a_replicate():
-    record = running(7, role="replicate", proposer="replicate", replicate_of=2)
+    record = make_running_trial(7, role="replicate", proposer="replicate", replicate_of=2)
     tags = build_trial_tags(record, "tiny")
     assert tags["sweep"] == "tiny"
     assert tags["trial"] == "7"
@@ -59,7 +59,7 @@ def test_tags_of_a_replicate():
 
 
 def test_the_tier_of_the_sandbox_is_a_tag():
-    record = running(7, environment={"sandbox": "unsafe"})
+    record = make_running_trial(7, environment={"sandbox": "unsafe"})
     assert build_trial_tags(record, "tiny")["environment.sandbox"] == "unsafe"
 
 
@@ -68,11 +68,14 @@ def test_the_tier_of_the_sandbox_is_a_tag():
     [("running", "RUNNING"), ("complete", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")],
 )
 def test_status(state, status):
-    assert build_trial_message(running(0, state=state), "tiny", OBJECTIVES, [])["status"] == status
+    assert (
+        build_trial_message(make_running_trial(0, state=state), "tiny", OBJECTIVES, [])["status"]
+        == status
+    )
 
 
 def test_times_are_the_records():
-    message = build_trial_message(complete(1, 0.1, 0.2), "tiny", OBJECTIVES, [])
+    message = build_trial_message(make_complete_trial(1, 0.1, 0.2), "tiny", OBJECTIVES, [])
     assert (message["start"], message["end"]) == (1_001_000, 2_001_000)
     assert {when for _, _, when, _ in message["metrics"]} == {2_001_000}
 
@@ -141,7 +144,7 @@ def test_rare_evaluations_are_all_kept():
 
 
 def test_curves_hold_finite_step_metrics_only():
-    reported = measurement(1, **{"train/grad_norm": math.nan, "other": 1.0})
+    reported = make_measurement(1, **{"train/grad_norm": math.nan, "other": 1.0})
     assert select_curve_values(reported, TrainingSettings(steps=40)) == {
         "train/loss": 1.0,
         "train/reward": 1.0,

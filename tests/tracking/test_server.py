@@ -13,7 +13,7 @@ import requests
 from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.tracking import check_server
 from gdpo_tune.tracking.server import find_problem, make_absolute, set_environment
-from tests.support.tracking import tiny_spec
+from tests.support.tracking import make_tiny_spec
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_sqlite_files(tmp_path):
 
 
 def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
-    check_server(tiny_spec(tmp_path, f"tracking.uri=http://127.0.0.1:{free_port}"))
+    check_server(make_tiny_spec(tmp_path, f"tracking.uri=http://127.0.0.1:{free_port}"))
     warning = capsys.readouterr().err
     assert warning.startswith("warning: tracking.uri = http://127.0.0.1")
     assert "every update is kept and sent later" in warning
@@ -108,12 +108,12 @@ def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
 def test_a_missing_server_that_is_required_is_an_error(tmp_path, free_port):
     uri = f"tracking.uri=http://127.0.0.1:{free_port}"
     with pytest.raises(TrackingError, match="required is true") as raised:
-        check_server(tiny_spec(tmp_path, uri, "tracking.required=true"))
+        check_server(make_tiny_spec(tmp_path, uri, "tracking.required=true"))
     assert raised.value.exit_status == 2
 
 
 def test_a_server_that_is_there_is_not_mentioned(tmp_path, server, capsys):
-    check_server(tiny_spec(tmp_path, f"tracking.uri={server.uri}", "tracking.required=true"))
+    check_server(make_tiny_spec(tmp_path, f"tracking.uri={server.uri}", "tracking.required=true"))
     assert capsys.readouterr().err == ""
 
 

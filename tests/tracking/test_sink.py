@@ -15,7 +15,12 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.tracking import MlflowSink, front_projection, mlflow_sink
 from gdpo_tune.tracking.spool import ServerUnavailable
-from tests.support.tracking import complete, measurement, running, tiny_spec
+from tests.support.tracking import (
+    make_complete_trial,
+    make_measurement,
+    make_running_trial,
+    make_tiny_spec,
+)
 
 LONG = 30.0
 
@@ -85,7 +90,7 @@ def store(monkeypatch):
 
 @pytest.fixture
 def spec(tmp_path):
-    return tiny_spec(tmp_path)
+    return make_tiny_spec(tmp_path)
 
 
 def play(spec, *events):
@@ -97,50 +102,50 @@ def play(spec, *events):
 
 
 def steps(number, first, last):
-    return [TrialProgress(number, measurement(step)) for step in range(first, last + 1)]
+    return [TrialProgress(number, make_measurement(step)) for step in range(first, last + 1)]
 
 
 def test_measurements_that_a_trial_held_back_are_one_message(spec, store):
-    earlier = [measurement(step) for step in (1, 2, 3)]
+    earlier = [make_measurement(step) for step in (1, 2, 3)]
     play(
         spec,
         SweepStarted((), 1),
-        TrialStarted(running(0)),
-        TrialProgress(0, measurement(4), earlier),
-        SweepFinished((running(0),), interrupted=True),
+        TrialStarted(make_running_trial(0)),
+        TrialProgress(0, make_measurement(4), earlier),
+        SweepFinished((make_running_trial(0),), interrupted=True),
     )
     curves = [m["metrics"] for m in store.messages if m["run"] == "0" and "metrics" in m]
     losses = [[step for name, _, _, step in c if name == "train/loss"] for c in curves]
     assert losses == [[1, 2, 3, 4]]
     times = [when for name, _, when, _ in curves[0] if name == "train/loss"]
     assert times == sorted(times)
-    spent = measurement(4).cost.seconds - measurement(1).cost.seconds
+    spent = make_measurement(4).cost.seconds - make_measurement(1).cost.seconds
     assert times[3] - times[0] == int(1000 * spent)
 
 
 def test_the_file_of_a_trial_that_is_spooled_as_ended_is_not_read_again(spec, store, monkeypatch):
-    first = replace(complete(0, 0.9, 0.1), directory=spec.directory / "0")
-    second = replace(complete(1, 0.4, 0.05), directory=spec.directory / "1")
+    first = replace(make_complete_trial(0, 0.9, 0.1), directory=spec.directory / "0")
+    second = replace(make_complete_trial(1, 0.4, 0.05), directory=spec.directory / "1")
     read = []
     monkeypatch.setattr(mlflow_sink, "read_steps", lambda directory: read.append(directory) or [])
-    play(spec, SweepStarted((), 2), TrialStarted(running(0)), TrialFinished(first))
+    play(spec, SweepStarted((), 2), TrialStarted(make_running_trial(0)), TrialFinished(first))
     assert read == []
     play(spec, SweepStarted((first, second), 2))
     assert read == [second.directory]
 
 
 def test_a_sweep_from_start_to_end(spec, store):
-    first, second = complete(0, 0.9, 0.1), complete(1, 0.4, 0.05)
-    failed = running(2, state="failed", reason="loss is nan", finished=3000.0)
+    first, second = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.4, 0.05)
+    failed = make_running_trial(2, state="failed", reason="loss is nan", finished=3000.0)
     warning = play(
         spec,
         SweepStarted((), 3),
-        TrialStarted(running(0)),
+        TrialStarted(make_running_trial(0)),
         *steps(0, 1, 40),
         TrialFinished(first),
-        TrialStarted(running(1)),
+        TrialStarted(make_running_trial(1)),
         TrialFinished(second),
-        TrialStarted(running(2)),
+        TrialStarted(make_running_trial(2)),
         TrialFinished(failed),
         SweepFinished((first, second, failed), interrupted=False),
     )
@@ -175,7 +180,11 @@ def test_only_changes_of_the_front_are_spooled(spec, store, monkeypatch):
     monkeypatch.setattr(front_projection, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(front_projection, "TIME_SHARE", float("inf"))
     monkeypatch.setattr(front_projection, "ThreadPoolExecutor", Immediate)
-    records = [complete(0, 0.5, 0.5), complete(1, 0.6, 0.4), complete(2, 0.7, 0.7)]
+    records = [
+        make_complete_trial(0, 0.5, 0.5),
+        make_complete_trial(1, 0.6, 0.4),
+        make_complete_trial(2, 0.7, 0.7),
+    ]
     finished = [TrialFinished(record) for record in records]
     play(spec, SweepStarted((), 3), *finished, SweepFinished(tuple(records), interrupted=False))
     assert [t["pareto"] for t in store.contents("0", "tags") if "pareto" in t] == ["true", "false"]
@@ -185,7 +194,7 @@ def test_only_changes_of_the_front_are_spooled(spec, store, monkeypatch):
 
 
 def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, store, tmp_path):
-    record = complete(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
+    record = make_complete_trial(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
     pruned = replace(record, checkpoint=None)
     play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((pruned,), False))
     assert [t["checkpoint"] for t in store.contents("0", "tags") if "checkpoint" in t] == [
@@ -195,9 +204,9 @@ def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, store, tmp_path):
 
 
 def test_a_finished_sweep_spools_nothing_new(spec, store):
-    record = complete(0, 0.9, 0.1)
+    record = make_complete_trial(0, 0.9, 0.1)
     end = SweepFinished((record,), interrupted=False)
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
     before = len(store.messages)
     play(spec, SweepStarted((record,), 1), end)
     assert store.messages[before:] == []
@@ -205,12 +214,18 @@ def test_a_finished_sweep_spools_nothing_new(spec, store):
 
 
 def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, store):
-    record = complete(0, 0.9, 0.1)
+    record = make_complete_trial(0, 0.9, 0.1)
     end = SweepFinished((record,), interrupted=False)
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
-    more = complete(1, 0.5, 0.5)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
+    more = make_complete_trial(1, 0.5, 0.5)
     end = SweepFinished((record, more), interrupted=False)
-    play(spec, SweepStarted((record,), 2), TrialStarted(running(1)), TrialFinished(more), end)
+    play(
+        spec,
+        SweepStarted((record,), 2),
+        TrialStarted(make_running_trial(1)),
+        TrialFinished(more),
+        end,
+    )
     assert store.contents("sweep", "status") == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
 
 
@@ -220,46 +235,49 @@ def test_a_sweep_that_crashes_before_its_first_trial_has_failed(spec, store):
 
 
 def test_records_that_a_crash_kept_from_the_spool_are_added_at_the_next_start(spec, store):
-    play(spec, SweepStarted((), 2), TrialStarted(running(0)))
-    records = (complete(0, 0.9, 0.1), complete(1, 0.1, 0.9))  # the ledger knows more
+    play(spec, SweepStarted((), 2), TrialStarted(make_running_trial(0)))
+    records = (
+        make_complete_trial(0, 0.9, 0.1),
+        make_complete_trial(1, 0.1, 0.9),
+    )  # the ledger knows more
     play(spec, SweepStarted(records, 2))
     assert store.contents("0", "status")[-1] == "FINISHED"
     assert store.points("1", "objective/length") == [(0, 0.9)]
 
 
 def test_step_metrics_are_spooled_once_over_an_interruption(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), *steps(0, 1, 30))
-    again = [TrialStarted(running(0)), *steps(0, 21, 40)]
-    play(spec, SweepStarted((running(0),), 1), *again)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), *steps(0, 1, 30))
+    again = [TrialStarted(make_running_trial(0)), *steps(0, 21, 40)]
+    play(spec, SweepStarted((make_running_trial(0),), 1), *again)
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
 
 
 def test_step_metrics_that_were_written_but_not_reported_are_read(spec, store):
     directory = spec.directory / "trials" / "0"
     for step in range(1, 13):
-        append_step(directory, measurement(step))
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), *steps(0, 1, 10))
-    play(spec, SweepStarted((running(0, directory=directory),), 1))
+        append_step(directory, make_measurement(step))
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), *steps(0, 1, 10))
+    play(spec, SweepStarted((make_running_trial(0, directory=directory),), 1))
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 13))
 
 
 def test_an_interruption_ends_running_trials(spec, store):
-    end = SweepFinished((running(0),), interrupted=True)
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), end)
+    end = SweepFinished((make_running_trial(0),), interrupted=True)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), end)
     assert store.contents("0", "status") == ["RUNNING", "KILLED"]
     assert store.contents("sweep", "status") == ["RUNNING", "KILLED"]
-    play(spec, SweepStarted((running(0),), 1), TrialStarted(running(0)))
+    play(spec, SweepStarted((make_running_trial(0),), 1), TrialStarted(make_running_trial(0)))
     assert store.contents("0", "status")[2] == "RUNNING"
 
 
 def test_a_sweep_that_crashes_has_failed(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)))
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)))
     assert store.contents("sweep", "status") == ["RUNNING", "FAILED"]
     assert store.contents("0", "status") == ["RUNNING", "KILLED"]
 
 
 def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)))
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)))
     play(spec, SweepStarted((), 1))
     first, second = store.identities
     assert first.sweep_id != second.sweep_id
@@ -267,14 +285,19 @@ def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, store):
 
 
 def test_a_sweep_whose_spool_is_lost_adopts_the_earlier_runs(spec, store):
-    play(spec, SweepStarted((complete(0, 0.5, 0.5),), 1))
+    play(spec, SweepStarted((make_complete_trial(0, 0.5, 0.5),), 1))
     assert store.identities[0].adopt
 
 
 def test_a_number_that_is_used_again_replaces_its_run(spec, store):
-    play(spec, SweepStarted((), 2), TrialStarted(running(0)), TrialStarted(running(1)))
-    other = running(1, params={"learning_rate": 7.0})
-    play(spec, SweepStarted((running(0),), 2), TrialStarted(other))
+    play(
+        spec,
+        SweepStarted((), 2),
+        TrialStarted(make_running_trial(0)),
+        TrialStarted(make_running_trial(1)),
+    )
+    other = make_running_trial(1, params={"learning_rate": 7.0})
+    play(spec, SweepStarted((make_running_trial(0),), 2), TrialStarted(other))
     renewed = [m for m in store.messages if m.get("renew")]
     assert [(m["run"], m["params"]["learning_rate"]) for m in renewed] == [("1", "7.0")]
     assert renewed[0]["name"] == "trial-001"
@@ -302,7 +325,7 @@ def test_pictures_are_sent_again_only_if_they_changed(spec, store):
 
 def test_a_password_in_the_uri_is_not_spooled(tmp_path, store):
     uri = "postgresql://me:secret@127.0.0.1:1/db"
-    play(tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
+    play(make_tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
     assert "secret" not in str(store.messages)
 
 
@@ -310,14 +333,14 @@ def test_messages_that_are_left_are_reported_and_sent_by_the_next_process(spec, 
     store.unavailable = True
     sink = MlflowSink(spec)
     sink(SweepStarted((), 1))
-    sink(TrialStarted(running(0)))
+    sink(TrialStarted(make_running_trial(0)))
     warning = sink.close(0.01)
     assert "updates did not reach sqlite" in warning
     assert "sent the next time the same command runs" in warning
     assert store.messages == []
 
     store.unavailable = False
-    assert play(spec, SweepStarted((running(0),), 1)) == ""
+    assert play(spec, SweepStarted((make_running_trial(0),), 1)) == ""
     assert store.contents("0", "name") == ["trial-000"]
 
 
@@ -330,7 +353,7 @@ def test_the_warning_is_printed_at_the_end(spec, store, capsys, monkeypatch):
 
 
 def test_only_a_final_front_is_registered(spec, store):
-    record = complete(0, 0.9, 0.1)
+    record = make_complete_trial(0, 0.9, 0.1)
     play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((record,), True))
     assert store.contents("sweep", "models") == []
     play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))

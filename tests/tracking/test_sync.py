@@ -14,7 +14,7 @@ from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tracking import sync
 from gdpo_tune.tracking.mlflow_writer import create_database
-from tests.support.tracking import measurement, tiny_spec
+from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
     pytest.mark.integration,
@@ -32,14 +32,14 @@ def empty_database(tmp_path_factory):
 @pytest.fixture
 def spec(tmp_path):
     """A sweep of two trials that ended without tracking."""
-    spec = tiny_spec(tmp_path)
+    spec = make_tiny_spec(tmp_path)
     with Ledger.open(spec) as ledger:
         session = ledger.begin_session(1000.0, 1, {})
         for number in range(2):
             params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo"}
             ledger.start(params, "search", "model", seed=number)
             for step in range(1, 41):
-                append_step(ledger.trial_directory(number), measurement(step))
+                append_step(ledger.trial_directory(number), make_measurement(step))
             estimates = {
                 "correctness": Estimate(0.5 + number / 10, 0.01),
                 "length": Estimate(0.5 - number / 10, 0.01),

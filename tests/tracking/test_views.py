@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gdpo_tune.tracking import views
-from tests.support.tracking import tiny_spec
+from tests.support.tracking import make_tiny_spec
 
 LONGEST_TAG = 20_000
 """Characters that MLflow takes."""
@@ -33,14 +33,14 @@ def charts(state, kind):
 
 
 def test_a_scatter_for_each_pair_of_objectives(tmp_path):
-    state = views_of(tiny_spec(tmp_path))["trials"]
+    state = views_of(make_tiny_spec(tmp_path))["trials"]
     (scatter,) = charts(state, "SCATTER")
     assert scatter["xaxis"]["key"] == "objective/length"
     assert scatter["yaxis"]["key"] == "objective/correctness"
 
 
 def test_runs_are_the_sweeps_and_the_front_comes_first(tmp_path):
-    states = views_of(tiny_spec(tmp_path))
+    states = views_of(make_tiny_spec(tmp_path))
     for view in ("trials", "front"):
         assert views.PARENT in states[view]["searchFilter"]
         assert states[view]["orderByKey"] == "metrics.`pareto/rank`"
@@ -50,7 +50,7 @@ def test_runs_are_the_sweeps_and_the_front_comes_first(tmp_path):
 
 
 def test_parameters_and_learning_curves(tmp_path):
-    front = views_of(tiny_spec(tmp_path))["front"]
+    front = views_of(make_tiny_spec(tmp_path))["front"]
     (parallel,) = charts(front, "PARALLEL")
     assert parallel["selectedParams"] == ["learning_rate"]
     assert parallel["selectedMetrics"] == ["objective/correctness", "objective/length"]
@@ -60,14 +60,14 @@ def test_parameters_and_learning_curves(tmp_path):
 
 
 def test_names_are_those_that_metrics_have_in_mlflow(tmp_path):
-    front = views_of(with_objectives(tiny_spec(tmp_path), ("pass@4", "length")))["front"]
+    front = views_of(with_objectives(make_tiny_spec(tmp_path), ("pass@4", "length")))["front"]
     (scatter,) = charts(front, "SCATTER")
     assert scatter["yaxis"]["key"] == "objective/pass_4"
     assert "validation/pass_4" in [chart["metricKey"] for chart in charts(front, "LINE")]
 
 
 def test_every_chart_lies_in_a_section_that_is_open(tmp_path):
-    for state in views_of(tiny_spec(tmp_path)).values():
+    for state in views_of(make_tiny_spec(tmp_path)).values():
         shown = {s["uuid"] for s in state["compareRunSections"] if s["display"]}
         assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == shown
         uuids = [chart["uuid"] for chart in state["compareRunCharts"]]
@@ -84,7 +84,7 @@ def test_many_objectives_and_parameters_fit(tmp_path, goals):
         "beta": {"range": [0.0, 0.1]},
         "reward_weights": {name: {"log": [0.1, 2]} for name in ("correctness", "format", "length")},
     }
-    spec = with_objectives(tiny_spec(tmp_path, f"space={json.dumps(space)}"), GOALS[:goals])
+    spec = with_objectives(make_tiny_spec(tmp_path, f"space={json.dumps(space)}"), GOALS[:goals])
     for text in views.build_experiment_tags(spec, 1000).values():
         longest = views.fill_placeholders(text, "", "9" * 18, "f" * 32)
         assert len(longest) <= LONGEST_TAG
