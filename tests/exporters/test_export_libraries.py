@@ -1,11 +1,10 @@
-"""Exported files against the libraries' own packages, downloaded into a temporary folder."""
+"""Exported files against the libraries' own packages, in a temporary directory."""
 
 from __future__ import annotations
 
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import types
@@ -15,13 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpo_tune.exporters.text import leaves
 from gdpo_tune.training.normalization import compute_advantages
-from tests.support.export import exported, pinned, recipe, settings
+from tests.support.export import (
+    export_to,
+    flatten,
+    make_recipe,
+    parse_settings,
+    read_known_keys,
+)
 
 pytestmark = pytest.mark.slow
 
-VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0", "openrlhf": "0.11.2"}
+VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0"}
 
 
 def pip(*words: str) -> None:
@@ -84,20 +88,22 @@ with initialize_config_dir(sys.stdin.read().strip(), version_base=None):
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
 def test_verl_composes_the_file_with_its_own(source, hydra, tmp_path, mode):
-    made = recipe(f"space.normalization={mode}", "model.lora_rank=8", "space.loss_type=cispo")
-    result = exported("verl", made)
+    recipe = make_recipe(
+        f"space.normalization={mode}", "model.lora_rank=8", "space.loss_type=cispo"
+    )
+    result = export_to("verl", recipe)
     # Its folder in place of its package, which could not be imported without what it depends on.
     folder = source("verl") / "verl" / "trainer" / "config"
     text = result.text.replace("pkg://verl.trainer.config", f"file://{folder}")
     (tmp_path / result.file).write_text(text)
-    composed = leaves(json.loads(python(COMPOSE, hydra, stdin=str(tmp_path))))
-    written = settings(result)
+    composed = flatten(json.loads(python(COMPOSE, hydra, stdin=str(tmp_path))))
+    written = parse_settings(result)
     for key in ("hydra", "defaults"):
         del written[key]
-    assert leaves(written).items() <= composed.items()
+    assert flatten(written).items() <= composed.items()
     known = (folder / "algorithm.py").read_text()
-    assert {key for key in pinned("verl") if "gdpo" not in key} <= set(composed)
-    assert all(key.partition(".")[2] in known for key in pinned("verl") if "gdpo" in key)
+    assert {key for key in read_known_keys("verl") if "gdpo" not in key} <= set(composed)
+    assert all(key.partition(".")[2] in known for key in read_known_keys("verl") if "gdpo" in key)
 
 
 VALIDATE = """
@@ -110,8 +116,8 @@ print(json.dumps(found.model_dump(mode="json", exclude_unset=True)))
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo_batch"])
 def test_axolotl_accepts_the_file(source, mode):
-    made = recipe(f"space.normalization={mode}", "model.lora_rank=8", "model.dtype=float32")
-    written = settings(exported("axolotl", made))
+    recipe = make_recipe(f"space.normalization={mode}", "model.lora_rank=8", "model.dtype=float32")
+    written = parse_settings(export_to("axolotl", recipe))
     read = json.loads(python(VALIDATE, source("axolotl"), stdin=json.dumps(written)))
     assert written["trl"].items() <= read["trl"].items()
     assert (read["rl"], read["lora_r"]) == (written["rl"], 8)
@@ -137,20 +143,9 @@ def test_ms_swift_has_every_argument(source):
 
     inherited = set(transformers.Seq2SeqTrainingArguments.__dataclass_fields__)
     known = fields(source("ms-swift") / "swift") | inherited
-    made = recipe("model.lora_rank=8")
-    assert set(settings(exported("ms-swift", made))) <= known
-    assert pinned("ms-swift") <= known
-
-
-def test_openrlhf_has_every_flag(source):
-    (file,) = source("openrlhf").rglob("train_ppo_ray.py")
-    text = file.read_text()
-    known = {f"actor.{flag}" for flag in re.findall(r'--\{prefix\}\.([a-z_.]+)"', text)}
-    known |= set(re.findall(r'"--([a-z_.]+)"', text))
-    assert pinned("openrlhf") == known
-    made = recipe("space.normalization=grpo", "space.loss_type=grpo", "model.lora_rank=8")
-    assert set(settings(exported("openrlhf", made))) <= known
-    assert 'choices=["token-mean", "seq-mean-token-mean"]' in text
+    recipe = make_recipe("model.lora_rank=8")
+    assert set(parse_settings(export_to("ms-swift", recipe))) <= known
+    assert read_known_keys("ms-swift") <= known
 
 
 def draw() -> torch.Tensor:
@@ -171,8 +166,8 @@ def test_ms_swift_computes_our_advantages(source, monkeypatch, mode, baseline):
     theirs = types.ModuleType("swift_advantage")
     monkeypatch.setitem(sys.modules, theirs.__name__, theirs)  # where dataclasses look for names
     exec(compile(file.read_text(), str(file), "exec"), vars(theirs))
-    made = recipe(f"space.normalization={mode}", f"space.baseline={baseline}")
-    written = settings(exported("ms-swift", made))
+    recipe = make_recipe(f"space.normalization={mode}", f"space.baseline={baseline}")
+    written = parse_settings(export_to("ms-swift", recipe))
     found, _ = theirs.compute_advantages(
         draw(),
         torch.tensor(written["reward_weights"], dtype=torch.float64),
@@ -181,7 +176,7 @@ def test_ms_swift_computes_our_advantages(source, monkeypatch, mode, baseline):
         written["scale_rewards"],
         written["kl_in_reward"],
     )
-    weights = torch.tensor(made.weights, dtype=torch.float64)
+    weights = torch.tensor(recipe.weights, dtype=torch.float64)
     eps = 1e-8 if mode == "gdpo" else 1e-4
     ours = compute_advantages(draw(), weights, 8, mode, eps, baseline=baseline)
     torch.testing.assert_close(ours, found, rtol=0, atol=1e-6)
@@ -231,9 +226,9 @@ def verl_gdpo(folder: Path, written: dict, lengths: torch.Tensor) -> torch.Tenso
 
 
 def test_verl_whitens_over_tokens(source):
-    made = recipe()
-    written = settings(exported("verl", made))["algorithm"]
-    weights = torch.tensor(made.weights, dtype=torch.float64)
+    recipe = make_recipe()
+    written = parse_settings(export_to("verl", recipe))["algorithm"]
+    weights = torch.tensor(recipe.weights, dtype=torch.float64)
     ours = compute_advantages(draw(), weights, 8, "gdpo", 1e-6)
     equal = verl_gdpo(source("verl"), written, torch.full((64,), 5))
     # Its deviation is over 320 tokens: those of 64 completions, each 5 times.

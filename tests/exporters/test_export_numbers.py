@@ -1,4 +1,4 @@
-"""What exported files mean, computed by the libraries' own code where it is installed."""
+"""The meaning of exported files, computed by the code of the libraries that are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trl.scripts.utils import DatasetMixtureConfig
 
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.trl_arguments import trainer_arguments
-from tests.support.export import asked, exported, recipe, settings
+from tests.support.export import export_to, make_recipe, make_request, parse_settings
 from tests.support.training import plain_trainer, trl_advantages, write_policy
 
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
@@ -21,14 +21,14 @@ ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
 
 def parsed(tmp_path, *overrides):
     """A file as `trl grpo --config` reads it, and what a trial would give TRL."""
-    request = asked([*ON_CPU, *overrides])
-    made = recipe(request=request, name=str(tmp_path / "out"))
+    request = make_request([*ON_CPU, *overrides])
+    recipe = make_recipe(request=request, name=str(tmp_path / "out"))
     file = tmp_path / "grpo.yaml"
-    file.write_text(exported("trl", made).text)
+    file.write_text(export_to("trl", recipe).text)
     parser = TrlParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig))
     found = parser.parse_args_and_config(["--config", str(file)])
     config = request.spec.trial_config(request.params, request.seed, tmp_path / "trial")
-    return found, trainer_arguments(config, tuple(reward.name for reward in made.rewards))
+    return found, trainer_arguments(config, tuple(reward.name for reward in recipe.rewards))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def parsed(tmp_path, *overrides):
 )
 def test_trl_reads_what_a_trial_would_have_given_it(tmp_path, overrides):
     (script, theirs, model, _), ours = parsed(tmp_path, *overrides)
-    written = settings(exported("trl", recipe(*ON_CPU, *overrides)))
+    written = parse_settings(export_to("trl", make_recipe(*ON_CPU, *overrides)))
     shared = {field.name for field in dataclasses.fields(GRPOConfig)} & set(written)
     elsewhere = {"output_dir", "multi_objective_aggregation", "weight_decay", "reward_weights"}
     assert len(shared - elsewhere) > 15
@@ -52,7 +52,7 @@ def test_trl_reads_what_a_trial_would_have_given_it(tmp_path, overrides):
     assert theirs.reward_weights == [weight / largest for weight in ours.reward_weights]
     assert theirs.weight_decay == ours.weight_decay
     assert script.reward_funcs == ["rewards.correctness", "rewards.format", "rewards.length"]
-    assert model.model_name_or_path == recipe().policy
+    assert model.model_name_or_path == make_recipe().policy
 
 
 def test_trl_reads_adapters(tmp_path):
@@ -69,7 +69,7 @@ def trainer(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo", "grpo_no_std", "grpo_batch"])
 def test_trl_computes_the_advantages_of_the_trial_from_the_exported_file(trainer, mode):
-    written = settings(exported("trl", recipe(f"space.normalization={mode}")))
+    written = parse_settings(export_to("trl", make_recipe(f"space.normalization={mode}")))
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randint(0, 2, (64, 3), generator=generator).double()
     rewards[:, 0] += torch.rand(64, generator=generator, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_trl_computes_the_advantages_of_the_trial_from_the_exported_file(trainer
         written["multi_objective_aggregation"],
         written.get("scale_rewards", "group"),
     )
-    weights = asked().params
+    weights = make_request().params
     own = torch.tensor([float(weights[f"reward_weights.{n}"]) for n in NAMES], dtype=torch.float64)
     ours = compute_advantages(rewards, own, 8, mode)
     assert ours.abs().max() > 0.3
@@ -95,12 +95,12 @@ NAMES = ("correctness", "format", "length")
 @pytest.mark.parametrize("warmup", [0.0, 0.2])
 def test_nemo_rl_has_the_learning_rate_of_transformers(shape, warmup):
     overrides = ("training.steps=20", f"training.lr_schedule={shape}")
-    made = recipe(*overrides, f"training.warmup_share={warmup}")
-    written = settings(exported("nemo-rl", made))["policy"]["scheduler"]
+    recipe = make_recipe(*overrides, f"training.warmup_share={warmup}")
+    written = parse_settings(export_to("nemo-rl", recipe))["policy"]["scheduler"]
     names = {"constant": "constant_with_warmup"}
     theirs = rates(lambda optimizer: nemo_scheduler(optimizer, written))
     ours = rates(
-        lambda optimizer: get_scheduler(names.get(shape, shape), optimizer, made.warmup, 20)
+        lambda optimizer: get_scheduler(names.get(shape, shape), optimizer, recipe.warmup, 20)
     )
     assert theirs == pytest.approx(ours, abs=1e-7)
 
