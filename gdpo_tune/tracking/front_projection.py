@@ -255,7 +255,5 @@ def register_models(
         aliases |= dict.fromkeys(content["aliases"], str(version.version))
     for version in versions.values():
         client.delete_model_version(name, version.version)
-    current = client.get_registered_model(name).aliases
     for alias, number in aliases.items():
-        if str(current.get(alias)) != number:
-            client.set_registered_model_alias(name, alias, number)
+        client.set_registered_model_alias(name, alias, number)

@@ -10,18 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.events import (
-    Disturbed,
-    Event,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    TrackingState,
-    TrialFinished,
-    TrialPaused,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.core import events
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.spec import shown_yaml, without_password
@@ -58,7 +47,6 @@ class MlflowSink:
         self._directory = spec.directory.absolute()
         self._uri = make_absolute(spec.tracking.uri)
         self._records: dict[int, TrialRecord] = {}
-        self._runs: dict[str, SpooledRun] = {}
         self._spool: Spool | None = None
         self._sender: Sender | None = None
         self._writer: MlflowWriter | None = None
@@ -75,28 +63,28 @@ class MlflowSink:
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Put the news of an event on the spool, and compute the front now and then."""
         match event:
-            case SweepStarted():
+            case events.SweepStarted():
                 self._open(event.records)
-            case SearchStarted() | Disturbed():
+            case events.SearchStarted() | events.Disturbed():
                 pass  # the ledger has it; MLflow shows trials
-            case TrialStarted():
+            case events.TrialStarted():
                 # Not sooner: a sweep that was finished has nothing to start, and stays as it is.
                 self._add({"run": SWEEP, "status": "RUNNING"})
                 self._update_trial(event.record)
-            case TrialProgress():
+            case events.TrialProgress():
                 self._add_curves(event.number, _date(event, self._now()))
-            case TrialPaused():
+            case events.TrialPaused():
                 self._update_trial(event.record)
-            case TrialFinished():
+            case events.TrialFinished():
                 if event.record.state == "failed":
                     self._add_missing_curves(event.record)  # it never sent what it held back
                 self._update_trial(event.record)
-            case SweepFinished():
+            case events.SweepFinished():
                 self._finish(event.records, "KILLED" if event.interrupted else "FINISHED")
-        self._update_front(ended=isinstance(event, TrialFinished))
+        self._update_front(ended=isinstance(event, events.TrialFinished))
 
     def log_pictures(self) -> None:
         """Attach `report.html` and `front.png` to the sweep's run if they are new."""
@@ -105,7 +93,7 @@ class MlflowSink:
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
 
-    def state(self) -> TrackingState | None:
+    def state(self) -> events.TrackingState | None:
         """Return how far MLflow is; None before the sweep has started and after `close`."""
         return self._sender and self._sender.get_state()
 
@@ -123,7 +111,7 @@ class MlflowSink:
         if self._spool is None or self._sender is None:
             return ""
         # A run without a status is one that MLflow has just created, and shows as running.
-        if self._runs[SWEEP].status in ("", "RUNNING"):
+        if self._spool.runs[SWEEP].status in ("", "RUNNING"):
             self._finish(list(self._records.values()), "FAILED")
         if self._front is not None:
             self._front.close()
@@ -153,14 +141,12 @@ class MlflowSink:
         set_environment()
         experiment = self._spec.tracking.experiment or self._spec.name
         path, destination = self._directory / SPOOL, f"{self._uri}#{experiment}"
-        self._spool = Spool(path, destination)
-        self._runs = _read_runs(self._spool)
-        first = self._runs.get("0")
+        spool = Spool(path, destination)
+        first = spool.runs.get("0")
         if first and not (records and first.params == run_content.build_trial_params(records[0])):
-            # The spool belongs to another ledger, which this one replaced.
-            self._spool.move_aside()
-            self._spool, self._runs = Spool(path, destination), {}
-        sweep = self._runs.setdefault(SWEEP, SpooledRun())
+            spool.move_aside()  # it belongs to another ledger, which this one replaced
+            spool = Spool(path, destination)
+        self._spool, sweep = spool, spool.runs.get(SWEEP, SpooledRun())
         identity = SweepIdentity(
             name=self._spec.name,
             identity=self._spec.identity(),
@@ -169,20 +155,20 @@ class MlflowSink:
             adopt=not sweep.start and bool(records),
         )
         self._add(run_content.build_sweep_message(identity, self._spec, views.build_link()))
-        tags = views.build_experiment_tags(self._spec, sweep.start)
+        tags = views.build_experiment_tags(self._spec, spool.runs[SWEEP].start)
         self._add({"run": SWEEP, "experiment": tags})
         spec = {"name": "spec.yaml", "text": shown_yaml(self._spec)}
         self._add({"run": SWEEP, "artifact": spec})
         for record in records:
             # A trial that is spooled as ended has nothing new in its file: most need no reading.
-            state = self._runs.get(str(record.number), SpooledRun()).tags.get("state")
+            state = spool.runs.get(str(record.number), SpooledRun()).tags.get("state")
             self._update_trial(record)
             if record.is_open or record.state != state:
                 self._add_missing_curves(record)
         self._front = FrontWatch(self._spec)
         self._front.is_stale = bool(records)
-        self._writer = MlflowWriter(self._uri, identity, self._spool.read_delivered)
-        self._sender = Sender(self._spool, self._writer)
+        self._writer = MlflowWriter(self._uri, identity, spool.read_delivered)
+        self._sender = Sender(spool, self._writer)
         self._sender.start()
 
     def _finish(self, records: Sequence[TrialRecord], status: str) -> None:
@@ -203,9 +189,8 @@ class MlflowSink:
         content = run_content.build_trial_message(
             record, self._spec.name, self._objectives, self._inputs
         )
-        run = self._runs.get(content["run"], SpooledRun())
-        renew = bool(run.start) and run.params != content.get("params")
-        self._add(content, renew=renew)
+        run = self._spool and self._spool.runs.get(content["run"])
+        self._add(content, renew=bool(run) and run.params != content.get("params"))
 
     def _add_missing_curves(self, record: TrialRecord) -> None:
         """Add step metrics that a trial wrote to its file and that are not on the spool."""
@@ -219,10 +204,12 @@ class MlflowSink:
 
     def _add_curves(self, number: int, measurements: Iterator[tuple[Measurement, int]]) -> None:
         """Add step metrics in one message, except those that were spooled before a restart."""
-        steps = self._runs[str(number)].steps
+        if self._spool is None:
+            return
+        steps = self._spool.runs[str(number)].steps
         points = run_content.build_curve_points(measurements, self._spec.training, steps)
         if points:
-            self._put({"run": str(number), "metrics": points})
+            self._spool.put({"run": str(number), "metrics": points})
 
     def _update_front(self, *, ended: bool = False, wait: bool = False) -> None:
         """Add new fronts; compute the front of all records if `wait`, else now and then."""
@@ -235,21 +222,8 @@ class MlflowSink:
                 self._add(message)
 
     def _add(self, content: Message, *, renew: bool = False) -> None:
-        """Put what is new in `content` on the spool; `renew` replaces the run."""
-        key = content["run"]
-        if renew:
-            self._runs[key] = SpooledRun()
-        run = self._runs.setdefault(key, SpooledRun())
-        message = run.select_new(content, self._now())
-        if renew:
-            message["renew"] = True
-        if len(message) > 1:
-            self._put(message)
-
-    def _put(self, message: Message) -> None:
         if self._spool is not None:
-            self._spool.put(message)
-            self._runs[message["run"]].update(message)
+            self._spool.put_new(content, self._now(), renew=renew)
 
     def _now(self) -> int:
         """Return milliseconds since 1970, always increasing: MLflow's latest value is by time."""
@@ -257,19 +231,9 @@ class MlflowSink:
         return self._time
 
 
-def _date(progress: TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
+def _date(progress: events.TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
     """Yield what a trial has just reported, by step, with the times of measurement in ms."""
     spent = progress.measurement.cost.seconds
     for earlier in progress.earlier:
         yield earlier, now - to_milliseconds(spent - earlier.cost.seconds)
     yield progress.measurement, now
-
-
-def _read_runs(spool: Spool) -> dict[str, SpooledRun]:
-    """Return what earlier processes spooled of each run."""
-    runs: dict[str, SpooledRun] = {}
-    for message in spool.read_messages():
-        if message.get("renew"):
-            runs[message["run"]] = SpooledRun()
-        runs.setdefault(message["run"], SpooledRun()).update(message)
-    return runs

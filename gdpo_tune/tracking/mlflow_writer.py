@@ -24,7 +24,7 @@ from gdpo_tune.tracking.spool import Message, MessageRefused, ServerUnavailable,
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Run
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class MlflowWriter:
         return [m for m in messages if is_separate(m) and not self._store(client, m)]
 
     def _write_run(self, client: MlflowClient, message: Message) -> None:
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
         key, tags = message["run"], message.get("tags", {})
         if message.get("renew") and key in self._runs:
@@ -133,8 +133,13 @@ class MlflowWriter:
         )
         for batch in batches:
             client.log_batch(run_id, *batch)
-        if "inputs" in message:
-            client.log_inputs(run_id, [_build_dataset_input(entry) for entry in message["inputs"]])
+        inputs: list[DatasetInput] = []
+        for entry in message.get("inputs", ()):
+            fields = {name: text for name, text in entry.items() if name != "context"}
+            context = InputTag("mlflow.data.context", entry["context"])
+            inputs.append(DatasetInput(Dataset(**fields), [context]))
+        if inputs:
+            client.log_inputs(run_id, inputs)
         self._tag_experiment(client, message.get("experiment", {}))
         if "end" in message:
             client.set_terminated(run_id, message.get("status"), message["end"])
@@ -192,28 +197,24 @@ def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, str]:
     """Return `SWEEP` or a trial's number -> id of its run; duplicates are deleted."""
-    parent = _find_parent(client, experiment, identity)
-    if parent is None:
-        return {}
-    runs: dict[str, list[Run]] = {}
-    for run in _search_runs(client, experiment, f"tags.`mlflow.parentRunId` = '{parent}'"):
-        # People may nest other runs under a sweep's: those have no such tag, and stay.
-        if "trial" in run.data.tags:
-            runs.setdefault(run.data.tags["trial"], []).append(run)
-    return {SWEEP: parent} | {key: _keep_one(client, group) for key, group in runs.items()}
-
-
-def _find_parent(client: MlflowClient, experiment: str, identity: SweepIdentity) -> str | None:
     query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
-    runs = [
+    sweeps = [
         run
         for run in _search_runs(client, experiment, query)
         if run.data.tags["sweep"] == identity.name
     ]
-    ours = [run for run in runs if run.data.tags["sweep_id"] == identity.sweep_id]
-    if ours:
-        return _keep_one(client, ours)
-    return runs[-1].info.run_id if runs and identity.adopt else None
+    ours = [run for run in sweeps if run.data.tags["sweep_id"] == identity.sweep_id]
+    if not ours and identity.adopt:
+        ours = sweeps[-1:]
+    if not ours:
+        return {}
+    parent = _keep_one(client, ours)
+    trials: dict[str, list[Run]] = {}
+    for run in _search_runs(client, experiment, f"tags.`mlflow.parentRunId` = '{parent}'"):
+        # People may nest other runs under a sweep's: those have no such tag, and stay.
+        if "trial" in run.data.tags:
+            trials.setdefault(run.data.tags["trial"], []).append(run)
+    return {SWEEP: parent} | {trial: _keep_one(client, runs) for trial, runs in trials.items()}
 
 
 def _keep_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
@@ -270,13 +271,6 @@ def _translate_errors() -> Generator[None]:
         kind = MessageRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
         line = f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
         raise kind(CREDENTIALS if code == "UNAUTHENTICATED" else line) from error
-
-
-def _build_dataset_input(entry: Mapping[str, str]) -> DatasetInput:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    fields = {name: text for name, text in entry.items() if name != "context"}
-    return DatasetInput(Dataset(**fields), [InputTag("mlflow.data.context", entry["context"])])
 
 
 def _merge_by_run(messages: Iterable[Message]) -> list[Message]:

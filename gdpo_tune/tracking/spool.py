@@ -23,29 +23,23 @@ Point = list[Any]
 
 
 class Message(TypedDict, total=False):
-    """New content of one MLflow run. Times are milliseconds since 1970."""
+    """New content of one MLflow run. Times are milliseconds since 1970.
 
-    run: Required[str]
-    """`sweep`, or the number of a trial."""
-    name: str
-    """Name of the run. Only the first message of a run has `name`, `start` and `inputs`."""
+    `artifact` and `models` have no other content beside them.
+    """
+
+    run: Required[str]  # `sweep`, or the number of a trial
+    name: str  # only in the first message of a run, as `start` and `inputs`
     start: int
-    inputs: list[dict[str, str]]
-    """Data sets, see `run_content.build_inputs`."""
+    inputs: list[dict[str, str]]  # data sets, see `run_content.build_inputs`
     tags: dict[str, str]
     params: dict[str, str]
-    metrics: list[Point]
-    """Finite values only."""
-    status: str
-    """MLflow's word for the state."""
+    metrics: list[Point]  # finite values only
+    status: str  # MLflow's word for the state
     end: int
-    experiment: dict[str, str]
-    """Tags of the experiment; only in messages of the sweep."""
-    artifact: dict[str, str]
-    """`name` and `text`, or `file` (read when it is sent) and `sha256`; no other content beside."""
-    models: dict[str, Any]
-    """For the registry: `name`, and `versions` with `trial`, `tags` and `aliases`; no other content
-    beside."""
+    experiment: dict[str, str]  # tags of the experiment; only in messages of the sweep
+    artifact: dict[str, str]  # `name` and `text`, or `file`, read when it is sent, and `sha256`
+    models: dict[str, Any]  # `name`, and `versions` with `trial`, `tags` and `aliases`
     renew: bool
     """True if this first message replaces an earlier run: the ledger lost that trial in a crash and
     gave its number again."""
@@ -107,13 +101,13 @@ class SpooledRun:
             new["name"], new["start"] = content.get("name", ""), content.get("start", now)
             if "inputs" in content:
                 new["inputs"] = content["inputs"]
-        if tags := _changes(self.tags, content.get("tags", {})):
+        if tags := _find_changes(self.tags, content.get("tags", {})):
             new["tags"] = tags
         if params := {k: v for k, v in content.get("params", {}).items() if k not in self.params}:
             new["params"] = params
         if points := [point for point in content.get("metrics", ()) if self._is_new(point)]:
             new["metrics"] = [[k, v, now if t is None else t, step] for k, v, t, step in points]
-        if tags := _changes(self.experiment, content.get("experiment", {})):
+        if tags := _find_changes(self.experiment, content.get("experiment", {})):
             new["experiment"] = tags
         if "status" in content and content["status"] != self.status:
             new["status"] = content["status"]
@@ -134,7 +128,7 @@ class SpooledRun:
         return step > last or (last == 0 and value != self.values[name])
 
 
-def _changes(spooled: Mapping[str, str], content: Mapping[str, str]) -> dict[str, str]:
+def _find_changes(spooled: Mapping[str, str], content: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that differ; an empty text only replaces another one."""
     return {name: text for name, text in content.items() if spooled.get(name, "") != text}
 
@@ -164,6 +158,10 @@ class Spool:
         self.leftover: list[Message] = []
         """Messages before the offset that could not be stored; they are tried again."""
         self._load_position()
+        self.runs: dict[str, SpooledRun] = {}
+        """`sweep` or the number of a trial -> its content on the spool."""
+        for message in _parse(_read_lines(path, 0, self._size)):
+            self._update_run(message)
         self._added = sum(1 for _ in _read_lines(path, self.offset, self._size))
         """Messages since the offset at which this file was opened. Only the driver writes it."""
         self._taken = 0
@@ -179,6 +177,16 @@ class Spool:
         self._file.write(line)
         self._size += len(line)
         self._added += 1
+        self._update_run(message)
+
+    def put_new(self, content: Message, now: int, *, renew: bool = False) -> None:
+        """Put the part of `content` that is new; `renew` replaces the run."""
+        run = SpooledRun() if renew else self.runs.get(content["run"], SpooledRun())
+        message = run.select_new(content, now)
+        if renew:
+            message["renew"] = True
+        if len(message) > 1:
+            self.put(message)
 
     def count_pending(self) -> int:
         """Return the number of messages that are not delivered, without disk access."""
@@ -187,10 +195,6 @@ class Spool:
     def is_drained(self) -> bool:
         """Return whether everything is delivered."""
         return self.offset >= self._size and not self.leftover
-
-    def read_messages(self) -> Iterator[Message]:
-        """Yield every message, oldest first."""
-        return _parse(_read_lines(self.path, 0, self._size))
 
     def read_delivered(self) -> Iterator[Message]:
         """Yield every delivered message, oldest first."""
@@ -230,6 +234,11 @@ class Spool:
     def close(self) -> None:
         """Close the file; pending messages stay in it."""
         self._file.close()
+
+    def _update_run(self, message: Message) -> None:
+        if "renew" in message:
+            self.runs[message["run"]] = SpooledRun()
+        self.runs.setdefault(message["run"], SpooledRun()).update(message)
 
     def _load_position(self) -> None:
         try:

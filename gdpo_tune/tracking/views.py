@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 Chart = dict[str, Any]
+METRIC = {"type": "METRIC"}
 SERVER = "@server@"
 """Stands for the address of the server with a slash; for nothing if MLflow is a database."""
 EXPERIMENT = "@experiment@"
@@ -99,7 +100,7 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
         *(f"params.`{name}`" for name in parameters),
     ]
     pairs = [
-        _build_chart("SCATTER", xaxis=_build_axis(across), yaxis=_build_axis(up))
+        _build_chart("SCATTER", xaxis={**METRIC, "key": across}, yaxis={**METRIC, "key": up})
         for up, across in list(itertools.combinations(goals, 2))[:MOST_PAIRS]
     ]
     parallel = _build_chart(
@@ -158,10 +159,6 @@ def _build_section(uuid: str, name: str, *, display: bool) -> dict[str, Any]:
 
 def _build_chart(kind: str, **more: Any) -> Chart:
     return {"type": kind, **FIXED["chart"], **more}
-
-
-def _build_axis(metric: str) -> dict[str, str]:
-    return {"key": metric, "type": "METRIC"}
 
 
 def _build_curves(spec: SweepSpec) -> list[Chart]:
