@@ -1,7 +1,6 @@
 """MLflow from a sweep's directory alone: sent late, or again if the database is gone."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -12,7 +11,7 @@ from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tracking import sync
+from gdpo_tune.tracking import MlflowSink, sync
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support.tracking import make_measurement, make_tiny_spec
 
@@ -111,7 +110,7 @@ def test_updates_that_are_left_are_reported_and_change_the_status(
     assert "updates did not reach" in capsys.readouterr().err
 
 
-def test_only_sent_updates_are_called_up_to_date(monkeypatch, capsys):
+def test_only_sent_updates_are_called_up_to_date(spec, monkeypatch, capsys):
     monkeypatch.setattr(sync, "PRINT_SECONDS", -1.0)
     monkeypatch.setattr(sync, "POLL_SECONDS", 0.0)
     states = iter(
@@ -122,7 +121,8 @@ def test_only_sent_updates_are_called_up_to_date(monkeypatch, capsys):
             TrackingState("up to date", 0, ""),
         ]
     )
-    sync.wait_until_sent(SimpleNamespace(state=lambda: next(states)))
+    monkeypatch.setattr(MlflowSink, "state", lambda _: next(states))
+    sync.wait_until_sent(MlflowSink(spec))
     assert capsys.readouterr().out.splitlines() == [
         "MLflow: 1,200 updates left",
         "MLflow: 800 updates left",
