@@ -156,8 +156,7 @@ class MlflowWriter:
             client.set_experiment_tag(self._experiment, self._fill_placeholders(name), text)
 
     def _fill_placeholders(self, text: str) -> str:
-        server = views.build_server_address(self._uri)
-        return views.fill_placeholders(text, server, self._experiment, self._runs[SWEEP])
+        return views.fill_placeholders(text, self._uri, self._experiment, self._runs[SWEEP])
 
     def _store(self, client: MlflowClient, message: Message) -> bool:
         """Store a file or registered models; return False if their store does not take it now."""

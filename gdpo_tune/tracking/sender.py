@@ -97,9 +97,9 @@ class Sender:
                 return
 
     def _may_end(self) -> bool:
-        """Return whether `close` was called and nothing is left, or at least nothing to deliver."""
-        finished = self._complete or bool(self.problem)
-        return self._closing.is_set() and self._spool.is_drained() and finished
+        """Return whether `close` was called, nothing is left, and a delivery has been tried."""
+        tried = self._complete or bool(self.problem)
+        return self._closing.is_set() and self._spool.is_drained() and tried
 
     def _pause(self, seconds: float) -> None:
         if self._closing.wait(seconds) and (self.problem or self._spool.leftover):

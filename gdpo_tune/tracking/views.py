@@ -50,16 +50,12 @@ FIXED = json.loads((Path(__file__).parent / "mlflow_view.json").read_text(encodi
 """Fixed parts of a view. The automatic sections are kept closed, below ours."""
 
 
-def fill_placeholders(text: str, server: str, experiment: str, parent: str) -> str:
-    """Replace the placeholders for the address of the server and ids."""
+def fill_placeholders(text: str, uri: str, experiment: str, parent: str) -> str:
+    """Replace the placeholders, the one for the server by `uri` without credentials."""
+    server = ""  # of a database, whose page may be served anywhere
+    if uri.startswith(("http://", "https://")):
+        server = re.sub(r"://[^/]*@", "://", uri).rstrip("/") + "/"
     return text.replace(SERVER, server).replace(EXPERIMENT, experiment).replace(PARENT, parent)
-
-
-def build_server_address(uri: str) -> str:
-    """Return the start of a link; empty for a database, whose page may be served anywhere."""
-    if not uri.startswith(("http://", "https://")):
-        return ""
-    return re.sub(r"://[^/]*@", "://", uri).rstrip("/") + "/"
 
 
 def build_link(view: str = "trials") -> str:

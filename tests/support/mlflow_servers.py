@@ -144,7 +144,7 @@ def start_driver(
 class PostgresServer:
     """A PostgreSQL server, which may be stopped and started again.
 
-    It runs as the user `postgres` if this process is root, because PostgreSQL refuses root.
+    If this process is root, it runs as the user of PostgreSQL, which refuses root.
     """
 
     def __init__(self, directory: Path) -> None:

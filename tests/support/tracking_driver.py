@@ -19,27 +19,11 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
-from gdpo_tune.spec import load_spec
 from gdpo_tune.tracking import MlflowSink, check_server
+from tests.support.tracking import make_tiny_spec
 
-SPACE = """
-name: tiny
-task: code
-objectives:
-  correctness: {direction: maximize, reference: 0}
-  length: {direction: maximize, reference: 0}
-space: {learning_rate: {log: [1.0e-5, 1.0e-3]}}
-training: {steps: 40, evaluate_every: 20}
-tracking: {experiment: nightly}
-"""
 TRIALS = 4
 STEPS = 40
-
-
-def make_spec(directory, uri):
-    path = directory / "tiny.yaml"
-    path.write_text(SPACE)
-    return load_spec(path, [f"storage={directory / 'runs'}", f"tracking.uri={uri}"])
 
 
 def make_record(number, started, finished=None):
@@ -85,7 +69,7 @@ class Times:
 
 def main(directory, uri, pause=0.0, timeout=120.0):
     """Run the rest of the sweep; return the warning of the sink."""
-    spec = make_spec(directory, uri)
+    spec = make_tiny_spec(directory, f"tracking.uri={uri}")
     times = Times(directory / "times.json")
     check_server(spec)
     sink = MlflowSink(spec)
