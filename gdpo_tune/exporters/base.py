@@ -70,8 +70,9 @@ def check_support(
     Args:
         recipe: what is exported.
         library: name and version.
-        modes, losses, schedules: normalizations, averages of token losses, and shapes of the
-            learning rate that it has.
+        modes: normalizations that it has.
+        losses: averages of token losses that it has.
+        schedules: shapes of the learning rate that it has.
         leave_one_out: modes under which it has `baseline: leave_one_out`.
         revisions: whether it can load another revision of a model than the newest.
         notes: mode -> why the library does not have it although it seems to.
