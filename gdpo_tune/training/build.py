@@ -11,14 +11,8 @@ from transformers import PrinterCallback
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import TrialConfig
-from gdpo_tune.training import vllm_engine
+from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
-from gdpo_tune.training.rollout import (
-    Generate,
-    choose_engine,
-    choose_held_out_sampler,
-    sample_for_trainer,
-)
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import build_shaping
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -26,15 +20,15 @@ from gdpo_tune.training.trl_arguments import prompts_per_step, trainer_arguments
 from gdpo_tune.training.warm import WorkerCache
 
 
-def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer, Generate]:
+def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer, rollout.Generate]:
     """Build the trainer, and what samples held-out completions during and after training."""
-    problems = cache.train_problems
+    problems = cache.load_split("train").problems
     count = config.training.steps * prompts_per_step(config)
     order = training_order(len(problems), count, config.seed)
     data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
     model = cache.take_policy()
     adapter = build_adapter_config(model, config.model, config.policy)
-    engine = choose_engine(config, model)
+    engine = rollout.choose_engine(config, model)
     uses_vllm = engine == "vllm"
     for_engine = vllm_engine.arguments(config, model) if uses_vllm else {}
     arguments = trainer_arguments(config, cache.task.rewards, for_engine)
@@ -54,12 +48,12 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             processing_class=cache.tokenizer,
             peft_config=adapter,
             encode=cache.prompts.encode,
-            rollout_func=sample_for_trainer if engine == "lean" else None,
+            rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
         )
     trainer.remove_callback(PrinterCallback)
     if uses_vllm and config.rollout.vllm_mode == "colocate":
         return trainer, vllm_engine.ColocatedEngine(trainer).generate
-    return trainer, choose_held_out_sampler(config)
+    return trainer, rollout.choose_held_out_sampler(config)
 
 
 def training_order(problems: int, count: int, seed: int) -> list[int]:

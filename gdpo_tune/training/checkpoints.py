@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,9 @@ def write_checkpoint(
         DiskFullError: there is no room for it; the part that was written is deleted.
     """
     checkpoint = Checkpoint(directory / f"{BEGIN}{step}", step, cost, validation or {})
-
-    def fill_and_mark(aside: Path) -> None:
+    with _create(checkpoint.path) as aside:
         fill(aside)
         _mark(aside, checkpoint)
-
-    _write(checkpoint.path, fill_and_mark)
     return checkpoint
 
 
@@ -135,8 +133,8 @@ def adopt_checkpoint(source: Path, directory: Path) -> None:
     Raises:
         DiskFullError: there is no room for it.
     """
-
-    def fill(aside: Path) -> None:
+    remove_all_but(directory, None)
+    with _create(directory / source.name) as aside:
         for path in sorted(source.rglob("*")):  # a directory comes before its files
             target = aside / path.relative_to(source)
             if path.is_dir():
@@ -145,9 +143,6 @@ def adopt_checkpoint(source: Path, directory: Path) -> None:
                 _link_or_copy(path, target)
         for path in (*aside.rglob("*"), aside):
             _sync(path)
-
-    remove_all_but(directory, None)
-    _write(directory / source.name, fill)
 
 
 def keep_newest(directory: Path) -> None:
@@ -197,15 +192,16 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _write(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a directory aside, then rename it to `target` in one step."""
+@contextmanager
+def _create(target: Path) -> Generator[Path]:
+    """Yield a directory aside for the block to fill, then rename it to `target` in one step."""
     directory, step = target.parent, target.name.removeprefix(BEGIN)
     aside = directory / f"{_UNFINISHED}{step}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         with room_in(directory, f"the checkpoint of step {step}"):
             aside.mkdir(parents=True)
-            fill(aside)
+            yield aside
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
             _sync(directory)

@@ -21,11 +21,11 @@ from gdpo_tune.core.completions import MOST, Completion, shortened, write_comple
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import room_in
 from gdpo_tune.core.trials import Estimate, TrialConfig
-from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import require_finite, require_judged
-from gdpo_tune.training.warm import HeldOut, WorkerCache
+from gdpo_tune.training.warm import WorkerCache
 
 TEMPERATURE = 1.0
 """Of every evaluation, whatever a trial trains with: objectives compare policies, not decoding."""
@@ -40,10 +40,6 @@ class Evaluator:
     cache: WorkerCache
     sampler: Generate
 
-    def evaluate_validation(self, model: PreTrainedModel, step: int) -> dict[str, Estimate]:
-        """Estimate every metric on validation prompts, after `step` steps."""
-        return self.evaluate(model, self.cache.validation, step)
-
     def evaluate_test(self, model: PreTrainedModel, step: int) -> dict[str, Estimate]:
         """Estimate every metric on test prompts, and keep a few completions in a file.
 
@@ -51,7 +47,7 @@ class Evaluator:
             DiskFullError: there is no room for the file.
         """
         kept: list[Completion] = []
-        estimates = self.evaluate(model, self.cache.test, step, kept)
+        estimates = self.evaluate(model, "test", step, kept)
         if ranks.is_first():
             with room_in(self.config.directory, "some completions"):
                 write_completions(self.config.directory, kept)
@@ -60,7 +56,7 @@ class Evaluator:
     def evaluate(
         self,
         model: PreTrainedModel,
-        held_out: HeldOut,
+        split: Split,
         step: int,
         kept: list[Completion] | None = None,
     ) -> dict[str, Estimate]:
@@ -71,7 +67,7 @@ class Evaluator:
 
         Args:
             model: the policy.
-            held_out: P prompts.
+            split: of P prompts.
             step: steps of training so far; decides the seed, together with trial and split.
             kept: gets the first completion of each of the first prompts of this process.
 
@@ -80,7 +76,7 @@ class Evaluator:
             TrialFailure: a metric has no value, or a reward function raised too often.
         """
         settings, task, tokenizer = self.config.training, self.cache.task, self.cache.tokenizer
-        seed = derive_seed(self.config.seed, held_out.split, step)
+        seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + ranks.get_rank())
         decoding = Decoding(
@@ -105,7 +101,7 @@ class Evaluator:
             scores = task.score(problems, texts, lengths)
             require_judged(scores.failures, len(batch))
             for name in task.metrics:
-                where = f"on {held_out.split} prompts"
+                where = f"on {split} prompts"
                 require_finite(scores.metrics[name], f"metric {name}", where)
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             if kept is not None:

@@ -21,10 +21,6 @@ from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 
 ADAPTER = "adapter"
 """Directory of the adapter inside a checkpoint that holds the merged policy."""
-_NAME = "default"
-"""Name that `peft` gives the one adapter of a trial."""
-_SCALE = 2
-"""Default of `lora_alpha`, as a multiple of the rank."""
 
 
 def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy: str) -> Any:
@@ -45,7 +41,7 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
     everywhere = settings.lora_targets == (EVERY_LINEAR,)
     return peft.LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha or _SCALE * settings.lora_rank,
+        lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         target_modules=EVERY_LINEAR if everywhere else list(settings.lora_targets),
         task_type="CAUSAL_LM",
     )
@@ -94,8 +90,8 @@ def _check_targets(model: PreTrainedModel, targets: tuple[str, ...], policy: str
 def _merge_weights(model: Any) -> dict[str, Tensor]:
     """Map each name in the policy without adapters to its weight with the adapter's change."""
     base = model.get_base_model()
-    changes = {
-        f"{name}.weight": module.get_delta_weight(_NAME)
+    changes = {  # "default" is the name that `peft` gives the only adapter
+        f"{name}.weight": module.get_delta_weight("default")
         for name, module in base.named_modules()
         if hasattr(module, "get_delta_weight")
     }

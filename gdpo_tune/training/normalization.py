@@ -226,16 +226,12 @@ def compute_leave_one_out_factor(groups: GroupedRewards) -> Tensor:
 
 def _check(rewards: Tensor, weights: Tensor, group_size: int, eps: float) -> None:
     if rewards.dim() != 2 or weights.shape != rewards.shape[1:]:
-        raise ValueError(
-            f"rewards {tuple(rewards.shape)} and weights {tuple(weights.shape)} "
-            "are not [N, K] and [K]"
-        )
+        shapes = f"rewards {tuple(rewards.shape)} and weights {tuple(weights.shape)}"
+        raise ValueError(f"{shapes} are not [N, K] and [K]")
     if group_size < 1 or rewards.shape[0] % group_size:
         raise ValueError(f"{rewards.shape[0]} completions are not whole groups of {group_size}")
     if not bool(torch.isfinite(weights).all() and (weights >= 0).all() and (weights > 0).any()):
-        raise ValueError(
-            f"reward weights {weights.tolist()} must be finite, not negative, not all 0"
-        )
+        raise ValueError(f"weights {weights.tolist()} must be finite, not negative, not all 0")
     if not eps > 0:
         raise ValueError(f"eps = {eps} must be above 0, or dead groups would be divided by 0")
     if bool(torch.isinf(rewards).any()):

@@ -23,8 +23,9 @@ def join() -> None:
         return
     PartialState(cpu=not torch.cuda.is_available())
     # Accelerate numbers the CPU ("cpu:0"), and torch loads no file onto a numbered CPU, such as the
-    # optimizer's state of a resumed trial.
-    torch.serialization.register_package(100, lambda storage: None, _keep_on_cpu)
+    # optimizer's state of a resumed trial. None leaves a storage to torch. Torch sorts what is
+    # registered, which fails for two different functions: so no lambda.
+    torch.serialization.register_package(100, _leave_tag, _keep_on_cpu)
 
 
 def count_processes() -> int:
@@ -60,8 +61,11 @@ def from_first(value: T) -> T:
     return values[0]
 
 
+def _leave_tag(storage: Any) -> None:
+    del storage
+
+
 def _keep_on_cpu(storage: Any, location: str) -> Any:
-    """Return a storage meant for a numbered CPU as it is; None leaves other devices to torch."""
     return storage if location.startswith("cpu:") else None
 
 

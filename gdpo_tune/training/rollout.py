@@ -109,6 +109,7 @@ def _generate_with_transformers(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], decoding: Decoding
 ) -> list[list[int]]:
     tokens, present = pad_left(prompts, decoding.pad_token)
+    width = tokens.shape[1]
     drawing: dict[str, Any] = {"do_sample": False}
     if decoding.temperature is not None:
         drawing = {"do_sample": True, "temperature": decoding.temperature, "top_k": 0, "top_p": 1.0}
@@ -127,4 +128,4 @@ def _generate_with_transformers(
         generation_config=config,
         disable_compile=True,
     )
-    return [cut_after_end(row, decoding.end_tokens) for row in output[:, tokens.shape[1] :].tolist()]
+    return [cut_after_end(row, decoding.end_tokens) for row in output[:, width:].tolist()]

@@ -86,8 +86,6 @@ def build_shaping(config: TrialConfig, info: TaskInfo) -> Shaping:
             share = float(params[f"conditioning_threshold.{reward}"])
             conditions[reward] = RewardCondition(on, compute_threshold(info.rewards[on], share))
     partial = bool(params.get("partial_credit", False))
-    if info.length_reward is None:
-        return Shaping(partial, conditions=conditions)
     return Shaping(partial, info.length_reward, _build_length_shape(config), conditions)
 
 
@@ -118,38 +116,28 @@ def apply_condition(values: Values, on: Values, threshold: float) -> Values:
     ]
 
 
-def compute_ramp(tokens: int, limit: int, longest: int) -> float:
-    """Return `(longest - tokens) / (longest - limit)`, clamped to [0, 1].
+def compute_falling_reward(tokens: int, longest: int, fall: float) -> float:
+    """Return `(longest - tokens) / fall`, clamped to [0, 1]: it falls over the last `fall` tokens.
 
-    It is 1 up to the limit, then falls in a line to 0 at the longest completion. So a completion
-    that is a little too long still earns most of the reward.
-    """
-    if tokens <= limit:
-        return 1.0
-    return (longest - tokens) / (longest - limit) if tokens < longest else 0.0
-
-
-def compute_soft_overlong(tokens: int, longest: int, cache: float) -> float:
-    """Return DAPO's soft overlong punishment plus 1: 1, then falling to 0 over `cache` tokens.
-
-    DAPO's punishment is 0 up to `longest - cache`, `(longest - cache - tokens) / cache` up to
-    `longest`, and -1 beyond. Adding 1 changes no centred reward. It makes the highest value 1, as
-    in the other shapes, and the lowest 0, as where a condition is not met. With a cache that begins
-    at the limit this shape equals `compute_ramp`.
+    This is DAPO's soft overlong punishment plus 1. The punishment is 0 up to `longest - fall`,
+    `(longest - fall - tokens) / fall` up to `longest`, and -1 beyond. Adding 1 changes no centred
+    reward. It makes the highest value 1, as in the other shapes, and the lowest 0, as where a
+    condition is not met.
 
     Source: arXiv 2503.14476, equation 13.
     """
-    return min(1.0, max(0.0, (longest - tokens) / cache))
+    return min(1.0, max(0.0, (longest - tokens) / fall))
 
 
 def _build_length_shape(config: TrialConfig) -> Callable[[int], float] | None:
-    settings = config.training
-    longest = settings.max_completion_length
-    match config.params["length_shape"]:
-        case "ramp":
-            return lambda tokens: compute_ramp(tokens, settings.length_limit, longest)
+    """Build the shape of the length reward; None keeps the task's own, a step at the limit."""
+    longest = config.training.max_completion_length
+    match config.params.get("length_shape"):
+        case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
+            fall = float(longest - config.training.length_limit)
         case "overlong":
-            cache = float(config.params["length_cache"]) * longest
-            return lambda tokens: compute_soft_overlong(tokens, longest, cache)
+            fall = float(config.params["length_cache"]) * longest
         case _:
             return None
+    # No completion is longer than a limit at `longest`, so every shape gives 1.
+    return (lambda tokens: compute_falling_reward(tokens, longest, fall)) if fall > 0 else None

@@ -26,18 +26,18 @@ from gdpo_tune.training.lora import save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
 
 _RENAMED = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "entropy": "entropy",
-    "kl": "kl",
+    **{name: name for name in ("loss", "grad_norm", "learning_rate", "entropy", "kl")},
     "clip_ratio/region_mean": "clip_ratio",
     "completions/mean_length": "mean_length",
     "sampling/importance_sampling_ratio/mean": "rollout/importance_ratio",
     "sampling/sampling_logp_difference/mean": "rollout/logp_difference",
     "sampling/sampling_logp_difference/max": "rollout/logp_difference_max",
 }
-"""Step metrics of TRL -> their names here, after `train/`; `reward/...` are ours."""
+"""Step metrics of TRL -> their names here, after `train/`.
+
+`kl` exists where beta is above 0. Lengths are in tokens. With vLLM, the ratio is a mean over
+completions, those beyond TRL's bound counted as 0, and differences are in nats per token between
+engine and trainer."""
 _WRITER = "writer"
 """File of a trial's directory that holds the token of its writer."""
 
@@ -54,10 +54,7 @@ class TrialWriterToken:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Take the token.
-
-        Args:
-            directory: of the trial; created if missing.
+        """Take the token; the trial's directory is created if missing.
 
         Raises:
             DiskFullError: there is no room for the token.
@@ -76,22 +73,22 @@ class TrialWriterToken:
             )
 
 
+@dataclass(frozen=True)
 class Clock:
     """Cost of the trial, the runs before its last resume included."""
 
-    def __init__(self, before: Cost, config: TrialConfig) -> None:
-        self._before = before
-        self._completions = config.training.completions_per_step
-        self._seconds = time.monotonic()
-        self._cpu_seconds = time.process_time()
+    before: Cost
+    completions_per_step: int
+    started: float = field(default_factory=time.monotonic)
+    cpu_started: float = field(default_factory=time.process_time)
 
     def read(self, step: int) -> Cost:
         """Return the cost after `step` steps; CPU time is that of all processes."""
-        cpu_seconds = sum(ranks.gather(time.process_time() - self._cpu_seconds))
+        cpu_seconds = sum(ranks.gather(time.process_time() - self.cpu_started))
         return Cost(
-            completions=step * self._completions,
-            seconds=self._before.seconds + time.monotonic() - self._seconds,
-            cpu_seconds=self._before.cpu_seconds + cpu_seconds,
+            completions=step * self.completions_per_step,
+            seconds=self.before.seconds + time.monotonic() - self.started,
+            cpu_seconds=self.before.cpu_seconds + cpu_seconds,
         )
 
 
@@ -120,14 +117,7 @@ class StepReporter(TrainerCallback):
         if self.start is not None:
             report_again(self.start, self.report)
 
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Collect metrics: TRL logs after each optimizer pass, and a summary without a loss."""
         state.log_history.clear()  # or every checkpoint would hold the whole history again
         if logs is None or "loss" not in logs:
@@ -144,7 +134,7 @@ class StepReporter(TrainerCallback):
         last = step == settings.steps
         validation: Mapping[str, Estimate] = {}
         if last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at:
-            validation = self.evaluator.evaluate_validation(self.trainer.policy, step)
+            validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
             self.validation = validation
             metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
         metrics |= read_gpu_metrics()
@@ -213,7 +203,7 @@ def report_again(start: Checkpoint, report: Report) -> None:
 
 
 def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Select the metrics of one pass that are kept, under their names here."""
+    """Select the metrics of one pass: `_RENAMED` and `compute_reward_metrics`, after `train/`."""
     renamed = {f"train/{new}": logs[old] for old, new in _RENAMED.items() if old in logs}
     ours = {f"train/{name}": value for name, value in logs.items() if name.startswith("reward/")}
     return {name: float(value) for name, value in {**renamed, **ours}.items() if value is not None}

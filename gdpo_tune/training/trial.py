@@ -7,7 +7,6 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import Cost, Estimate, Outcome, Report, TrialConfig
+from gdpo_tune.core.trials import Cost, Outcome, Report, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer
@@ -46,13 +45,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     every held-out split, and gets the same outcome. The first one writes. `report` is called in all
     of them and has to raise `SystemExit` in all or none.
 
-    Step metrics are `train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`,
-    `train/mean_length` (tokens), `train/reward/<name>/mean|std|dead_groups|share` (see
-    `compute_reward_metrics`), `train/kl` where beta is above 0, `train/clip_ratio`, those of
-    `read_gpu_metrics`, and `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and
-    at the last one. With vLLM also `train/rollout/importance_ratio` (mean over completions, those
-    beyond TRL's bound counted as 0) and `train/rollout/logp_difference`, `..._max` (nats a token
-    between engine and trainer).
+    Step metrics are those of `step_reporter.select_metrics` and `gpu.read_gpu_metrics`, and
+    `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
 
     Args:
         config: decides the trial.
@@ -75,8 +69,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     with memory_guard(config), open_worker_cache(config) as cache:
         start = read_checkpoint(resume) if resume is not None and config.train else None
         steps = config.training.steps if config.train else 0
-        clock = Clock(Cost() if start is None else start.cost, config)
-        validation: Mapping[str, Estimate]
+        before = Cost() if start is None else start.cost
+        clock = Clock(before, config.training.completions_per_step)
         if config.train and (start is None or start.step < steps):
             trainer, sampler = build_trainer(config, cache)
             evaluator = Evaluator(config, cache, sampler)
@@ -92,7 +86,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
                 report_again(start, report)
             model = _load_without_training(config, cache, start)
             evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
-            validation = evaluator.evaluate_validation(model, steps)
+            validation = evaluator.evaluate(model, "validation", steps)
             checkpoint = None if start is None else start.path
         return Outcome(
             validation=validation,

@@ -50,7 +50,8 @@ def trainer_arguments(
         temperature=float(params["temperature"]),
         beta=float(params["beta"]),
         epsilon=float(params["epsilon"]),
-        epsilon_high=_convert_upper_clip(params),
+        # A distance from 1, but for CISPO TRL takes the bound itself.
+        epsilon_high=float(params["epsilon_high"]) + (params["loss_type"] == "cispo"),
         loss_type=str(params["loss_type"]),
         num_iterations=passes,
         reward_weights=[weights[name] for name in rewards],
@@ -134,9 +135,3 @@ def _divide_step(config: TrialConfig) -> tuple[int, int]:
             f"of {workers} workers computes"
         )
     return size, parts
-
-
-def _convert_upper_clip(params: dict[str, Any]) -> float:
-    """Convert `epsilon_high`, a distance from 1, for CISPO, where TRL takes the bound itself."""
-    distance = float(params["epsilon_high"])
-    return 1 + distance if params["loss_type"] == "cispo" else distance

@@ -62,7 +62,7 @@ def starting(config: TrialConfig, model: PreTrainedModel, arguments: Any) -> Gen
         arguments: TRL's.
     """
     trl_vllm: Any = import_module("trl.generation.vllm_generation")
-    plain = trl_vllm.LLM
+    plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
     precision = "bfloat16" if arguments.bf16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     if not torch.cuda.is_available():
@@ -71,28 +71,18 @@ def starting(config: TrialConfig, model: PreTrainedModel, arguments: Any) -> Gen
     # TRL has no argument for any of these.
     trl_vllm.LLM = functools.partial(plain, **options)
     try:
-        with lock_gpu(), _restore_environment():
+        with lock_gpu():
             yield
     finally:
         trl_vllm.LLM = plain
-    # An engine seeds the process with 0; all trials would sample the same.
-    set_seed(config.seed, device_specific=True)
-
-
-@contextmanager
-def _restore_environment() -> Generator[None]:
-    """Restore the variables that TRL sets for the engine.
-
-    Otherwise the next trainer in this process would take itself for one of several processes.
-    """
-    before = {name: os.environ.get(name) for name in RENDEZVOUS}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
+        # TRL sets these for the engine. The next trainer in this process would take itself for one
+        # of several processes.
+        for name, value in environment.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+    # An engine seeds the process with 0; all trials would sample the same.
+    set_seed(config.seed, device_specific=True)
 
 
 class ColocatedEngine:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from operator import attrgetter
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -34,10 +34,9 @@ LARGEST_SHARE_LEFT_OUT = 0.5
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Prompts of one split, ready for an evaluation."""
+class ProblemSet:
+    """Problems of one split, with their prompts as the policy reads them."""
 
-    split: str
     problems: Sequence[Problem]
     prompts: Sequence[Sequence[int]]
     """P tokenized prompts."""
@@ -48,7 +47,7 @@ class WorkerCache:
     """Task with its sandbox, policy, and tokenized prompts, for trials that agree in them."""
 
     config: TrialConfig
-    """Of the first trial; only what `_key` takes of it counts."""
+    """Of the first trial; only what `_identify` takes of it counts."""
     task: Task
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat
@@ -57,6 +56,7 @@ class WorkerCache:
     """The untrained policy; None: a trial took it, because it is too large to copy."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """`prompts_left_out.<split>` -> how many prompts were too long."""
+    _splits: dict[Split, ProblemSet] = field(default_factory=dict[Split, ProblemSet])
 
     def take_policy(self) -> PreTrainedModel:
         """Return an untrained policy that the caller may train."""
@@ -67,33 +67,23 @@ class WorkerCache:
         model, self.pristine = self.pristine, None
         return model
 
-    @cached_property
-    def train_problems(self) -> list[Problem]:
-        """Training prompts."""
-        return self._load_problems("train", self.config.training.train_prompts)[0]
-
-    @cached_property
-    def validation(self) -> HeldOut:
-        """Validation prompts, on whose objectives the search decides."""
-        count = self.config.training.validation_prompts
-        return HeldOut("validation", *self._load_problems("validation", count))
-
-    @cached_property
-    def test(self) -> HeldOut:
-        """Test prompts, on whose objectives the front is claimed."""
-        return HeldOut("test", *self._load_problems("test", self.config.training.test_prompts))
-
     @property
     def environment(self) -> dict[str, str]:
         """Provenance of the task, and the number of prompts left out of the splits in use."""
         return {**self.task.environment(), **self.left_out}
 
-    def _load_problems(self, split: Split, count: int) -> tuple[list[Problem], list[list[int]]]:
-        """Load the problems of a split with short enough prompts, and tokenize these.
+    def load_split(self, split: Split) -> ProblemSet:
+        """Load the problems of a split whose prompts are short enough.
 
         Raises:
             DataError: more than half of the prompts are too long.
         """
+        if split not in self._splits:
+            self._splits[split] = self._read_split(split)
+        return self._splits[split]
+
+    def _read_split(self, split: Split) -> ProblemSet:
+        count: int = getattr(self.config.training, f"{split}_prompts")
         problems = self.task.problems(split, count, _PROBLEM_SEED)
         prompts = self.prompts.encode([problem.prompt for problem in problems])
         limit = self.config.data.max_prompt_length
@@ -108,15 +98,16 @@ class WorkerCache:
             )
         if left_out:
             self.left_out[f"{LEFT_OUT}{split}"] = f"{left_out} of {count}"
-            _LOGGER.warning(
-                "%d of %d %s prompts are left out: they have more than data.max_prompt_length = %d "
-                "tokens",
-                *(left_out, count, split, limit),
+            message = (
+                "%d of %d %s prompts are left out: more than data.max_prompt_length = %d tokens"
             )
-        return [problems[row] for row in short], [prompts[row] for row in short]
+            _LOGGER.warning(message, left_out, count, split, limit)
+        return ProblemSet([problems[row] for row in short], [prompts[row] for row in short])
 
 
 _cache: WorkerCache | None = None
+_identify = attrgetter("task", "policy", "training", "sandbox", "data", "model")
+"""Returns what trials must agree in to share a cache."""
 
 
 @contextmanager
@@ -130,9 +121,15 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         PolicyError, SandboxUnavailable: the policy or the task is not available.
     """
     global _cache
-    if _cache is None or _key(_cache.config) != _key(config):
+    if _cache is None or _identify(_cache.config) != _identify(config):
         release()
-        _cache = _build(config)
+        model, tokenizer = _load_policy(config)
+        task: Task = task_files.build_task(
+            config.task, config.training, config.sandbox, config.data
+        )
+        instructions = task.instructions, config.model.instructions
+        prompts = prompt_format(config.policy, tokenizer, *instructions)
+        _cache = WorkerCache(config, task, tokenizer, prompts, model)
     try:
         yield _cache
     except BaseException:
@@ -146,22 +143,6 @@ def release() -> None:
     if _cache is not None:
         closing, _cache = _cache, None
         closing.task.close()
-
-
-def _key(config: TrialConfig) -> tuple[object, ...]:
-    """Return what trials must agree in to share a cache."""
-    return (
-        *(config.task, config.policy, config.training),
-        *(config.sandbox, config.data, config.model),
-    )
-
-
-def _build(config: TrialConfig) -> WorkerCache:
-    model, tokenizer = _load_policy(config)
-    task: Task = task_files.build_task(config.task, config.training, config.sandbox, config.data)
-    wanted = config.model.instructions
-    prompts = prompt_format(config.policy, tokenizer, task.instructions, wanted)
-    return WorkerCache(config, task, tokenizer, prompts, model)
 
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

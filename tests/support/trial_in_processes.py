@@ -17,7 +17,7 @@ import torch
 
 from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, ranks, train
+from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 from tests.support.training import SETTINGS, toy_info, trial
 
@@ -68,7 +68,7 @@ def main(policy: str, folder: Path) -> None:
     resume = ranks.from_first(newest_valid_checkpoint(cut.directory))
     rest, outcome = run(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
-    build.rollout = fixed_rollout
+    rollout.sample_for_trainer = fixed_rollout
     # Means over tokens, of all workers and of each: what micro-batches have to weigh.
     for name, loss_type, size in (
         ("fixed", "dapo", 0),
@@ -80,7 +80,7 @@ def main(policy: str, folder: Path) -> None:
         config = trial(policy, folder / name, settings=asked, loss_type=loss_type, beta=0.01)
         result[name] = run(config)
         result[f"{name}_weights"] = weights(folder / name / "checkpoint-4")
-    (folder / f"seen-{ranks.rank()}.json").write_text(json.dumps(result))
+    (folder / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

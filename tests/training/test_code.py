@@ -14,7 +14,8 @@ from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.rollout import Decoding, sample, supports
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
+from gdpo_tune.training.fast_cpu.sampler import sample
 
 pytestmark = pytest.mark.integration
 
@@ -42,14 +43,14 @@ def trial(directory, task="code", settings=SETTINGS, **params) -> TrialConfig:
 
 def test_the_embedded_policy_is_sampled_exactly():
     model, tokenizer = load_policy("embedded")
-    assert supports(model)
+    assert is_small_llama(model)
     prompts = tokenizer([p.prompt for p in generate("validation", 64, 0)])
     padded = tokenizer.pad(prompts, return_tensors="pt")
     end = tokenizer.eos_token_id
     output = model.generate(**padded, max_new_tokens=64, do_sample=False)
     tails = output[:, padded["input_ids"].shape[1] :].tolist()
     expected = [row[: row.index(end) + 1] if end in row else row for row in tails]
-    drawn = sample(model, prompts["input_ids"], Decoding(64, None, (end,), tokenizer.pad_token_id))
+    drawn = sample(model, prompts["input_ids"], 64, None, (end,))
     assert drawn == expected
 
 

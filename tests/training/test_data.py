@@ -86,9 +86,9 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
     assert [report.step for report in reports] == [1, 2]
     assert set(outcome.test) == set(registry.TASKS["code"].metrics)
     prompts = {f"({time}) {problem.prompt}" for problem, _ in problems(layout) for time in range(5)}
-    with warm.warm(config) as state:
-        trained_on = {problem.prompt for problem in state.train_problems()}
-        held_out = {problem.prompt for problem in state.test().problems}
+    with warm.open_worker_cache(config) as state:
+        trained_on = {problem.prompt for problem in state.load_split("train").problems}
+        held_out = {problem.prompt for problem in state.load_split("test").problems}
     assert trained_on <= prompts
     assert not trained_on & held_out
     assert f"{layout}.jsonl: {5 * len(rows(layout))} rows" in outcome.environment["data"]
@@ -97,9 +97,8 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
 def test_prompts_that_are_too_long_are_left_out_counted_and_at_last_refused(tmp_path, caplog):
     def kept(limit):
         config = trial(tmp_path, "mbpp", max_prompt_length=limit)
-        with warm.warm(config) as state:
-            tokens = state.tokenizer([p.prompt for p in state.train_problems()])["input_ids"]
-        return [len(prompt) for prompt in tokens]
+        with warm.open_worker_cache(config) as state:
+            return [len(prompt) for prompt in state.load_split("train").prompts]
 
     every = sorted(kept(1024))
     assert len(every) == FEW.train_prompts
@@ -137,10 +136,10 @@ def test_the_command_reads_the_data_before_any_work_and_says_what_it_found(tmp_p
 
 def test_another_data_set_is_another_state(tmp_path):
     config = trial(tmp_path, "mbpp")
-    with warm.warm(config) as first, warm.warm(config) as again:
+    with warm.open_worker_cache(config) as first, warm.open_worker_cache(config) as again:
         assert first is again
-    with warm.warm(trial(tmp_path, "code_contests")) as other:
+    with warm.open_worker_cache(trial(tmp_path, "code_contests")) as other:
         assert other is not first
     own = dataclasses.replace(config, data=DataSettings(), sandbox=SandboxSettings())
-    with warm.warm(own) as embedded:
-        assert embedded.train_problems()[0].family in ("rate", "chain", "list")
+    with warm.open_worker_cache(own) as embedded:
+        assert embedded.load_split("train").problems[0].family in ("rate", "chain", "list")

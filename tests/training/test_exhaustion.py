@@ -10,7 +10,7 @@ import torch
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.exhaustion import advice, memory_guard
+from gdpo_tune.training.exhaustion import list_remedies, memory_guard
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import register, trial, write_policy
 
@@ -58,7 +58,7 @@ def test_another_error_passes(config, error):
     ],
 )
 def test_the_last_setting_is_one_that_is_left(config, model, third):
-    assert third in advice(dataclasses.replace(config, model=model))
+    assert third in list_remedies(dataclasses.replace(config, model=model))
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_the_last_setting_is_one_that_is_left(config, model, third):
 )
 def test_the_first_setting_is_the_micro_batch_until_it_is_one(config, size, first):
     training = dataclasses.replace(config.training, micro_batch_size=size)
-    told = advice(dataclasses.replace(config, training=training))
-    assert told.startswith(first)
-    assert told.count("completions_per_step") == 1
+    message = list_remedies(dataclasses.replace(config, training=training))
+    assert message.startswith(first)
+    assert message.count("completions_per_step") == 1
 
 
 def test_with_an_engine_its_share_is_named_and_not_what_is_sampled(config, monkeypatch):
     monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
-    told = advice(dataclasses.replace(config, rollout=settings))
-    assert "vllm_memory_share (0.3)" in told
-    assert "completions_per_step" not in told
+    message = list_remedies(dataclasses.replace(config, rollout=settings))
+    assert "vllm_memory_share (0.3)" in message
+    assert "completions_per_step" not in message
 
 
 def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeypatch):
@@ -94,4 +94,4 @@ def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeyp
     monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
     with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
         train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
-    assert warm._kept is None
+    assert warm._cache is None

@@ -18,7 +18,7 @@ import torch
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import checkpoints, state, train, warm
+from gdpo_tune.training import checkpoints, train, warm
 from gdpo_tune.training.checkpoints import find_checkpoint, newest_valid_checkpoint
 from tests.support.training import SETTINGS, ToyTask, register, trial, write_policy
 
@@ -73,15 +73,13 @@ class Trouble:
         for owner, name in (
             (torch, "save"),
             (checkpoints, "_sync"),
-            (checkpoints, "_digest"),
+            (checkpoints, "_hash"),
             (Path, "write_text"),
             (Path, "rename"),
             (Path, "mkdir"),
             (shutil, "rmtree"),
-            (state, "random_state"),
         ):
-            if hasattr(owner, name):
-                monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name)))
+            monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name)))
 
     def wrapped(self, operation):
         def counted(*arguments, **keywords):

@@ -18,7 +18,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 from gdpo_tune.training.fast_cpu import micro_batches, packing
-from gdpo_tune.training.rollout import rollout
+from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import (
@@ -60,18 +60,18 @@ def toy(monkeypatch):
 
 
 def test_completions_of_like_length_meet_the_longest_first():
-    order = micro_batches.by_length([3, 3, 3, 3, 3, 3], [1, 9, 5, 9, 1, 5], 2)
+    order = micro_batches.order_by_length([3, 3, 3, 3, 3, 3], [1, 9, 5, 9, 1, 5], 2)
     assert order == [1, 3, 2, 5, 0, 4]
-    assert micro_batches.positions([3] * 6, [1, 9, 5, 9, 1, 5], order, 2) == 2 * (12 + 8 + 4)
+    assert micro_batches.count_positions([3] * 6, [1, 9, 5, 9, 1, 5], order, 2) == 2 * (12 + 8 + 4)
 
 
 def test_prompts_are_sorted_where_they_vary_more():
     prompts, completions = [10, 900, 10, 900], [40, 30, 30, 40]
-    order = micro_batches.by_length(prompts, completions, 2)
+    order = micro_batches.order_by_length(prompts, completions, 2)
     assert order == [3, 1, 0, 2]
     by_completion = [3, 0, 1, 2]
-    assert micro_batches.positions(prompts, completions, order, 2) == 2 * (940 + 50)
-    assert micro_batches.positions(prompts, completions, by_completion, 2) == 2 * (940 + 930)
+    assert micro_batches.count_positions(prompts, completions, order, 2) == 2 * (940 + 50)
+    assert micro_batches.count_positions(prompts, completions, by_completion, 2) == 2 * (940 + 930)
 
 
 def test_no_order_pads_more_than_the_one_without_any():
@@ -79,14 +79,14 @@ def test_no_order_pads_more_than_the_one_without_any():
     for _ in range(50):
         prompts = [chance.randint(1, 50) for _ in range(24)]
         completions = [chance.randint(1, 50) for _ in range(24)]
-        order = micro_batches.by_length(prompts, completions, 4)
+        order = micro_batches.order_by_length(prompts, completions, 4)
         assert sorted(order) == list(range(24))
-        before = micro_batches.positions(prompts, completions, range(24), 4)
-        assert micro_batches.positions(prompts, completions, order, 4) <= before
+        before = micro_batches.count_positions(prompts, completions, range(24), 4)
+        assert micro_batches.count_positions(prompts, completions, order, 4) <= before
 
 
 def test_a_prompt_keeps_its_completions_together():
-    order = micro_batches.by_group([2, 2, 5, 5, 2, 2], [1, 3, 1, 1, 9, 8], 2)
+    order = micro_batches.order_by_group([2, 2, 5, 5, 2, 2], [1, 3, 1, 1, 9, 8], 2)
     assert order == [4, 5, 2, 3, 1, 0]
 
 
@@ -101,7 +101,7 @@ def test_what_is_padding_in_every_row_is_cut():
         "advantages": torch.tensor([1.0, -1.0]),
         "num_items_in_batch": torch.tensor(3),
     }
-    shapes = {name: tuple(value.shape) for name, value in micro_batches.cut(batch).items()}
+    shapes = {name: tuple(value.shape) for name, value in micro_batches.cut_padding(batch).items()}
     assert shapes == {
         "prompt_ids": (2, 2),
         "prompt_mask": (2, 2),
@@ -112,15 +112,15 @@ def test_what_is_padding_in_every_row_is_cut():
         "advantages": (2,),
         "num_items_in_batch": (),
     }
-    assert micro_batches.cut(batch)["prompt_ids"].tolist() == [[0, 7], [8, 9]]
-    assert micro_batches.cut(batch)["old_per_token_logps"].tolist() == [[0, 1], [4, 5]]
+    assert micro_batches.cut_padding(batch)["prompt_ids"].tolist() == [[0, 7], [8, 9]]
+    assert micro_batches.cut_padding(batch)["old_per_token_logps"].tolist() == [[0, 1], [4, 5]]
 
 
 def test_micro_batches_are_filled_in_their_order():
     order = [3, 1, 0, 2]
     lengths = torch.tensor([2, 3, 1, 4])
     mask = (torch.arange(5) < lengths[:, None]).long()
-    place = micro_batches.places(order, torch.device("cpu"))
+    place = torch.tensor(order).argsort()
     shuffled = [2, 0, 3, 1]
     parts = [
         {
@@ -130,11 +130,11 @@ def test_micro_batches_are_filled_in_their_order():
         }
         for rows in (shuffled[:2], shuffled[2:])
     ]
-    first, second = micro_batches.arranged(parts)
-    assert micro_batches.lengths(first["completion_mask"]) == [4, 3]
-    assert micro_batches.lengths(second["completion_mask"]) == [2, 1]
+    first, second = micro_batches.rearrange(parts)
+    assert first["completion_mask"].sum(dim=1).tolist() == [4, 3]
+    assert second["completion_mask"].sum(dim=1).tolist() == [2, 1]
     assert [part["completion_mask"].shape[1] for part in (first, second)] == [4, 2]
-    assert micro_batches.shares(torch.tensor([7, 3])) == pytest.approx([1.4, 0.6])
+    assert micro_batches.compute_shares(torch.tensor([7, 3])) == pytest.approx([1.4, 0.6])
 
 
 # The same step
@@ -169,7 +169,7 @@ def stepped(policy, tmp_path, size, **changes):
     sampled = []
 
     def kept_rollout(prompts, trainer):
-        drawn = rollout(prompts, trainer)
+        drawn = sample_for_trainer(prompts, trainer)
         sampled.append(drawn["completion_ids"])
         return drawn
 
@@ -198,7 +198,7 @@ def stepped(policy, tmp_path, size, **changes):
 def only_padded(padded: bool):
     with pytest.MonkeyPatch.context() as patch:
         if padded:
-            patch.setattr(packing, "supports", lambda _: False)
+            patch.setattr(packing, "can_pack", lambda _: False)
         yield
 
 
@@ -290,8 +290,8 @@ def test_the_packed_pass_reads_each_prompt_once(policy, tmp_path, monkeypatch):
         prompts.append(set(texts))
         return inner(model, input_ids, attention_mask, completion_width, temperature)
 
-    inner = packing.token_log_probs
-    monkeypatch.setattr(packing, "token_log_probs", seen)
+    inner = packing.compute_log_probs
+    monkeypatch.setattr(packing, "compute_log_probs", seen)
     alike = [letter + "=" for letter in "abcdefgh"]  # so that lengths alone would mix them
     stepped(policy, tmp_path, 2 * GROUP, beta=0.5, prompts=alike)
     assert [len(found) for found in prompts] == [2] * len(prompts)

@@ -16,7 +16,7 @@ from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.lora import ADAPTER, adapter_config, linear_modules, with_adapter
+from gdpo_tune.training.lora import ADAPTER, build_adapter_config, load_adapter
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
@@ -166,7 +166,7 @@ def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
     reports, outcome = run(with_model(policy, tmp_path, LORA))
     before, _ = load_policy(policy)
     merged, tokenizer = load_policy(str(outcome.checkpoint))
-    adapted = with_adapter(load_policy(policy)[0], outcome.checkpoint)
+    adapted = load_adapter(load_policy(policy)[0], outcome.checkpoint)
     tokens = torch.tensor([tokenizer("tabc=")["input_ids"]])
     with torch.no_grad():
         logits = [model(tokens).logits for model in (before, merged, adapted)]
@@ -232,9 +232,8 @@ def test_a_target_that_no_module_answers_to_names_those_there_are(peft, policy, 
 
 def test_the_output_head_is_no_target(peft, chat):
     model, _ = load_policy(chat)
-    assert not any("lm_head" in name for name in linear_modules(model))
     with pytest.raises(PolicyError, match="no linear module lm_head"):
-        adapter_config(model, ModelSettings(lora_rank=4, lora_targets=("lm_head",)), chat)
+        build_adapter_config(model, ModelSettings(lora_rank=4, lora_targets=("lm_head",)), chat)
 
 
 # --- chat templates -------------------------------------------------------------------------------
@@ -261,8 +260,8 @@ def test_training_and_held_out_prompts_are_rendered_alike_and_once(
     register(monkeypatch, ToldTask)
     seen = seen_prompts(monkeypatch)
     config = with_model(chat, tmp_path, ModelSettings(instructions=wanted))
-    with warm.warm(config) as state:
-        held_out = state.validation()
+    with warm.open_worker_cache(config) as state:
+        held_out = state.load_split("validation")
         decode = state.tokenizer.decode
         texts = [decode(tokens) for tokens in held_out.prompts]
         assert texts == [first.format(problem.prompt) for problem in held_out.problems]

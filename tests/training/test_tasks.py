@@ -12,7 +12,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.rollout import supports
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from recipes.make_policy import RECIPES
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,7 @@ def test_a_task_is_trained_and_measured_in_every_metric(task, tmp_path):
     reports = []
     outcome = train(trial(task, tmp_path), resume=None, report=lambda m, _: reports.append(m))
     info = registry.TASKS[task]
-    assert supports(load_policy(info.embedded)[0])
+    assert is_small_llama(load_policy(info.embedded)[0])
     assert set(outcome.test) == set(info.metrics)
     for name, metric in info.metrics.items():
         assert metric.low <= outcome.test[name].mean <= metric.high

@@ -10,8 +10,8 @@ import torch
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.training.normalization import compute_advantages
-from gdpo_tune.training.rollout import rollout
-from gdpo_tune.training.trainer import GDPOTrainer, reward_metrics
+from gdpo_tune.training.rollout import sample_for_trainer
+from gdpo_tune.training.trainer import GDPOTrainer, compute_reward_metrics
 from tests.support.training import plain_trainer, write_policy
 
 pytestmark = pytest.mark.filterwarnings(
@@ -35,7 +35,9 @@ def short(completion_ids, **_):
 
 def build(policy, tmp_path, **changes):
     settings = {"normalization": "gdpo", "reward_funcs": [vowels, short], **changes}
-    return plain_trainer(policy, tmp_path, cls=GDPOTrainer, rollout_func=rollout, **settings)
+    return plain_trainer(
+        policy, tmp_path, cls=GDPOTrainer, rollout_func=sample_for_trainer, **settings
+    )
 
 
 def generated(trainer, prompts: int = 4):
@@ -123,7 +125,7 @@ def test_figures_of_each_reward():
         [[1, 5, nan, 2], [1, 5, nan, nan], [0, 5, nan, nan], [2, 5, nan, 4]],
     )
     weights = torch.tensor([1.0, 9.0, 1.0, 0.5])
-    figures = reward_metrics(rewards, weights, 2, ["a", "b", "c", "d"])
+    figures = compute_reward_metrics(rewards, weights, 2, ["a", "b", "c", "d"])
     assert figures["reward/a/mean"] == 1
     assert figures["reward/a/std"] == pytest.approx(math.sqrt(2 / 3))
     assert figures["reward/a/dead_groups"] == 0.5
@@ -138,11 +140,11 @@ def test_figures_of_each_reward():
 
 def test_shares_are_weight_times_spread_within_groups():
     rewards = torch.tensor([[0, 0], [1, 4], [10, 0], [11, 4]], dtype=torch.float64)
-    figures = reward_metrics(rewards, torch.tensor([1.0, 0.5]), 2, ["a", "b"])
+    figures = compute_reward_metrics(rewards, torch.tensor([1.0, 0.5]), 2, ["a", "b"])
     assert figures["reward/a/share"] == pytest.approx(1 / 3)
     assert figures["reward/b/share"] == pytest.approx(2 / 3)
 
 
 def test_no_pull_at_all_gives_no_share():
-    figures = reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
+    figures = compute_reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
     assert figures["reward/a/share"] == figures["reward/b/share"] == 0

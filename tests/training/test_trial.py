@@ -16,10 +16,9 @@ from gdpo_tune.core.parameters import PARAMETERS, parameters_of
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import step_reporter, train, warm
 from gdpo_tune.training.build import training_order
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
-from gdpo_tune.training.gpu_meter import GpuMeter
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import (
     RANGES,
@@ -189,8 +188,8 @@ def test_another_sandbox_gets_a_warm_state_of_its_own(policy, tmp_path):
     settings = SandboxSettings(workers=2)
     run(dataclasses.replace(trial(policy, tmp_path / "b"), sandbox=settings))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
-    assert warm._kept is not None
-    assert warm._kept[1].task.sandbox == settings
+    assert warm._cache is not None
+    assert warm._cache.task.sandbox == settings
 
 
 def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
@@ -540,7 +539,7 @@ def test_training_order_passes_over_all_prompts_before_any_comes_again():
 
 def test_what_the_gpu_does_is_kept_with_each_step(policy, tmp_path, monkeypatch):
     seen = {"train/gpu_utilisation": 0.5, "train/gpu_memory_gib": 3.0}
-    monkeypatch.setattr(GpuMeter, "read", lambda _: dict(seen))
+    monkeypatch.setattr(step_reporter, "read_gpu_metrics", lambda: dict(seen))
     config = trial(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
     reports, _ = run(config)
     (measurement, _), *_ = reports

@@ -1,6 +1,6 @@
 """What surrounds vLLM in a trial, with stand-ins for a GPU and for vLLM.
 
-The real engine is met in `tests/vllm_cpu`.
+`tests/vllm` tries the real engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from trl.generation import vllm_generation as trl_vllm
 from gdpo_tune.core.errors import EngineError
 from gdpo_tune.core.settings import DataSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, step_end, train, vllm_engine, warm
+from gdpo_tune.training import gpu as gpu_module
+from gdpo_tune.training import rollout, step_reporter, train, vllm_engine, warm
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import register, trial, write_policy
@@ -87,16 +88,16 @@ def test_a_server_is_asked_at_its_address(config, policy):
 
 
 def test_what_torch_allocates_is_kept_in_the_trial_s_share(gpu):
-    vllm_engine.limit_gpu_memory(1.0)
+    gpu_module.limit_gpu_memory(1.0)
     assert gpu == []
-    vllm_engine.limit_gpu_memory(0.25)
-    vllm_engine.limit_gpu_memory(0.001)
+    gpu_module.limit_gpu_memory(0.25)
+    gpu_module.limit_gpu_memory(0.001)
     assert gpu == [pytest.approx(0.25 - 0.5 / 80), 0.0]
 
 
 def test_nothing_is_limited_without_a_gpu(monkeypatch):
     monkeypatch.delattr(torch.cuda, "set_per_process_memory_fraction")
-    vllm_engine.limit_gpu_memory(0.25)
+    gpu_module.limit_gpu_memory(0.25)
 
 
 def test_engines_of_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch):
@@ -110,22 +111,22 @@ def test_engines_of_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch
                 return True
             return False
 
-    with vllm_engine.gpu_lock():
+    with gpu_module.lock_gpu():
         assert is_held()
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-b")
         )
-        with vllm_engine.gpu_lock():
+        with gpu_module.lock_gpu():
             assert is_held()
     assert not is_held()
-    with pytest.raises(RuntimeError, match="no memory"), vllm_engine.gpu_lock():
+    with pytest.raises(RuntimeError, match="no memory"), gpu_module.lock_gpu():
         raise RuntimeError("no memory")
     assert not is_held()
 
 
 def test_without_a_gpu_there_is_no_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with vllm_engine.gpu_lock():
+    with gpu_module.lock_gpu():
         assert list(tmp_path.iterdir()) == []
 
 
@@ -263,7 +264,7 @@ def test_weights_are_given_once_a_step(trainer):
 
 
 def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
-    monkeypatch.setattr(build, "installed_vllm", lambda: None)
+    monkeypatch.setattr(rollout, "installed_vllm", lambda: None)
     with pytest.raises(EngineError, match="pip install"):
         train(
             replace(config, rollout=RolloutSettings("vllm")),
@@ -276,11 +277,11 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
 def test_only_the_engine_that_was_asked_for_samples(config, engine, lean, monkeypatch):
     calls = []
 
-    def counted(prompts, trainer, sample=build.rollout):
+    def counted(prompts, trainer, sample=rollout.sample_for_trainer):
         calls.append(len(prompts))
         return sample(prompts, trainer)
 
-    monkeypatch.setattr(build, "rollout", counted)
+    monkeypatch.setattr(rollout, "sample_for_trainer", counted)
     train(replace(config, rollout=RolloutSettings(engine)), resume=None, report=lambda *_: None)
     assert bool(calls) is lean
 
@@ -293,7 +294,7 @@ def test_the_mismatch_has_names_of_ours():
         "sampling/sampling_logp_difference/mean": 0.01,
         "sampling/sampling_logp_difference/max": 0.2,
     }
-    assert step_end.step_metrics(logs) == {
+    assert step_reporter.select_metrics(logs) == {
         "train/loss": 1.0,
         "train/rollout/importance_ratio": 0.99,
         "train/rollout/logp_difference": 0.01,

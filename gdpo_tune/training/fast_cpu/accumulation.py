@@ -20,6 +20,8 @@ from gdpo_tune.training.fast_cpu import micro_batches, packing
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+LogProbs = tuple[Tensor, Tensor | None, Tensor | None]
+"""Log-probabilities [n, C], entropies [n, C] and auxiliary loss, as TRL returns them."""
 _SHARES = "token_shares"
 """Entry of a micro-batch: its `compute_shares` within this process and within all."""
 _TOKEN_MEANS = (
@@ -53,7 +55,7 @@ class MicroBatchTrainer(GRPOTrainer):
         return 1 < arguments.gradient_accumulation_steps == arguments.steps_per_generation
 
     def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
-        """Order completions, [n], for micro-batches; in the masks those of one prompt are adjacent."""
+        """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
         lengths = prompt_mask.sum(dim=1).tolist(), completion_mask.sum(dim=1).tolist()
         if self._packs(self.model):
             group_size: Any = self.num_generations
@@ -73,54 +75,35 @@ class MicroBatchTrainer(GRPOTrainer):
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
         own = micro_batches.compute_shares(tokens)
         everywhere: Any = self.accelerator.reduce(tokens)
-        for batch, *shares in zip(
-            batches, own, micro_batches.compute_shares(everywhere), strict=True
-        ):
+        of_all = micro_batches.compute_shares(everywhere)
+        for batch, *shares in zip(batches, own, of_all, strict=True):
             batch[_SHARES] = shares
         self._buffered_inputs = batches
         return batches[self._step % len(batches)]
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **keywords: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if batch_size is None or batch_size >= len(input_ids):
-            return self._log_probs(model, input_ids, attention_mask, logits_to_keep, **keywords)
+        self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
+    ) -> LogProbs:
+        if batch_size is None or batch_size >= len(ids):
+            return self._log_probs(model, ids, mask, width, **more)
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
-        prompts, completions = attention_mask.tensor_split([-logits_to_keep], dim=1)
+        prompts, completions = mask.tensor_split([-width], dim=1)
         order = self._order_completions(prompts, completions)
-        log_probs = torch.zeros(completions.shape, device=input_ids.device)
+        log_probs = torch.zeros(completions.shape, device=ids.device)
         for rows in order.split(batch_size):
             kept = micro_batches.measure_width(completions[rows])
             first = prompts.shape[1] - micro_batches.measure_width(prompts[rows])
             columns = slice(first, prompts.shape[1] + kept)
-            part = self._log_probs(
-                model, input_ids[rows, columns], attention_mask[rows, columns], kept, **keywords
-            )
+            part = self._log_probs(model, ids[rows, columns], mask[rows, columns], kept, **more)
             log_probs[rows, :kept] = part[0].to(log_probs.dtype)
         return log_probs, None, None
 
     def _log_probs(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        **keywords: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
+    ) -> LogProbs:
         if not self._packs(model):
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, **keywords
-            )
-        log_probs, entropies = packing.compute_log_probs(
-            model, input_ids, attention_mask, logits_to_keep, self.temperature
-        )
-        return log_probs, entropies, None
+            return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
+        return *packing.compute_log_probs(model, ids, mask, width, self.temperature), None
 
     def _packs(self, model: Any) -> bool:
         # Several processes, and another precision, need the forward pass of accelerate's wrapper.

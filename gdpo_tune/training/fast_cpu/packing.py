@@ -66,10 +66,9 @@ def compute_log_probs(
         entropies = -(every.exp() * every).sum(dim=-1)
     slots = (torch.tensor(packed.slots),)
     shape = (len(input_ids), completion_width)
-    count = len(input_ids) * completion_width
     return (
-        chosen.new_zeros(count).index_put(slots, chosen).view(shape),
-        entropies.new_zeros(count).index_put(slots, entropies).view(shape),
+        chosen.new_zeros(shape).view(-1).index_put(slots, chosen).view(shape),
+        entropies.new_zeros(shape).view(-1).index_put(slots, entropies).view(shape),
     )
 
 
