@@ -149,9 +149,7 @@ def grpo_no_std(groups: GroupedRewards, eps: float) -> Tensor:
 
 
 def grpo_batch(groups: GroupedRewards, eps: float) -> Tensor:
-    """Centre the sum in its group, divide it by the spread of all sums in the batch.
-
-    `(R - mean_group(R)) / (std_batch(R) + eps)`.
+    """Centre the sum by group, scale by batch: `(R - mean_group(R)) / (std_batch(R) + eps)`.
 
     Source: arXiv 2508.08221; TRL's `scale_rewards="batch"`.
     """

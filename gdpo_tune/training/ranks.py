@@ -22,9 +22,8 @@ def join() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     PartialState(cpu=not torch.cuda.is_available())
-    # Accelerate numbers the CPU ("cpu:0"), and torch loads no file onto a numbered CPU, such as the
-    # optimizer's state of a resumed trial. None leaves a storage to torch. Torch sorts what is
-    # registered, which fails for two different functions: so no lambda.
+    # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Both functions have names,
+    # because torch sorts what is registered and cannot order different lambdas.
     torch.serialization.register_package(100, _leave_tag, _keep_on_cpu)
 
 
