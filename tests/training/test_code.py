@@ -1,4 +1,4 @@
-"""A few steps of the real thing: the embedded policy, the code task, the sandbox."""
+"""A few steps with the embedded policy, the code task and the sandbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = TrainingSettings(
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def close_cache():
     yield
     warm.release()
 
@@ -41,7 +41,7 @@ def trial(directory, task="code", settings=SETTINGS, **params) -> TrialConfig:
     return TrialConfig(task, "embedded", 0, complete, settings, directory)
 
 
-def test_the_embedded_policy_is_sampled_exactly():
+def test_the_sampler_matches_transformers_on_the_embedded_policy():
     model, tokenizer = load_policy("embedded")
     assert is_small_llama(model)
     prompts = tokenizer([p.prompt for p in generate("validation", 64, 0)])
@@ -85,7 +85,7 @@ def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
         outcome = train(config, resume=None, report=lambda m, _: steps.append(m.metrics))
     whole, share = ({k: m[k] for k in m if k.startswith("train/reward/")} for m in steps)
     mean = "train/reward/{}/mean".format
-    # The first step samples the same completions, whatever is made of them.
+    # Both trials sample the same completions in the first step.
     assert whole[mean("correctness")] < share[mean("correctness")] < 1
     assert whole[mean("bug_free")] == share[mean("bug_free")] > 0
     assert set(outcome.test) == set(registry.TASKS["code"].metrics)

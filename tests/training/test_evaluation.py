@@ -1,4 +1,4 @@
-"""Held-out evaluation: estimates, their errors, and that it disturbs nothing."""
+"""Held-out evaluation: estimates, their errors, and random states that stay as they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def policy(tmp_path_factory):
 
 
 def build_evaluator(policy, task, seed=0, prompts=6) -> Evaluator:
-    """An evaluator of the toy task's first validation prompts."""
+    """Build an evaluator of the toy task's first validation prompts."""
     settings = dataclasses.replace(SETTINGS, validation_prompts=prompts)
     config = trial("", Path(), seed=seed, settings=settings)
     _, tokenizer = policy
@@ -41,7 +41,7 @@ def build_evaluator(policy, task, seed=0, prompts=6) -> Evaluator:
     return Evaluator(config, cache, generate)
 
 
-def test_estimates_are_reproducible_and_the_global_state_stays(policy):
+def test_estimates_are_reproducible_and_leave_the_global_random_state(policy):
     task = ToyTask(SETTINGS)
 
     def run(seed):
@@ -58,14 +58,16 @@ def test_estimates_are_reproducible_and_the_global_state_stays(policy):
     assert tuple(first) == task.metrics
 
 
-def test_the_first_completion_of_the_first_prompts_is_kept_and_changes_nothing(policy):
+def test_keeping_completions_changes_no_estimate(policy):
     task, kept = ToyTask(SETTINGS), []
     evaluator = build_evaluator(policy, task, prompts=MOST + 2)
     estimates = evaluator.evaluate(policy[0], "validation", 0, kept)
     assert estimates == evaluator.evaluate(policy[0], "validation", 0)
     problems = evaluator.cache.load_split("validation").problems
-    assert [said.prompt for said in kept] == [problem.prompt for problem in problems[:MOST]]
-    assert all(tuple(said.metrics) == task.metrics for said in kept)
+    assert [completion.prompt for completion in kept] == [
+        problem.prompt for problem in problems[:MOST]
+    ]
+    assert all(tuple(completion.metrics) == task.metrics for completion in kept)
 
 
 def test_every_completion_is_scored_with_its_own_problem(policy):
@@ -85,7 +87,7 @@ def test_every_completion_is_scored_with_its_own_problem(policy):
     assert all(len(text) <= length for _, text, length in seen)
 
 
-def test_a_metric_that_is_no_number_ends_the_trial(policy):
+def test_a_metric_of_nan_ends_the_trial(policy):
     class Broken(ToyTask):
         def score(self, problems, completions, lengths):
             scores = super().score(problems, completions, lengths)
@@ -102,7 +104,7 @@ def test_mean_and_bootstrap_error():
     assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
 
 
-def test_equal_completions_of_a_prompt_add_no_certainty():
+def test_equal_completions_of_a_prompt_leave_the_error():
     values = np.random.default_rng(0).normal(size=200)
     once = clustered_estimates({"m": values.tolist()}, 1, 0)["m"]
     copied = clustered_estimates({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]

@@ -1,4 +1,4 @@
-"""Memory that runs out becomes a failed trial that says what to change."""
+"""A trial that runs out of memory fails, and its message names the settings to change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(tmp_path):
         ValueError("No available memory for the cache blocks. Try increasing"),
     ],
 )
-def test_what_ran_out_is_a_failure_with_what_to_set(config, error):
+def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     with pytest.raises(TrialFailure) as caught, memory_guard(config):
         raise error
     message = str(caught.value)
@@ -57,7 +57,7 @@ def test_another_error_passes(config, error):
         (ModelSettings(gradient_checkpointing="on", lora_rank=32), "lower model.lora_rank (32)"),
     ],
 )
-def test_the_last_setting_is_one_that_is_left(config, model, third):
+def test_the_last_setting_is_one_that_can_still_save_memory(config, model, third):
     assert third in list_remedies(dataclasses.replace(config, model=model))
 
 
@@ -69,14 +69,14 @@ def test_the_last_setting_is_one_that_is_left(config, model, third):
         (1, "lower training.completions_per_step (16), or "),
     ],
 )
-def test_the_first_setting_is_the_micro_batch_until_it_is_one(config, size, first):
+def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, first):
     training = dataclasses.replace(config.training, micro_batch_size=size)
     message = list_remedies(dataclasses.replace(config, training=training))
     assert message.startswith(first)
     assert message.count("completions_per_step") == 1
 
 
-def test_with_an_engine_its_share_is_named_and_not_what_is_sampled(config, monkeypatch):
+def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, monkeypatch):
     monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
     message = list_remedies(dataclasses.replace(config, rollout=settings))
@@ -84,7 +84,7 @@ def test_with_an_engine_its_share_is_named_and_not_what_is_sampled(config, monke
     assert "completions_per_step" not in message
 
 
-def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeypatch):
+def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
     register(monkeypatch)
     policy = write_policy(tmp_path / "policy")
 

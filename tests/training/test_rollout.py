@@ -1,4 +1,4 @@
-"""The lean sampler against Transformers' `generate`, and the packed forward pass against TRL's."""
+"""The fast sampler against Transformers' `generate`, and the packed forward pass against TRL's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def random_prompts(count: int) -> list[list[int]]:
 
 
 def reference(model, prompts, tokens: int = 24) -> list[list[int]]:
-    """One row at a time, so that neither padding nor batching is involved."""
+    """Generate one row at a time, without padding or batching."""
     rows = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -82,7 +82,7 @@ def test_greedy_equals_generate_on_64_rows(changes):
     assert len(lengths) > 3, "rows must end at different times, or compaction is not tried"
 
 
-def test_equal_prompts_in_any_order_are_told_apart():
+def test_equal_prompts_in_any_order_get_their_own_completions():
     model = tiny_llama()
     a, b = random_prompts(2)
     completions = sample(model, [a, b, a, b, b], 24, None, ENDS)
@@ -125,7 +125,7 @@ def test_no_token_of_probability_zero():
     assert len({tokens[0] for tokens in drawn}) > 20, "equal logits must spread over all tokens"
 
 
-def test_same_generator_same_completions_and_the_global_state_stays():
+def test_the_generator_decides_and_the_global_random_state_stays():
     model = tiny_llama()
     prompts = random_prompts(8)
     decoding = Decoding(10, 1.0, ENDS, PAD)
@@ -273,7 +273,7 @@ def vowels(completions, **_):
     return [float(sum(c in "aeiou" for c in text)) for text in completions]
 
 
-def test_packing_is_left_where_its_gradient_would_be_wrong(policy, tmp_path):
+def test_nothing_is_packed_where_the_gradient_would_be_wrong(policy, tmp_path):
     def packs(**changes) -> bool:
         trainer = plain_trainer(
             policy,

@@ -1,4 +1,4 @@
-"""Length shapes and conditions: closed forms, what is not scored, and whom they leave alone."""
+"""Length shapes, conditions and partial credit: closed forms, and missing scores."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_condition_is_the_product_with_an_indicator():
 
 @CALM
 @given(st.lists(st.tuples(VALUE, VALUE), max_size=8), st.floats(-3, 3))
-def test_conditions_in_general(rows, least):
+def test_conditions_on_random_rewards(rows, least):
     values, others = [row[0] for row in rows], [row[1] for row in rows]
     result = apply_condition(values, others, least)
     for value, other, after in zip(values, others, result, strict=True):
@@ -86,11 +86,11 @@ def test_conditions_in_general(rows, least):
             assert after == value * (other >= least)
 
 
-def test_what_is_not_scored_stays_so():
+def test_a_missing_score_stays_missing():
     assert apply_condition([None, 1.0, 1.0], [1.0, None, math.nan], 0.5) == [None, None, None]
 
 
-def test_threshold_is_a_share_of_the_range_and_forgives_rounding():
+def test_a_threshold_is_a_share_of_the_range_and_tolerates_rounding():
     assert compute_threshold((-3, 3), 1.0) <= 6 * 0.1 / 0.1 - 3
     assert compute_threshold((-3, 3), 1.0) == pytest.approx(3)
     assert compute_threshold((-3, 3), 0.75) == pytest.approx(1.5)
@@ -100,7 +100,7 @@ def test_threshold_is_a_share_of_the_range_and_forgives_rounding():
         compute_threshold(registry.UNKNOWN_RANGE, 1.0)
 
 
-def test_chains_and_circles_look_at_the_rewards_as_they_were():
+def test_chains_and_circles_read_the_rewards_before_shaping():
     rewards = {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 1.0]}
     chain = {"a": RewardCondition("b", 1), "b": RewardCondition("c", 1)}
     assert Shaping(conditions=chain).apply(rewards, [1, 1]) == {
@@ -120,7 +120,7 @@ def test_chains_and_circles_look_at_the_rewards_as_they_were():
     assert rewards["b"] == [1.0, 1.0], "the task's own values are left alone"
 
 
-def test_a_condition_on_length_asks_for_the_limit_whatever_the_shape():
+def test_a_condition_on_length_reads_the_step_whatever_the_shape():
     shape = {"length_reward": "length", "length": lambda tokens: 1 / tokens}
     shaping = Shaping(**shape, conditions={"a": RewardCondition("length", 1.0)})
     assert shaping.apply({"a": [1.0, 1.0], "length": [1.0, 0.0]}, [4, 8]) == {
@@ -149,13 +149,13 @@ def test_partial_credit_takes_the_place_of_all_or_nothing():
         (True, 1.0, [1.0, 0.0, 0.0, None]),
     ],
 )
-def test_a_condition_looks_at_the_share_and_its_top_asks_for_every_test(partial_credit, share, met):
+def test_a_condition_reads_partial_credit_and_its_top_is_every_test(partial_credit, share, met):
     condition = RewardCondition("a", compute_threshold((0, 1), share))
     shaping = Shaping(partial_credit, conditions={"b": condition})
     assert shaping.apply(WHOLE, [1] * 4, SHARES)["b"] == met
 
 
-def test_only_a_task_that_can_give_it_has_partial_credit(tmp_path):
+def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
     assert PARTIAL_CREDIT in parameters_of(toy_info())
     info = dataclasses.replace(toy_info(), partial_reward=None)
     assert PARTIAL_CREDIT not in parameters_of(info)
@@ -214,7 +214,7 @@ def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
     )
 
 
-def test_training_is_shaped_and_the_tasks_verdict_is_not(tmp_path):
+def test_shaping_changes_training_rewards_and_no_metric(tmp_path):
     task = ToyTask(SETTINGS)
     problems = task.problems("train", 2, 0)
     shaping = build_shaping(trial("", tmp_path, length_shape="ramp"), toy_info())

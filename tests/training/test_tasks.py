@@ -21,7 +21,7 @@ RECIPE_OF = {"math": "math", "gsm8k": "math", "tools": "tools"}
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def close_cache():
     yield
     warm.release()
 
@@ -60,12 +60,12 @@ def test_a_task_is_trained_and_measured_in_every_metric(task, tmp_path):
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
 def test_groups_without_a_right_call_train_the_other_rewards(mode, tmp_path, monkeypatch):
     def problems(self, split, count, seed):
-        asked = [
+        problems_of_split = [
             Problem(p.prompt, p.family, {**p.data}) for p in original(self, split, count, seed)
         ]
-        for problem in asked[::2]:
+        for problem in problems_of_split[::2]:
             problem.data.update(calls=[], response=True)
-        return asked
+        return problems_of_split
 
     original = ToolsTask.problems
     monkeypatch.setattr(ToolsTask, "problems", problems)
