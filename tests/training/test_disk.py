@@ -23,7 +23,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.training import train
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.training.checkpoints import find_checkpoint
 registry.TASKS["toy"] = toy_info()
 config = trial(sys.argv[1], Path(sys.argv[2]))
 blocker = config.directory / "blocker"
@@ -33,7 +33,8 @@ except DiskFullError as error:
     blocker.unlink()
     assert not list(config.directory.glob(".unfinished*"))
     print(error)
-    train(config, resume=newest_valid_checkpoint(config.directory), report=lambda *_: None)
+    newest = find_checkpoint(config.directory).newest
+    train(config, resume=newest, report=lambda *_: None)
     print([m.step for m in read_steps(config.directory)])
 """
 
