@@ -32,8 +32,8 @@ def memory_guard(config: TrialConfig) -> Generator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:
-        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and not any(sign in str(error) for sign in _SIGNS):
+        typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not typed and not any(sign in str(error) for sign in _SIGNS):
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         first = lines[0].rstrip(".")

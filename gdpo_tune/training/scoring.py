@@ -35,11 +35,11 @@ def require_judged(failures: Mapping[str, Failures], count: int) -> None:
             )
 
 
-def require_finite(values: Sequence[float | None], what: str, when: str) -> None:
+def require_finite(values: Sequence[float | None], name: str, when: str) -> None:
     """Raise `NonFiniteError` at the first NaN or inf; None passes."""
     for row, value in enumerate(values):
         if value is not None and not math.isfinite(value):
-            raise NonFiniteError(f"{what} of completion {row} is {value} {when}")
+            raise NonFiniteError(f"{name} of completion {row} is {value} {when}")
 
 
 def reward_functions(
