@@ -173,7 +173,7 @@ def test_url_is_where_an_external_sandbox_asks(service):
 
 def test_workers_is_how_many_there_are():
     with CodeTask(TrainingSettings(), SandboxSettings(workers=2)) as task:
-        assert len(task._running()._threads) == 2
+        assert len(task._start_sandbox()._threads) == 2
 
 
 def test_the_list_of_settings_is_complete():
