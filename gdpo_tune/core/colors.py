@@ -1,7 +1,7 @@
-"""Colours that pictures, the terminal and MLflow share.
+"""Colours that pictures and MLflow share.
 
-They are those of Okabe and Ito, which stay apart under the common colour-vision deficiencies, and
-two of Tol's.
+Six are those of Okabe and Ito, which stay distinct under the common colour-vision deficiencies; two
+are Tol's.
 
 Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted).
 """
@@ -17,6 +17,6 @@ MODE_COLORS = {
     "dvao": "#882255",
     "saw": "#999933",
 }
-"""Normalization mode -> colour."""
+"""Normalization mode -> colour, `#rrggbb`."""
 OTHER_COLOR = "#7f7f7f"
-"""Colour of a mode that `MODE_COLORS` does not know."""
+"""Colour of a mode that `MODE_COLORS` lacks."""

@@ -1,4 +1,4 @@
-"""How measured values, parameters and durations are written for a person, everywhere the same."""
+"""Text forms of measured values, parameters and durations: the same in every room."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import math
 
 from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
-NOTHING = "\N{EM DASH}"
+NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
-SHORT = {
+SHORT_FORMS = {
     "reward_weights": "w {}",
     "conditioning": "{} if",
     "conditioning_threshold": "{} if at least",
 }
-"""Names of the parameters that exist once a reward."""
+"""Short forms of the parameters that exist once per reward."""
 
 
 def mode_of(params: Params) -> str:
-    """The normalization mode that a configuration was trained with."""
+    """Return the normalization mode of a configuration."""
     return str(params.get("normalization", "gdpo"))
 
 
 def format_number(value: float) -> str:
-    """A measured value for reading: three decimals below 10, fewer above; a dash if not finite."""
-    return f"{value:,.{_decimals(value)}f}" if math.isfinite(value) else NOTHING
+    """Return a value with three decimals below 10 and fewer above; a dash if it is not finite."""
+    return f"{value:,.{_count_decimals(value)}f}" if math.isfinite(value) else NO_VALUE
 
 
 def format_estimate(value: Estimate | None) -> str:
-    """`mean ± standard error` with as many decimals in both; a dash for nothing."""
+    """Return `mean ± standard error` with as many decimals in both; a dash for None."""
     if value is None:
-        return NOTHING
-    return f"{format_number(value.mean)} ± {value.se:,.{_decimals(value.mean)}f}"
+        return NO_VALUE
+    return f"{format_number(value.mean)} ± {value.se:,.{_count_decimals(value.mean)}f}"
 
 
 def format_interval(low: float, high: float) -> str:
@@ -38,15 +38,25 @@ def format_interval(low: float, high: float) -> str:
     return f"{format_number(low)} to {format_number(high)}"
 
 
-def _decimals(value: float) -> int:
+def _count_decimals(value: float) -> int:
     magnitude = abs(value)
     return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return `1 trial`, `2 trials`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_percent(share: float) -> str:
+    """Return a share (0 to 1) as `92 %`."""
+    return f"{100 * share:.0f} %"
+
+
 def format_parameter(value: ParamValue | None) -> str:
-    """A parameter's value for reading, in three significant digits; a dash for nothing."""
+    """Return a parameter's value in three significant digits; a dash for None."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     if isinstance(value, bool):
         return str(value).lower()  # as it is written in the file
     if not isinstance(value, float):
@@ -58,13 +68,13 @@ def format_parameter(value: ParamValue | None) -> str:
 
 
 def abbreviate(name: str) -> str:
-    """A parameter's name for a narrow column: `reward_weights.format` becomes `w format`."""
+    """Return a name for a narrow column: `reward_weights.format` becomes `w format`."""
     family, _, reward = name.partition(".")
-    return SHORT.get(family, "{}").format(reward) if reward else name.replace("_", " ")
+    return SHORT_FORMS.get(family, "{}").format(reward) if reward else name.replace("_", " ")
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for reading: `45 s`, `7 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Return a duration as `45 s`, `7 min 05 s`, `3 h 20 min` or `2 d 4 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

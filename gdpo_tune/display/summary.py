@@ -16,7 +16,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.formatting import format_duration, format_interval, format_number
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import front_table
-from gdpo_tune.results.summary import FRONT, REPORT, Choice, incidents_of, other_states
+from gdpo_tune.results.summary import FRONT_FILE as FRONT, REPORT_FILE as REPORT, ChosenTrial as Choice, list_incidents as incidents_of, describe_other_states as other_states
 from gdpo_tune.spec import without_password
 
 if TYPE_CHECKING:

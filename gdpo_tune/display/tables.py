@@ -12,7 +12,7 @@ from rich.text import Text
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
-    NOTHING,
+    NO_VALUE,
     abbreviate,
     format_estimate,
     format_number,
@@ -101,7 +101,7 @@ def _cells(
         remarks.append(f"{configuration.role} {'weights' if trained else 'policy'}")
     if configuration.on_front and configuration.provisional:
         remarks.append("provisional")
-    probability = f"{configuration.probability:.2f}" if configuration.on_front else NOTHING
+    probability = f"{configuration.probability:.2f}" if configuration.on_front else NO_VALUE
     return [
         ", ".join(map(str, configuration.numbers)),
         *[format_parameter(params.get(name)) for name in dimensions],
