@@ -18,7 +18,7 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.results.summary import name_configuration
+from gdpo_tune.results.summary import describe_role, name_configuration
 
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
@@ -71,9 +71,11 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
 def _build_member_row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
     is_trained = configuration.role != "untrained"
     names = front.picked_as(configuration, ties=True)
-    badges = "".join(f'<span class="badge">{escape(name)}</span>' for name in names)
     if configuration.on_front and configuration.provisional:
-        badges += '<span class="badge provisional">provisional</span>'
+        names.append("provisional")
+    badges = "".join(
+        f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
+    )
     cells = [f"{escape(name_configuration(configuration))}<small>{badges}</small>"]
     cells.append(_build_mode_cell(mode_of(configuration.params)) if is_trained else NO_VALUE)
     cells += [
@@ -107,10 +109,12 @@ def _build_trial_row(
 ) -> str:
     is_trained = record.role != "untrained"
     mode, seconds = mode_of(record.params), record.cost.seconds
+    role = describe_role(record)
+    role += f" ({record.proposer})" if role in ("search", "member") else ""
     cells: list[Cell] = [
         (f"{record.number}{' ★' if on_front else ''}", record.number),
         (f'<span class="state {record.state}">{record.state}</span>', record.state),
-        _build_role_cell(record),
+        (escape(role), role),
         (_build_mode_cell(mode), mode) if is_trained else EMPTY,
     ]
     params = record.params if is_trained else {}
@@ -137,12 +141,3 @@ def _build_trial_row(
         f'<td data-sort="{escape(str(key), quote=True)}">{html}</td>' for html, key in cells
     )
     return f'<tr data-state="{record.state}"{" class=front" if on_front else ""}>{body}</tr>'
-
-
-def _build_role_cell(record: TrialRecord) -> Cell:
-    text = record.role
-    if record.role == "replicate":
-        text = f"replicate of {record.replicate_of}"
-    elif record.role in ("search", "member"):
-        text = f"{record.role} ({record.proposer})"
-    return escape(text), text

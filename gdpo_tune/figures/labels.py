@@ -92,6 +92,6 @@ def _count_overlaps(labels: Sequence[Bbox], anchors: Floats, squares: Sequence[B
     covered = sum(label.count_overlaps(squares) for label in labels)
     clashes = 0
     for (label, anchor), (other, _) in permutations(zip(labels, anchors, strict=True), 2):
-        line = Path([anchor, (label.p0 + label.p1) / 2])
+        line = Path([anchor, label.get_points().mean(axis=0)])
         clashes += label.overlaps(other) or line.intersects_bbox(other)
     return covered + CLASH * clashes

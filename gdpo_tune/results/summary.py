@@ -65,6 +65,11 @@ def name_configuration(configuration: Configuration) -> str:
     return name + (" (published weights)" if configuration.role == "published" else "")
 
 
+def describe_role(record: TrialRecord) -> str:
+    """Return why a trial was run: its role, such as `search`, or `replicate of 3`."""
+    return f"replicate of {record.replicate_of}" if record.role == "replicate" else record.role
+
+
 def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
     """Return the incidents of all sessions in order; sessions as `Ledger.sessions` returns them."""
     return [incident for session in sessions for incident in session.get("incidents", ())]
