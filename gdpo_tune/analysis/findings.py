@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
 from gdpo_tune.analysis.front import Front, name_extreme
-from gdpo_tune.core.formatting import format_count, format_estimate, format_percent
+from gdpo_tune.core.formatting import (
+    format_count,
+    format_estimate,
+    format_interval,
+    format_number,
+    format_percent,
+)
 
 SURE = 0.05
 """Corrected p up to which an effect counts as detected."""
@@ -25,8 +31,8 @@ def _known(front: Front, found: Effects) -> list[str]:
         interval = front.hypervolume_interval
         lines.append(
             f"The front has {format_count(len(front.members), 'configuration')} and a "
-            f"hypervolume of {front.hypervolume:.3g} "
-            f"(95 %: {interval.low:.3g} to {interval.high:.3g})."
+            f"hypervolume of {format_number(front.hypervolume)} "
+            f"(95 %: {format_interval(interval.low, interval.high)})."
         )
     for goal in front.objectives:
         if goal.name in front.extremes and not front.list_ties(goal.name):
@@ -73,9 +79,9 @@ def _unknown(front: Front, found: Effects) -> list[str]:
             "More likely dominated than not, given the standard errors: trial "
             f"{_listed([str(number) for number in doubtful])}."
         )
-    for name in front.extremes:
-        if front.list_ties(name):
-            lines.append(f"Top configurations for {name} are statistically tied.")
+    tied = [name for name in front.extremes if front.list_ties(name)]
+    if tied:
+        lines.append(f"Top configurations for {_listed(tied)} are statistically tied.")
     if found.found:
         lines.append("Effects are those of single parameters: interactions are not modelled.")
     return lines

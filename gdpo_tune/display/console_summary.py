@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,12 +15,7 @@ from rich.text import Text
 from gdpo_tune.analysis.agreement import agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.formatting import (
-    format_count,
-    format_duration,
-    format_interval,
-    format_number,
-)
+from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.results.summary import (
@@ -111,14 +106,12 @@ def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
     counts = ", ".join(filter(None, [complete, describe_other_states(states)]))
     duration = format_duration(sum(record.cost.seconds for record in front.records))
     interval = front.hypervolume_interval
-    return Text.assemble(
-        "\n",
-        (spec.name, "bold"),
-        f": {note}; " if note else ": ",
-        f"{counts}, {duration} of training; {len(front.members)} on the front, "
-        f"hypervolume {format_number(front.hypervolume)}"
-        + (f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""),
+    head = (
+        f": {f'{note}; ' if note else ''}{counts}, {duration} of training; "
+        f"{len(front.members)} on the front, hypervolume {format_number(front.hypervolume)}"
     )
+    span = f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""
+    return Text.assemble("\n", (spec.name, "bold"), head, span)
 
 
 def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:
@@ -129,11 +122,11 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
     _print_line(out, "no trial satisfies all constraints, so nothing is on the front", "bold")
     for name, bound in spec.constraints.items():
         values = [r.validation[name].mean for r in trained if name in r.validation]
-        if not values:
-            _print_line(out, f"  {name} {bound}: no trial has measured it")
-            continue
-        closest = format_number(max(values) if bound.op == ">=" else min(values))
-        _print_line(out, f"  {name} {bound}: the closest trial has {closest} on validation")
+        text = "no trial has measured it"
+        if values:
+            closest = max(values) if bound.op == ">=" else min(values)
+            text = f"the closest trial has {format_number(closest)} on validation"
+        _print_line(out, f"  {name} {bound}: {text}")
 
 
 def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
@@ -149,11 +142,11 @@ def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> Non
     """Print how many nodes and attempts were lost; the report lists them."""
     incidents = list_incidents(sessions)
     lost = [incident for incident in incidents if incident.description.endswith("was lost")]
-    retried = sum("is tried again" in incident.description for incident in incidents)
-    trials = len({number for incident in lost for number in incident.trials})
+    trials = {number for incident in lost for number in incident.trials}
     if lost:
-        nodes = f"{format_count(len(lost), 'node')} lost"
-        _print_line(out, f"{nodes}, with attempts at {format_count(trials, 'trial')}")
+        attempts = f"with attempts at {format_count(len(trials), 'trial')}"
+        _print_line(out, f"{format_count(len(lost), 'node')} lost, {attempts}")
+    retried = sum("is tried again" in incident.description for incident in incidents)
     if retried:
         _print_line(out, f"{format_count(retried, 'attempt')} failed and retried")
 
@@ -177,13 +170,13 @@ def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None,
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]
     else:
-        rows = [("Start MLflow", shlex.join(["mlflow", "ui", "--backend-store-uri", uri]))]
+        rows = [("Start MLflow", f"mlflow ui --backend-store-uri {quote(uri)}")]
         rows += [("Open in MLflow", f"{MLFLOW_UI}{view}")] if view else []
-    rows.append(("Regenerate report", _build_command("report", spec.place)))
+    rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(spec.place)}"))
     if chosen:
-        source = f"{spec.place}:{chosen.number}"
-        rows.append(("Train this trial", _build_command("train", "--from", source)))
-        rows.append(("Export this trial", _build_command("export", source, "--to", "trl")))
+        source = quote(f"{spec.place}:{chosen.number}")
+        rows.append(("Train this trial", f"python -m gdpo_tune.train --from {source}"))
+        rows.append(("Export this trial", f"python -m gdpo_tune.export {source} --to trl"))
     _print_rows(out, "\nNext steps", rows)
 
 
@@ -192,7 +185,3 @@ def _print_rows(out: Console, title: str, rows: Sequence[tuple[str, str]]) -> No
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         _print_line(out, f"  {name:<{width}}  {text}")
-
-
-def _build_command(name: str, *words: str) -> str:
-    return shlex.join(["python", "-m", f"gdpo_tune.{name}", *words])

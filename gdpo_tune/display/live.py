@@ -71,11 +71,9 @@ class LiveDisplay(Closing):
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
+            screen = self._console
             self._live = Live(
-                get_renderable=self.render,
-                console=self._console,
-                refresh_per_second=2,
-                transient=True,
+                get_renderable=self.render, console=screen, refresh_per_second=2, transient=True
             )
             self._live.start()
         return self
@@ -106,8 +104,12 @@ class LiveDisplay(Closing):
 
     def render(self) -> RenderableType:
         """Return what the terminal shows now."""
-        front = self._progress.get_front()
-        parts: list[RenderableType] = [self._build_head(), self._build_bar()]
+        front, counts = self._progress.get_front(), self._progress.count_states()
+        elapsed = format_duration(time.monotonic() - self._started)
+        head = f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}"
+        total, ended = max(self._progress.planned, 1), sum(counts[state] for state in ENDED)
+        bar = ProgressBar(total, ended, 60, complete_style="green", finished_style="green")
+        parts: list[RenderableType] = [Text.assemble((self._spec.name, "bold"), head), bar]
         state = self._tracking()
         if state is not None:
             parts.append(Text(str(state), style="yellow" if state.kind == "away" else "dim"))
@@ -122,30 +124,11 @@ class LiveDisplay(Closing):
                 parts.append(Text(f"... and {more} more", style="dim"))
         return Group(*parts)
 
-    def _build_head(self) -> Text:
-        elapsed = format_duration(time.monotonic() - self._started)
-        return Text.assemble(
-            (self._spec.name, "bold"),
-            f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}",
-        )
-
-    def _build_bar(self) -> ProgressBar:
-        counts = self._progress.count_states()
-        total = max(self._progress.planned, 1)
-        return ProgressBar(
-            total=total,
-            completed=sum(counts[state] for state in ENDED),
-            width=60,
-            complete_style="green",
-            finished_style="green",
-        )
-
     def _describe_counts(self) -> str:
         counts = self._progress.count_states()
         ended = sum(counts[state] for state in ENDED)
         parts = [f"{counts['running']} running"]
-        others = ("paused", "pruned", "failed")
-        parts += [f"{counts[state]} {state}" for state in others if counts[state]]
+        parts += [f"{counts[s]} {s}" for s in ("paused", "pruned", "failed") if counts[s]]
         return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
 
     def _describe_time_left(self) -> str:
@@ -188,8 +171,8 @@ class LiveDisplay(Closing):
         parts = [f"{head} after {format_duration(record.cost.seconds)}: {values}"]
         front = self._progress.compute_front()
         if front is not None:
-            size = len(front.members)
-            parts.append(f"hypervolume {format_number(front.hypervolume)}, {size} on the front")
+            volume = format_number(front.hypervolume)
+            parts.append(f"hypervolume {volume}, {len(front.members)} on the front")
         return "; ".join([*parts, f"{self._describe_counts()}{self._describe_time_left()}"])
 
 

@@ -68,13 +68,13 @@ class Progress:
     def update(self, event: Event) -> None:
         """Apply one event; costs next to nothing."""
         with self._lock:
+            if isinstance(event, SweepStarted | SweepFinished):
+                self._records = {record.number: record for record in event.records}
             if isinstance(event, SweepStarted):
                 self.planned = event.planned
                 self._began = self._clock()
-                self._records = {record.number: record for record in event.records}
                 self._done_before = self._count_done()
             elif isinstance(event, SweepFinished):
-                self._records = {record.number: record for record in event.records}
                 self._front_at = -float("inf")
                 self.ending = self._describe_ending(event)
             elif isinstance(event, TrialProgress):
@@ -105,8 +105,7 @@ class Progress:
 
     def get_front(self) -> Front:
         """Return the front so far; it may lag behind, see `compute_front`."""
-        front = self.compute_front() or self._front
-        return front if front is not None else build_front((), self.objectives)
+        return self.compute_front() or self._front or build_front((), self.objectives)
 
     def compute_front(self) -> Front | None:
         """Return the front of this moment; None if the last one is still recent enough."""
@@ -125,17 +124,15 @@ class Progress:
         with self._lock:
             done = self._count_done()
         gained = done - self._done_before
-        if gained < 0.1:
-            return None
-        return max(0.0, self.planned - done) * (self._clock() - self._began) / gained
+        left = max(0.0, self.planned - done)
+        return None if gained < 0.1 else left * (self._clock() - self._began) / gained
 
     def _describe_ending(self, event: SweepFinished) -> str:
         if event.interrupted:
             return "interrupted"
         why = f" ({event.reason})" if event.reason else ""
-        if self._started_any:
-            return f"finished{why}"
-        return f"was finished already{why}: nothing was started"
+        already = f"was finished already{why}: nothing was started"
+        return f"finished{why}" if self._started_any else already
 
     def _count_done(self) -> float:
         """Return the trials that ended, plus the shares of the running ones."""

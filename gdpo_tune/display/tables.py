@@ -25,6 +25,7 @@ from gdpo_tune.results.summary import describe_role
 REMARKS = 22
 """Columns of the remarks, which may take several lines."""
 UNBOUNDED = 10_000
+BASELINES = {"untrained": "untrained policy", "published": "published weights"}
 
 
 def build_front_table(
@@ -49,8 +50,10 @@ def build_front_table(
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
     remarks = {c.first: _list_remarks(front, c, ties=rows is None) for c in shown}
     table = _fill_front_table(front, shown, names, remarks, probability=True)
+    # With its own options rich never answers more columns than the console has.
+    unbounded = console.options.update(max_width=UNBOUNDED)
     for count in range(len(names) + 1):
-        if _measure_width(table, console) <= console.width:
+        if console.measure(table, options=unbounded).maximum <= console.width:
             break
         kept = [name for name in names if name not in droppable[:count]]
         table = _fill_front_table(front, shown, kept, remarks, probability=False)
@@ -112,8 +115,8 @@ def _fill_front_table(
             *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
         ]
         if probability:
-            chance = f"{configuration.probability:.2f}"
-            cells.append(chance if configuration.on_front else NO_VALUE)
+            chance = f"{configuration.probability:.2f}" if configuration.on_front else NO_VALUE
+            cells.append(chance)
         cells.append(remarks[configuration.first])
         table.add_row(*map(Text, cells), style="" if configuration.on_front else "dim")
     return table
@@ -121,15 +124,8 @@ def _fill_front_table(
 
 def _list_remarks(front: Front, configuration: Configuration, *, ties: bool) -> str:
     remarks = front.picked_as(configuration, ties=ties)
-    if configuration.role != "search":
-        noun = "policy" if configuration.role == "untrained" else "weights"
-        remarks.append(f"{configuration.role} {noun}")
+    if configuration.role in BASELINES:
+        remarks.append(BASELINES[configuration.role])
     if configuration.on_front and configuration.provisional:
         remarks.append("provisional")
     return ", ".join(remarks)
-
-
-def _measure_width(table: Table, console: Console) -> int:
-    """Return the columns that a table takes if nothing in it is cut."""
-    # By default rich never answers more than the console has.
-    return console.measure(table, options=console.options.update(max_width=UNBOUNDED)).maximum

@@ -51,8 +51,8 @@ class TrainingDisplay(Closing):
         rewards = format_metrics(measurement.metrics, "train/reward/", "/mean")
         values = f"on validation prompts {held_out}" if held_out else f"rewards {rewards}"
         self._bar.update(self._task, completed=measurement.step, description=values)
-        is_shown = measurement.validated or is_kept(measurement.step, self._steps)
-        if is_shown and not self._console.is_terminal:
+        shown = measurement.validated or is_kept(measurement.step, self._steps)
+        if shown and not self._console.is_terminal:
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
             line = Text(f"{clock} step {measurement.step}/{self._steps}: {values}")
             self._console.print(line, soft_wrap=True, highlight=False)

@@ -17,7 +17,6 @@ from gdpo_tune.analysis.pareto import Floats, loss_front
 from gdpo_tune.analysis.resampling import drawn_again
 from gdpo_tune.analysis.sides import Side
 from gdpo_tune.core.formatting import abbreviate
-from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout, make_panels, title_axes
 
@@ -45,9 +44,14 @@ def draw_sides(comparison: Comparison) -> go.Figure:
     """
     pairs = list(combinations(range(len(comparison.objectives)), 2))
     figure, cells = make_panels(len(pairs))
+    sides = (comparison.left, comparison.right)
     for pair, cell in zip(pairs, cells, strict=True):
         goals = [comparison.objectives[index] for index in pair]
-        traces = _trace_panel(comparison, list(pair), goals, legend=cell == cells[0])
+        signs = [-1.0 if goal.direction == "maximize" else 1.0 for goal in goals]
+        losses = [side.points[:, list(pair)] for side in sides]
+        traces = _trace_background(comparison, losses, signs)
+        for side, points, mark in zip(sides, losses, (LEFT, RIGHT), strict=True):
+            traces += _trace_side(side, points, signs, mark, legend=cell == cells[0])
         figure.add_traces(traces, rows=cell["row"], cols=cell["col"])
         title_axes(figure, goals, cell)
     return figure
@@ -84,34 +88,23 @@ def draw_superiority(comparison: Comparison) -> go.Figure:
     return figure
 
 
-def _trace_panel(
-    comparison: Comparison, columns: list[int], goals: Sequence[Objective], *, legend: bool
-) -> list[go.Scatter | go.Heatmap]:
-    sides = (comparison.left, comparison.right)
-    points = [side.points[:, columns] for side in sides]
-    signs = [-1.0 if goal.direction == "maximize" else 1.0 for goal in goals]
-    traces: list[go.Scatter | go.Heatmap] = []
-    measured = np.vstack(points)
-    measured = measured[np.isfinite(measured).all(axis=1)]
-    if len(measured) and all(side.tried for side in sides):
-        traces.append(_trace_background(comparison, points, measured, signs))
-    for side, rows, mark in zip(sides, points, (LEFT, RIGHT), strict=True):
-        traces += _trace_side(side, rows, signs, mark, legend=legend)
-    return traces
-
-
 def _trace_background(
-    comparison: Comparison, points: Sequence[Floats], measured: Floats, signs: Sequence[float]
-) -> go.Heatmap:
-    """Return where one side attains more often, over the span of all `measured` losses `[T, 2]`."""
+    comparison: Comparison, losses: Sequence[Floats], signs: Sequence[float]
+) -> list[go.Heatmap | go.Scatter]:
+    """Return where one side attains more often, of all losses `[T, 2]`; may be nothing."""
+    measured = np.vstack(losses)
+    measured = measured[np.isfinite(measured).all(axis=1)]
+    if not len(measured) or not all(len(points) for points in losses):
+        return []
     low, high = measured.min(axis=0), measured.max(axis=0)
     margin = 0.06 * (high - low)
     axes = [np.linspace(low[i] - margin[i], high[i] + margin[i], GRID) for i in (0, 1)]
     goals = np.array([(x, y) for y in axes[1] for x in axes[0]])
-    resamples = list(islice(drawn_again(len(points[0]), len(points[1])), SETS))
-    left = attainment((points[0][rows] for rows, _ in resamples), goals)
-    right = attainment((points[1][rows] for _, rows in resamples), goals)
-    return go.Heatmap(
+    resamples = list(islice(drawn_again(len(losses[0]), len(losses[1])), SETS))
+    left = attainment((losses[0][rows] for rows, _ in resamples), goals)
+    right = attainment((losses[1][rows] for _, rows in resamples), goals)
+    names = f"{comparison.left.name} minus {comparison.right.name}"
+    background = go.Heatmap(
         x=(axes[0] * signs[0]).tolist(),
         y=(axes[1] * signs[1]).tolist(),
         z=(left - right).reshape(GRID, GRID).round(3).tolist(),
@@ -120,18 +113,16 @@ def _trace_background(
         colorscale=SCALE,
         showscale=False,
         zsmooth="best",
-        hovertemplate=(
-            f"attained by {comparison.left.name} minus {comparison.right.name}: "
-            "%{z:+.0%}<extra></extra>"
-        ),
+        hovertemplate=f"attained by {names}: %{{z:+.0%}}<extra></extra>",
     )
+    return [background]
 
 
 def _trace_side(
-    side: Side, rows: Floats, signs: Sequence[float], mark: style.Mark, *, legend: bool
+    side: Side, losses: Floats, signs: Sequence[float], mark: style.Mark, *, legend: bool
 ) -> list[go.Scatter]:
     """Return one side's points, losses `[T, 2]`, and the line along its best ones."""
-    points = rows[np.isfinite(rows).all(axis=1)]
+    points = losses[np.isfinite(losses).all(axis=1)]
     is_best = loss_front(points)
     corners = points[is_best][np.argsort(points[is_best][:, 0])]
     return [

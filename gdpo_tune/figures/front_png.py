@@ -19,7 +19,7 @@ from gdpo_tune.core.formatting import mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
-from gdpo_tune.figures.panels import Panel, build_panels, count_columns
+from gdpo_tune.figures.panels import ATTAINED, Panel, build_panels, count_columns, list_legend
 from gdpo_tune.results.summary import FRONT_FILE
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ SIDE = 3.7
 """Inches of a panel, with its axis titles."""
 FONT_SIZE = 8.5
 """Size of labels and legend, in points."""
-POINTS = 72
-"""Points per inch."""
+RADIUS = 5.0
+"""Half the size of a mark with some space around it, in points."""
 
 
 def write_front_png(
@@ -119,10 +119,9 @@ def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
     x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
     marker = _choose_marker(configuration)
     if configuration.on_front or configuration.role != "search":
-        is_baseline = configuration.role != "search"
-        bars: dict[str, Any] = {"elinewidth": 0.9, "alpha": 0.6, "fmt": "none", "zorder": 2}
-        bars["ecolor"] = style.INK if is_baseline else marker["markeredgecolor"]
-        axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, **bars)
+        color = style.INK if configuration.role != "search" else marker["markeredgecolor"]
+        bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
+        axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
     axis.plot([x.mean], [y.mean], **marker)
 
 
@@ -130,10 +129,11 @@ def _choose_marker(configuration: Configuration) -> dict[str, Any]:
     """Return the mark of a configuration, as keywords of `Axes.plot`."""
     mark = style.get_mark(mode_of(configuration.params))
     fill = style.PAPER if configuration.provisional else mark.color
-    if configuration.role == "untrained":
-        return _make_marker(style.UNTRAINED.matplotlib, 7.5, style.INK, style.PAPER, 0.6, 4)
-    if configuration.role == "published":
-        return _make_marker(style.PUBLISHED.matplotlib, 13, fill, style.INK, 0.9, 5)
+    if configuration.role in style.BASELINES:
+        _, baseline = style.BASELINES[configuration.role]
+        if configuration.role == "published":
+            return _make_marker(baseline.matplotlib, 13, fill, baseline.color, 0.9, 5)
+        return _make_marker(baseline.matplotlib, 7.5, baseline.color, style.PAPER, 0.6, 4)
     if not configuration.feasible:
         return _make_marker("x", 3.5, mark.color, mark.color, 0.9, 2) | {"alpha": 0.55}
     if not configuration.on_front:
@@ -157,9 +157,9 @@ def _make_marker(
 
 def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
     box = axis.get_window_extent()
-    scale = POINTS / axis.figure.dpi
+    scale = 72 / axis.figure.dpi  # a point is 1/72 of an inch
     size = (box.width * scale, box.height * scale)
-    offsets = place_labels(front, panel, size, FONT_SIZE)
+    offsets = place_labels(front, panel, size, FONT_SIZE, RADIUS)
     for (configuration, text), offset in zip(panel.labels, offsets, strict=True):
         axis.annotate(
             text,
@@ -178,15 +178,10 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
 
 def _build_legend(front: Front) -> list[Line2D]:
     searched = [c for c in front.configurations if c.role == "search"]
-    roles = {c.role for c in front.baselines}
-    marks = {mode: style.get_mark(mode) for mode in sorted({mode_of(c.params) for c in searched})}
-    handles = [_make_handle(mode, m.matplotlib, m.color, m.color) for mode, m in marks.items()]
-    if "published" in roles:
-        star = style.PUBLISHED.matplotlib
-        handles.append(_make_handle("published weights", star, style.MUTED, style.INK, size=11))
-    if "untrained" in roles:
-        cross = style.UNTRAINED.matplotlib
-        handles.append(_make_handle("untrained policy", cross, style.INK, style.INK))
+    handles = [
+        _make_handle(name, mark.matplotlib, mark.color, mark.color)
+        for name, mark in list_legend(front)
+    ]
     if any(c.on_front and c.provisional for c in front.configurations):
         handles.append(_make_handle("one seed, provisional", "o", style.PAPER, style.MUTED))
     if any(c.feasible and not c.on_front for c in searched):
@@ -194,11 +189,10 @@ def _build_legend(front: Front) -> list[Line2D]:
     if any(not c.feasible for c in searched):
         handles.append(_make_handle("violates a constraint", "x", style.MUTED, style.MUTED))
     if front.members and len(front.objectives) > 1:
-        handles.append(Line2D([], [], color=style.FAINT, label="attained in these two objectives"))
+        handles.append(Line2D([], [], color=style.FAINT, label=ATTAINED))
     return handles
 
 
-def _make_handle(
-    label: str, symbol: str, fill: str, edge: str, *, alpha: float = 1.0, size: float = 7
-) -> Line2D:
+def _make_handle(label: str, symbol: str, fill: str, edge: str, alpha: float = 1.0) -> Line2D:
+    size = 11 if symbol == "*" else 7
     return Line2D([], [], label=label, alpha=alpha, **_make_marker(symbol, size, fill, edge))

@@ -13,9 +13,9 @@ from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.importance import draw_importance
 from gdpo_tune.figures.learning import draw_learning, read_all_steps
 from gdpo_tune.figures.pairs import draw_pairs
-from gdpo_tune.figures.parallel import draw_parallel, has_lines
-from gdpo_tune.figures.population_curves import draw_population, has_exploits
-from gdpo_tune.figures.rung_curves import draw_rungs, has_rung_curves
+from gdpo_tune.figures.parallel import draw_parallel
+from gdpo_tune.figures.population_curves import draw_population
+from gdpo_tune.figures.rung_curves import draw_rungs
 from gdpo_tune.figures.shares import draw_shares
 from gdpo_tune.figures.slices import draw_slices, list_sliced
 from gdpo_tune.figures.surfaces import draw_surfaces
@@ -39,19 +39,19 @@ def gallery(spec: SweepSpec, front: Front, found: Effects | None = None) -> Gall
     gpus = spec.resources.in_all
     known = found or estimate_effects(spec, front)
     steps = read_all_steps(records)
-    several = len(front.objectives) > 1
-    started = any(record.started is not None for record in records)
+    trained = [c for c in front.configurations if c.role != "untrained"]
+    started = any(r.started is not None for r in records)
     drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints)),
-        "surfaces": (front.members and several, lambda: draw_surfaces(front)),
-        "all": (has_lines(front.configurations), lambda: draw_parallel(front, dimensions)),
+        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
+        "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
         "importance": (known.found, lambda: draw_importance(known)),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
         "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
         "shares": (steps and front.members, lambda: draw_shares(front, steps)),
         "training": (steps, lambda: draw_learning(front, steps)),
-        "rungs": (has_rung_curves(records), lambda: draw_rungs(front)),
-        "population": (has_exploits(records), lambda: draw_population(front)),
+        "rungs": (any(len(r.rungs) > 1 for r in records), lambda: draw_rungs(front)),
+        "population": (any(r.lineage for r in records), lambda: draw_population(front)),
         "timeline": (started, lambda: draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}

@@ -66,11 +66,10 @@ def embed_figure(
     data = _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
     # Within a script a text may not contain "</script>" or "<!--"; JSON can escape "<".
     data = data.replace("<", "\\u003c")
-    height = figure.layout.height or 400
     return (
         f'<div class="wide"><div class="figure" id="figure-{name}" '
         f'data-config="{escape(config, quote=True)}" '
-        f'style="min-width:{min_width}px;height:{height}px"></div></div>'
+        f'style="min-width:{min_width}px;height:{figure.layout.height or 400}px"></div></div>'
         f'<script type="application/json" id="data-{name}">{data}</script>'
     )
 

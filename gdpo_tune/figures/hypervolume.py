@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 import plotly.graph_objects as go
@@ -16,6 +15,11 @@ from gdpo_tune.figures.layout import base_layout
 
 CROWDED = 60
 """Trials above which the marks are smaller."""
+KINDS = {
+    "complete": style.Mark("#0072b2", "circle", "o"),
+    "replicate": style.Mark("#e69f00", "diamond", "D"),
+    "failed or stopped": style.Mark("#d55e00", "x", "X"),
+}
 
 
 def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
@@ -29,59 +33,31 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
         front: with at least one point of `hypervolume_over_trials`.
         gpus: GPUs of one trial.
     """
-    trace = front.hypervolume_over_trials
-    record_of = {record.number: record for record in front.records}
-    ended = [record_of[point.number] for point in trace]
-    values = [point.hypervolume for point in trace]
-    axes = [
-        ("trials ended", [float(count) for count in range(1, len(trace) + 1)]),
-        ("hours since the first start", _list_hours(front.records, ended)),
-        ("GPU-hours" if gpus else "CPU-hours", _accumulate_work(ended, gpus)),
-    ]
+    records = {record.number: record for record in front.records}
+    ended = [records[point.number] for point in front.hypervolume_over_trials]
+    values = [point.hypervolume for point in front.hypervolume_over_trials]
+    zero = min((r.started for r in front.records if r.started is not None), default=0.0)
+    work = [gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
+    axes = {
+        "trials ended": [float(count) for count in range(1, len(ended) + 1)],
+        "hours since the first start": [((r.finished or zero) - zero) / HOUR for r in ended],
+        "GPU-hours" if gpus else "CPU-hours": list(accumulate(work)),
+    }
     figure: go.Figure = make_subplots(
         rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
     )
-    for column, (title, places) in enumerate(axes, start=1):
-        for curve in _trace_curves(ended, places, values, legend=column == 1):
-            figure.add_trace(curve, row=1, col=column)
-        figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
-    figure.update_layout(**base_layout(330))
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(title_text="hypervolume", col=1)
-    return figure
-
-
-def _list_hours(records: Sequence[TrialRecord], ended: Sequence[TrialRecord]) -> list[float]:
-    started = [record.started for record in records if record.started is not None]
-    zero = min(started, default=0.0)
-    return [((record.finished or zero) - zero) / HOUR for record in ended]
-
-
-def _accumulate_work(ended: Sequence[TrialRecord], gpus: float) -> list[float]:
-    """Return the hours of work in the trials that had ended by each point."""
-    spent = [gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
-    return list(accumulate(spent))
-
-
-def _trace_curves(
-    ended: Sequence[TrialRecord], places: Sequence[float], values: Sequence[float], *, legend: bool
-) -> list[go.Scatter]:
     line = {"color": style.INK, "width": 1.6, "shape": "hv"}
-    curves = [
-        go.Scatter(x=places, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False)
-    ]
-    kinds = [
-        ("search", "complete", style.Mark("#0072b2", "circle", "o")),
-        ("replicate", "replicate", style.Mark("#e69f00", "diamond", "D")),
-        ("ended", "failed or stopped", style.Mark("#d55e00", "x", "X")),
-    ]
-    for kind, name, mark in kinds:
-        indices = [index for index, record in enumerate(ended) if _classify(record) == kind]
-        if indices:
-            size = 7 if len(ended) <= CROWDED else 4
-            curves.append(
-                go.Scatter(
-                    x=[places[index] for index in indices],
+    for column, (title, x) in enumerate(axes.items(), start=1):
+        curve = go.Scatter(
+            x=x, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False
+        )
+        figure.add_trace(curve, row=1, col=column)
+        for name, mark in KINDS.items():
+            indices = [index for index, record in enumerate(ended) if _classify(record) == name]
+            if indices:
+                size = 7 if len(ended) <= CROWDED else 4
+                marks = go.Scatter(
+                    x=[x[index] for index in indices],
                     y=[values[index] for index in indices],
                     mode="markers",
                     marker={"symbol": mark.plotly, "color": mark.color, "size": size},
@@ -89,13 +65,17 @@ def _trace_curves(
                     hovertemplate="%{text}: hypervolume %{y:.4f} at %{x:.3~g}<extra></extra>",
                     name=name,
                     legendgroup=name,
-                    showlegend=legend,
+                    showlegend=column == 1,
                 )
-            )
-    return curves
+                figure.add_trace(marks, row=1, col=column)
+        figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
+    figure.update_layout(**base_layout(330))
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="hypervolume", col=1)
+    return figure
 
 
 def _classify(record: TrialRecord) -> str:
     if record.state != "complete":
-        return "ended"
-    return "replicate" if record.role == "replicate" else "search"
+        return "failed or stopped"
+    return "replicate" if record.role == "replicate" else "complete"

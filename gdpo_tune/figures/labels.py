@@ -18,8 +18,6 @@ from gdpo_tune.figures.panels import Panel
 
 DPI = 72
 """Makes a point a pixel: every length below is both."""
-MARGIN = 5.0
-"""Space around the middle of a point that labels keep free."""
 CROWDED = 200
 """Points that labels keep free, at most; of more, faded ones may be covered."""
 STARTS = list(product((8.0, 30.0), (1, 0, -1), (1, 0, -1)))
@@ -31,7 +29,7 @@ CLASH = 5
 
 
 def place_labels(
-    front: Front, panel: Panel, size: tuple[float, float], font_size: float
+    front: Front, panel: Panel, size: tuple[float, float], font_size: float, radius: float
 ) -> list[tuple[float, float]]:
     """Return the offset (right, up) of each label's middle from its point, in points.
 
@@ -44,6 +42,7 @@ def place_labels(
         panel: its labels are placed, one for each entry.
         size: width and height of the panel, in points.
         font_size: in points.
+        radius: half the size of a mark with some space around it, in points.
     """
     if not panel.labels:
         return []
@@ -60,7 +59,7 @@ def place_labels(
     if len(shown) > CROWDED:
         shown = (*front.members, *front.baselines)[:: 1 + len(front.members) // CROWDED]
     points = np.array([panel.get_position(c) for c in shown]) * size
-    squares = [Bbox([point - MARGIN, point + MARGIN]) for point in points]
+    squares = [Bbox([point - radius, point + radius]) for point in points]
     halves = [np.array(text.get_window_extent().size) / 2 for text in texts]
     best, least = anchors, np.inf
     for distance, up, right in STARTS:
@@ -72,6 +71,7 @@ def place_labels(
             target_x=anchors[:, 0],
             target_y=anchors[:, 1],
             avoid_self=False,
+            prevent_crossings=False,  # its swaps may push a label over the edge
             iter_lim=ITERATIONS,
             ax=axes,
         )

@@ -15,7 +15,7 @@ from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
 from gdpo_tune.figures.layout import get_panel_size, make_panels
-from gdpo_tune.figures.panels import Panel, build_panels
+from gdpo_tune.figures.panels import ATTAINED, Panel, build_panels, list_legend, list_modes
 from gdpo_tune.results.summary import name_configuration
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FONT_SIZE = 11
 """Size of the labels, in pixels."""
+RADIUS = 8.0
+"""Half the size of a mark with some space around it, in pixels."""
 _BOUND = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
 _STAIRCASE = {"color": style.FAINT, "width": 1.5}
 
@@ -94,26 +96,15 @@ def describe_standing(configuration: Configuration) -> str:
 
 def _add_legend(figure: go.Figure, front: Front) -> None:
     """Add an entry for each mode and baseline, apart from the data: each has one plain symbol."""
-    entries = [(mode, mode, style.get_mark(mode)) for mode in _list_modes(front)]
-    roles = {c.role for c in front.baselines}
-    if "published" in roles:
-        entries.append(("published", "published weights", style.PUBLISHED))
-    if "untrained" in roles:
-        entries.append(("untrained", "untrained policy", style.UNTRAINED))
-    for group, name, mark in entries:
+    for name, mark in list_legend(front):
         marker = {"symbol": mark.plotly, "color": mark.color, "size": 11}
         figure.add_scatter(
-            x=[None], y=[None], mode="markers", marker=marker, name=name, legendgroup=group
+            x=[None], y=[None], mode="markers", marker=marker, name=name, legendgroup=name
         )
     if front.members and len(front.objectives) > 1:
-        name = "attained in these two objectives"
         figure.add_scatter(
-            x=[None], y=[None], mode="lines", line=_STAIRCASE, name=name, legendgroup="staircase"
+            x=[None], y=[None], mode="lines", line=_STAIRCASE, name=ATTAINED, legendgroup=ATTAINED
         )
-
-
-def _list_modes(front: Front) -> list[str]:
-    return sorted({mode_of(c.params) for c in front.configurations if c.role == "search"})
 
 
 def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
@@ -125,11 +116,11 @@ def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
         line=_STAIRCASE,
         hoverinfo="skip",
         showlegend=False,
-        legendgroup="staircase",
+        legendgroup=ATTAINED,
     )
     searched = [c for c in front.configurations if c.role == "search"]
     for layer in ("violating", "dominated", "member"):
-        for mode in _list_modes(front):
+        for mode in list_modes(front):
             mark = style.get_mark(mode)
             shown = [c for c in searched if mode_of(c.params) == mode and _get_layer(c) == layer]
             bars = mark.color if layer == "member" else None
@@ -159,17 +150,13 @@ def _make_marker(layer: str, mark: style.Mark, shown: Sequence[Configuration]) -
 
 
 def _trace_baseline(front: Front, panel: Panel, configuration: Configuration) -> go.Scatter:
-    color = style.get_mark(mode_of(configuration.params)).color
-    marker: dict[str, Any] = {
-        "symbol": style.PUBLISHED.plotly,
-        "size": 15,
-        "color": _choose_fill(configuration, color),
-        "line": {"color": style.INK, "width": 1.2},
-    }
-    if configuration.role == "untrained":
-        marker = {"symbol": style.UNTRAINED.plotly, "size": 10, "color": style.UNTRAINED.color}
-    group = configuration.role
-    return _trace_points(front, panel, [configuration], marker, group, bars=style.INK)
+    name, mark = style.BASELINES[configuration.role]
+    marker: dict[str, Any] = {"symbol": mark.plotly, "size": 10, "color": mark.color}
+    if configuration.role == "published":
+        color = style.get_mark(mode_of(configuration.params)).color
+        line = {"color": mark.color, "width": 1.2}
+        marker |= {"size": 15, "color": _choose_fill(configuration, color), "line": line}
+    return _trace_points(front, panel, [configuration], marker, name, bars=mark.color)
 
 
 def _trace_points(
@@ -206,7 +193,7 @@ def _trace_points(
 def _annotate(front: Front, panel: Panel, size: tuple[float, float]) -> list[dict[str, Any]]:
     """Return the labels of a panel as plotly's annotations."""
     points = [panel.get_point(configuration) for configuration, _ in panel.labels]
-    offsets = place_labels(front, panel, size, FONT_SIZE)
+    offsets = place_labels(front, panel, size, FONT_SIZE, RADIUS)
     return [
         {
             "x": x,

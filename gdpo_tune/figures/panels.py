@@ -6,7 +6,6 @@ always right and up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from textwrap import wrap
@@ -14,11 +13,14 @@ from textwrap import wrap
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import non_dominated
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate
+from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import Estimate, Objective
+from gdpo_tune.figures import style
 
 PADDING = 0.09
 """Share of the spread that is left free beyond the outermost points."""
+ATTAINED = "attained in these two objectives"
+"""Name of the staircase in legends."""
 MAX_LETTERS = 30
 """Letters in a line of a label."""
 
@@ -38,19 +40,10 @@ class Axis:
         return "trial" if self.objective is None else title_axis(self.objective)
 
     @property
-    def is_reversed(self) -> bool:
-        """True if smaller values are further right or up."""
-        return self.objective is not None and self.objective.direction == "minimize"
-
-    @property
     def range(self) -> tuple[float, float]:
         """First and last value from left to right, or from the bottom to the top."""
-        return (self.high, self.low) if self.is_reversed else (self.low, self.high)
-
-    @property
-    def worst(self) -> float:
-        """The edge with the worse values."""
-        return self.range[0]
+        is_reversed = self.objective is not None and self.objective.direction == "minimize"
+        return (self.high, self.low) if is_reversed else (self.low, self.high)
 
     def get_estimate(self, configuration: Configuration) -> Estimate:
         """Return the value of a configuration on this axis, and its standard error."""
@@ -96,6 +89,18 @@ def count_columns(panels: int) -> int:
     return min(panels, 3)
 
 
+def list_modes(front: Front) -> list[str]:
+    """Return the normalization modes that the search tried."""
+    return sorted({mode_of(c.params) for c in front.configurations if c.role == "search"})
+
+
+def list_legend(front: Front) -> list[tuple[str, style.Mark]]:
+    """Return name and mark of each mode and baseline."""
+    roles = {c.role for c in front.baselines}
+    baselines = [entry for role, entry in style.BASELINES.items() if role in roles]
+    return [(mode, style.get_mark(mode)) for mode in list_modes(front)] + baselines
+
+
 def build_panels(front: Front) -> list[Panel]:
     """Return one panel for each pair of objectives; for a single one, its values by trial."""
     axes = [_build_axis(front, objective) for objective in front.objectives]
@@ -117,6 +122,7 @@ def _build_axis(front: Front, objective: Objective | None) -> Axis:
 
 
 def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[tuple[float, float], ...]:
+    """Return steps from the left to the bottom edge; what lies below and left is dominated."""
     if x.objective is None or y.objective is None:
         return ()
     points = [
@@ -130,19 +136,12 @@ def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[tuple[float, float
         {point for point, kept in zip(points, is_best, strict=True) if kept},
         key=lambda point: x.get_position(point[0]),
     )
-    return _join_corners(corners, x.worst, y.worst)
-
-
-def _join_corners(
-    corners: Sequence[tuple[float, float]], worst_x: float, worst_y: float
-) -> tuple[tuple[float, float], ...]:
-    """Return steps from the left to the bottom edge; what lies below and left is dominated."""
     if not corners:
         return ()
-    line = [(worst_x, corners[0][1])]
+    steps = [(x.range[0], corners[0][1])]
     for corner, following in zip(corners, [*corners[1:], None], strict=True):
-        line += [corner, (corner[0], worst_y if following is None else following[1])]
-    return tuple(line)
+        steps += [corner, (corner[0], y.range[0] if following is None else following[1])]
+    return tuple(steps)
 
 
 def _label(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], ...]:

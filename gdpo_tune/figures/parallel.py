@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
@@ -54,11 +53,6 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
     )
     figure.update_layout(**base_layout(400, l=90, r=60, t=56, b=28))
     return figure
-
-
-def has_lines(configurations: Sequence[Configuration]) -> bool:
-    """Return whether there are enough lines to compare."""
-    return sum(c.role != "untrained" for c in configurations) >= 2
 
 
 def _build_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:

@@ -20,11 +20,6 @@ ROW = 150
 """Height of the row of one parameter, in pixels."""
 
 
-def has_exploits(records: Sequence[TrialRecord]) -> bool:
-    """Return whether some member has copied another one."""
-    return any(record.lineage for record in records)
-
-
 def draw_population(front: Front) -> go.Figure:
     """Draw one row per parameter and one line per member, with a dot where it copied another.
 

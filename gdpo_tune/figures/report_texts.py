@@ -50,6 +50,8 @@ def build_head(
     states = Counter(record.state for record in front.records)
     provisional = sum(member.provisional for member in front.members)
     duration = format_duration(measure_wall_time(front.records))
+    work = format_duration(sum(record.cost.seconds for record in front.records))
+    completions = sum(record.cost.completions for record in front.records)
     tiles = [
         (
             "Trials complete",
@@ -58,7 +60,7 @@ def build_head(
         ),
         ("On the front", str(len(front.members)), f"{provisional} provisional"),
         ("Hypervolume", format_number(front.hypervolume), _describe_hypervolume(front)),
-        ("Wall-clock time", duration, _describe_work(front.records)),
+        ("Wall-clock time", duration, f"{work} of trials, {completions:,} completions"),
     ]
     bounds = ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items())
     agreement = "; ".join(map(str, agreements(front.records, front.objectives)))
@@ -120,17 +122,9 @@ def _build_list(items: Iterable[tuple[str, str]]) -> str:
 
 def _describe_hypervolume(front: Front) -> str:
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    reference = f"reference: {points}"
-    if not front.members:
-        return reference
     interval = front.hypervolume_interval
-    return f"95 %: {format_interval(interval.low, interval.high)}; {reference}"
-
-
-def _describe_work(records: Sequence[TrialRecord]) -> str:
-    seconds = sum(record.cost.seconds for record in records)
-    completions = sum(record.cost.completions for record in records)
-    return f"{format_duration(seconds)} of trials, {completions:,} completions"
+    span = f"95 %: {format_interval(interval.low, interval.high)}; " if front.members else ""
+    return f"{span}reference: {points}"
 
 
 def _build_fold(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -15,11 +13,6 @@ from gdpo_tune.figures.layout import base_layout, make_curve_line
 
 MAX_TRIALS = 120
 """Trials that are drawn: those on the front first, then the latest."""
-
-
-def has_rung_curves(records: Sequence[TrialRecord]) -> bool:
-    """Return whether any trial has two measurements to join."""
-    return any(len(record.rungs) > 1 for record in records)
 
 
 def draw_rungs(front: Front) -> go.Figure:

@@ -28,7 +28,10 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
     """
     shown = [c for c in _list_shown(front) if any(number in steps for number in c.numbers)]
     shown.reverse()
-    names = [_name_bar(configuration) for configuration in shown]
+    names = [
+        f"trial {c.first} ({mode_of(c.params)}{', published' if c.role == 'published' else ''})"
+        for c in shown
+    ]
     figure = go.Figure()
     for index, reward in enumerate(list_rewards(steps)):
         shares = [_average_share(configuration, steps, reward) for configuration in shown]
@@ -57,12 +60,6 @@ def _list_shown(front: Front) -> list[Configuration]:
     published = [c for c in front.baselines if c.role == "published" and not c.on_front]
     stride = math.ceil(len(front.members) / MAX_BARS) or 1
     return [*front.members[::stride], *published]
-
-
-def _name_bar(configuration: Configuration) -> str:
-    mode = mode_of(configuration.params)
-    published = ", published" if configuration.role == "published" else ""
-    return f"trial {configuration.first} ({mode}{published})"
 
 
 def _average_share(configuration: Configuration, steps: Steps, reward: str) -> float:

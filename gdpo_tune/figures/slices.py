@@ -20,15 +20,15 @@ MAX_PARAMETERS = 5
 
 def list_sliced(front: Front, dimensions: Sequence[str]) -> list[str]:
     """Return the parameters to draw: those with more than two different numbers."""
-    trained = _list_trained(front)
-    names = [name for name in dimensions if len(set(_list_numbers(trained, name))) > 2]
+    names = [name for name in dimensions if len(set(_list_numbers(front, name))) > 2]
     names.sort(key=lambda name: not name.startswith("reward_weights."))
     return names[:MAX_PARAMETERS]
 
 
 def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
     """Draw a row per objective, a column per parameter, and a point per configuration."""
-    names, shown = list_sliced(front, dimensions), _list_trained(front)
+    names = list_sliced(front, dimensions)
+    shown = [c for c in front.configurations if c.role != "untrained"]
     modes = sorted({mode_of(c.params) for c in shown})
     figure: go.Figure = make_subplots(
         rows=len(front.objectives),
@@ -46,7 +46,7 @@ def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
                 figure.add_trace(trace, row=row, col=column)
         figure.update_yaxes(title_text=abbreviate(goal.name), row=row, col=1)
     for column, name in enumerate(names, start=1):
-        numbers = _list_numbers(shown, name)
+        numbers = _list_numbers(front, name)
         if is_logarithmic(numbers):
             ticks = style.list_log_ticks(min(numbers), max(numbers))
             texts = [format_parameter(tick) for tick in ticks]
@@ -77,10 +77,6 @@ def _trace_points(
     )
 
 
-def _list_trained(front: Front) -> list[Configuration]:
-    return [c for c in front.configurations if c.role != "untrained"]
-
-
-def _list_numbers(shown: Sequence[Configuration], name: str) -> list[float]:
-    values = [c.params.get(name) for c in shown]
+def _list_numbers(front: Front, name: str) -> list[float]:
+    values = [c.params.get(name) for c in front.configurations if c.role != "untrained"]
     return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]

@@ -45,8 +45,11 @@ MODES: dict[str, Mark] = {
 OTHER = Mark(OTHER_COLOR, "hexagon", "h")
 """Mark of a mode that `MODES` lacks."""
 
-UNTRAINED = Mark(INK, "x", "X")
-PUBLISHED = Mark(INK, "star", "*")
+BASELINES = {
+    "published": ("published weights", Mark(INK, "star", "*")),
+    "untrained": ("untrained policy", Mark(INK, "x", "X")),
+}
+"""Role of a baseline -> its name in legends, and its mark."""
 REWARDS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours of rewards, in the order of their names."""
 

@@ -14,13 +14,13 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import base_layout
 
-KINDS = (
-    ("complete", "complete", "#0072b2"),
-    ("replicate", "replicate", "#e69f00"),
-    ("pruned", "stopped early", "#56b4e9"),
-    ("failed", "failed", "#d55e00"),
-    ("open", "unfinished", "#7f7f7f"),
-)
+KINDS = {
+    "complete": ("complete", "#0072b2"),
+    "replicate": ("replicate", "#e69f00"),
+    "pruned": ("stopped early", "#56b4e9"),
+    "failed": ("failed", "#d55e00"),
+    "open": ("unfinished", "#7f7f7f"),
+}
 
 
 def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
@@ -32,14 +32,27 @@ def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
         records: at least one has started.
     """
     shown = sorted((r for r in records if r.started is not None), key=lambda r: r.started or 0.0)
-    zero = shown[0].started or 0.0
     now = max(r.finished or r.started or 0.0 for r in shown)
-    slots = _assign_slots([(r.started or 0.0, r.finished or now) for r in shown])
+    spans = [(r.started or 0.0, r.finished or now) for r in shown]
+    slots = _assign_slots(spans)
     figure = go.Figure()
-    for kind, name, color in KINDS:
-        of_kind = [(r, slot) for r, slot in zip(shown, slots, strict=True) if _classify(r) == kind]
-        if of_kind:
-            figure.add_trace(_trace_bars(of_kind, zero, now, name, color))
+    for kind, (name, color) in KINDS.items():
+        bars = [bar for bar in zip(shown, spans, slots, strict=True) if _classify(bar[0]) == kind]
+        if bars:
+            figure.add_bar(
+                x=[(end - start) / HOUR for _, (start, end), _ in bars],
+                y=[slot for _, _, slot in bars],
+                base=[(start - spans[0][0]) / HOUR for _, (start, _), _ in bars],
+                orientation="h",
+                name=name,
+                marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
+                text=[
+                    f"trial {record.number}, ran for {format_duration(record.cost.seconds)}"
+                    for record, _, _ in bars
+                ],
+                textposition="none",
+                hovertemplate="%{text}<extra>" + name + "</extra>",
+            )
     height = 130 + 26 * min(max(slots) + 1, 24)
     figure.update_layout(**base_layout(height), barmode="overlay", bargap=0.2)
     figure.update_xaxes(title_text="hours since the first start")
@@ -69,24 +82,6 @@ def describe_utilisation(
         f"Slot utilisation: {format_percent(min(1.0, spent / offered))}. Trials ran for "
         f"{format_duration(spent)}; slots were available for {format_duration(offered)}. The rest "
         "is process start-up, the search, and slots that were idle at the end."
-    )
-
-
-def _trace_bars(
-    shown: Sequence[tuple[TrialRecord, int]], zero: float, now: float, name: str, color: str
-) -> go.Bar:
-    starts = [((r.started or zero) - zero) / HOUR for r, _ in shown]
-    spans = [((r.finished or now) - (r.started or zero)) / HOUR for r, _ in shown]
-    return go.Bar(
-        y=[slot for _, slot in shown],
-        x=spans,
-        base=starts,
-        orientation="h",
-        name=name,
-        marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
-        text=[f"trial {r.number}, ran for {format_duration(r.cost.seconds)}" for r, _ in shown],
-        textposition="none",
-        hovertemplate="%{text}<extra>" + name + "</extra>",
     )
 
 

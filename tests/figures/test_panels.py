@@ -127,7 +127,7 @@ def test_infeasible_points_shape_neither_line_nor_labels():
 
 # Labels
 
-SIZE, FONT = (204.0, 230.0), 8.5
+SIZE, FONT, RADIUS = (204.0, 230.0), 8.5, 5.0
 DOT = 3.5
 """Half the side of a mark of the PNG, in points."""
 
@@ -142,7 +142,7 @@ def text_size(text):
 
 def label_boxes(front, panel):
     boxes = []
-    offsets = place_labels(front, panel, SIZE, FONT)
+    offsets = place_labels(front, panel, SIZE, FONT, RADIUS)
     for (configuration, text), offset in zip(panel.labels, offsets, strict=True):
         middle = np.array(panel.get_position(configuration)) * SIZE + offset
         boxes.append(Bbox([middle - text_size(text) / 2, middle + text_size(text) / 2]))
@@ -188,9 +188,9 @@ def test_labels_of_a_crowd_are_placed_at_once_and_equally(tmp_path):
     front = build_front(make_records(spec, 1000), spec.objective_list())
     panel = build_panels(front)[0]
     started = time.process_time()
-    offsets = place_labels(front, panel, SIZE, FONT)
+    offsets = place_labels(front, panel, SIZE, FONT, RADIUS)
     assert time.process_time() - started < 2
-    assert place_labels(front, panel, SIZE, FONT) == offsets
+    assert place_labels(front, panel, SIZE, FONT, RADIUS) == offsets
 
 
 def test_a_long_name_is_placed_inside():
