@@ -18,7 +18,7 @@ from gdpo_tune.analysis.resampling import drawn_again
 from gdpo_tune.analysis.sides import Side
 from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout, make_panels, title_axes
+from gdpo_tune.figures.layout import make_layout, make_panels, title_axes
 
 LEFT = style.Mark("#0072b2", "circle", "o")
 RIGHT = style.Mark("#d55e00", "square", "s")
@@ -80,7 +80,7 @@ def draw_superiority(comparison: Comparison) -> go.Figure:
         )
     )
     figure.add_vline(x=0.5, line={"color": style.MUTED, "width": 1, "dash": "dash"})
-    figure.update_layout(**base_layout(110 + 46 * len(names), t=16, b=56))
+    figure.update_layout(**make_layout(110 + 46 * len(names), t=16, b=56))
     left, right = comparison.left.name, comparison.right.name
     figure.update_xaxes(
         title_text=f"pairs in which {left} beats {right}", tickformat=".0%", range=[0, 1]

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 Gallery = Mapping[str, Callable[[], go.Figure]]
 
 
-def gallery(spec: SweepSpec, front: Front, found: Effects | None = None) -> Gallery:
+def gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gallery:
     """Return name -> function that draws it, for the figures that there is data for.
 
     Args:
         spec: the sweep.
         front: its front.
-        found: the parameters' effects; default: they are estimated here.
+        known: the parameters' effects; default: they are estimated here.
     """
     dimensions, records = spec.space.dimensions, front.records
     gpus = spec.resources.in_all
-    known = found or estimate_effects(spec, front)
+    importance = known or estimate_effects(spec, front)
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.role != "untrained"]
     started = any(r.started is not None for r in records)
@@ -45,7 +45,7 @@ def gallery(spec: SweepSpec, front: Front, found: Effects | None = None) -> Gall
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints)),
         "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
-        "importance": (known.found, lambda: draw_importance(known)),
+        "importance": (importance.found, lambda: draw_importance(importance)),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
         "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
         "shares": (steps and front.members, lambda: draw_shares(front, steps)),

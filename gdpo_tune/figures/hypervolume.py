@@ -11,7 +11,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.costs import HOUR, gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 CROWDED = 60
 """Trials above which the marks are smaller."""
@@ -69,7 +69,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
                 )
                 figure.add_trace(marks, row=1, col=column)
         figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
-    figure.update_layout(**base_layout(330))
+    figure.update_layout(**make_layout(330))
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="hypervolume", col=1)
     return figure

@@ -9,7 +9,7 @@ from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.findings import SURE
 from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 
 def draw_importance(effects: Effects) -> go.Figure:
@@ -54,6 +54,6 @@ def draw_importance(effects: Effects) -> go.Figure:
             showlegend=False,
         )
         figure.add_trace(bar, row=1, col=column)
-    figure.update_layout(**base_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
+    figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
     figure.update_xaxes(title_text="share of variance", tickformat=".0%", range=[0, 1])
     return figure

@@ -32,7 +32,7 @@ AXIS = {
 TEMPLATE = go.layout.Template(layout={"xaxis": AXIS, "yaxis": AXIS})
 
 
-def base_layout(height: float, **margins: int) -> dict[str, Any]:
+def make_layout(height: float, **margins: int) -> dict[str, Any]:
     """Return the layout of a figure: light, with its legend in one line above.
 
     Args:
@@ -82,7 +82,7 @@ def make_panels(count: int) -> tuple[go.Figure, list[dict[str, Any]]]:
         vertical_spacing=GAPS[1] if rows > 1 else 0.0,
     )
     inner = rows * get_panel_size(count)[1] / (1 - GAPS[1] * (rows - 1))
-    figure.update_layout(**base_layout(inner + 64 + 56, t=64, b=56))
+    figure.update_layout(**make_layout(inner + 64 + 56, t=64, b=56))
     return figure, [
         {"row": index // columns + 1, "col": index % columns + 1} for index in range(count)
     ]

@@ -12,7 +12,7 @@ from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout, make_curve_line
+from gdpo_tune.figures.layout import make_layout, make_curve_line
 
 REWARD = "train/reward/"
 MAX_CURVES = 60
@@ -70,7 +70,7 @@ def draw_learning(front: Front, steps: Steps) -> go.Figure:
     for mode in sorted({mode_of(record.params) for record in shown}):
         line = make_curve_line(style.get_mark(mode).color, strong=True)
         figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=mode, legendgroup=mode)
-    figure.update_layout(**base_layout(520, t=72))
+    figure.update_layout(**make_layout(520, t=72))
     for row, (_, title) in enumerate(ROWS, start=1):
         figure.update_yaxes(title_text=title, row=row, col=1)
     figure.update_xaxes(title_text="step", row=len(ROWS))

@@ -13,7 +13,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 
 def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
@@ -51,7 +51,7 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
             unselected={"line": {"color": style.FAINT, "opacity": 0.25}},
         )
     )
-    figure.update_layout(**base_layout(400, l=90, r=60, t=56, b=28))
+    figure.update_layout(**make_layout(400, l=90, r=60, t=56, b=28))
     return figure
 
 

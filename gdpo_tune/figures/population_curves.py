@@ -11,7 +11,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout, make_curve_line
+from gdpo_tune.figures.layout import make_layout, make_curve_line
 
 Value = tuple[int, ParamValue, str]
 """Step from which a value holds, the value, and ` from 3` if trial 3 was copied for it."""
@@ -41,7 +41,7 @@ def draw_population(front: Front) -> go.Figure:
         is_positive = all(float(value) > 0 for points in values for _, value, _ in points)
         kind = "log" if is_positive else "linear"
         figure.update_yaxes(title_text=abbreviate(name), type=kind, row=row, col=1)
-    figure.update_layout(**base_layout(ROW * len(names) + 90, l=84, t=24))
+    figure.update_layout(**make_layout(ROW * len(names) + 90, l=84, t=24))
     figure.update_xaxes(title_text="step", row=len(names))
     return figure
 

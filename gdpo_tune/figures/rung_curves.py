@@ -9,7 +9,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout, make_curve_line
+from gdpo_tune.figures.layout import make_layout, make_curve_line
 
 MAX_TRIALS = 120
 """Trials that are drawn: those on the front first, then the latest."""
@@ -33,7 +33,7 @@ def draw_rungs(front: Front) -> go.Figure:
             curve = _trace_curve(record, goal.name, strong=strong, legend=legend)
             figure.add_trace(curve, row=1, col=column)
             modes |= {mode} if legend else set()
-    figure.update_layout(**base_layout(360, t=72))
+    figure.update_layout(**make_layout(360, t=72))
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="on validation prompts", col=1)
     return figure

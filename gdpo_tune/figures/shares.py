@@ -10,7 +10,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 from gdpo_tune.figures.learning import REWARD, Steps, list_rewards
 
 MAX_BARS = 24
@@ -48,7 +48,7 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
             textangle=0,
             hovertemplate="%{y}: %{x:.1%}<extra>" + reward + "</extra>",
         )
-    figure.update_layout(**base_layout(120 + 30 * max(len(shown), 1)), barmode="stack", bargap=0.35)
+    figure.update_layout(**make_layout(120 + 30 * max(len(shown), 1)), barmode="stack", bargap=0.35)
     figure.update_layout(legend_traceorder="normal")
     figure.update_xaxes(title_text="share of the training signal", tickformat=".0%", range=[0, 1])
     figure.update_yaxes(ticks="", showline=False)

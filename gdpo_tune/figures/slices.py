@@ -12,7 +12,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 MAX_PARAMETERS = 5
 """Parameters that are drawn: reward weights first."""
@@ -52,7 +52,7 @@ def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
             texts = [format_parameter(tick) for tick in ticks]
             figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, col=column)
         figure.update_xaxes(title_text=abbreviate(name), row=len(front.objectives), col=column)
-    figure.update_layout(**base_layout(120 + 190 * len(front.objectives)))
+    figure.update_layout(**make_layout(120 + 190 * len(front.objectives)))
     return figure
 
 

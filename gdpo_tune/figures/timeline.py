@@ -12,7 +12,7 @@ from gdpo_tune.core.costs import HOUR
 from gdpo_tune.core.formatting import format_duration, format_percent
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 KINDS = {
     "complete": ("complete", "#0072b2"),
@@ -54,7 +54,7 @@ def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
                 hovertemplate="%{text}<extra>" + name + "</extra>",
             )
     height = 130 + 26 * min(max(slots) + 1, 24)
-    figure.update_layout(**base_layout(height), barmode="overlay", bargap=0.2)
+    figure.update_layout(**make_layout(height), barmode="overlay", bargap=0.2)
     figure.update_xaxes(title_text="hours since the first start")
     figure.update_yaxes(title_text="slot", showticklabels=False, ticks="", autorange="reversed")
     return figure
