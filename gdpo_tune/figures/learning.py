@@ -12,7 +12,7 @@ from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import make_layout, make_curve_line
+from gdpo_tune.figures.layout import make_curve_line, make_layout
 
 REWARD = "train/reward/"
 MAX_CURVES = 60

@@ -11,7 +11,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import make_layout, make_curve_line
+from gdpo_tune.figures.layout import make_curve_line, make_layout
 
 Value = tuple[int, ParamValue, str]
 """Step from which a value holds, the value, and ` from 3` if trial 3 was copied for it."""

@@ -9,7 +9,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import make_layout, make_curve_line
+from gdpo_tune.figures.layout import make_curve_line, make_layout
 
 MAX_TRIALS = 120
 """Trials that are drawn: those on the front first, then the latest."""
