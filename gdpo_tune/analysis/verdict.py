@@ -115,7 +115,7 @@ def _reasons(comparison: Comparison) -> list[str]:
 
 def _odds(effect: Effect) -> str:
     """What p is, in a sentence."""
-    return f"p = {effect.corrected:.3f}, corrected."
+    return f"Corrected p = {effect.corrected:.3f}."
 
 
 def _percent(value: float, interval: Interval) -> str:

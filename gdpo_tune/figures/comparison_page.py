@@ -16,10 +16,10 @@ from gdpo_tune.figures.html_page import build_bullets, build_page, build_section
 from gdpo_tune.figures.html_tables import build_table
 
 _WHY = (
-    "A difference is significant only if two conditions hold. A permutation test, which deals the "
-    "same configurations out to both sides at random, gives a p of at most .04, corrected for all "
-    "tests on this page. And the interval agrees. Of two equal searches at most one pair in twenty "
-    "is called different in anything; docs/comparison.md has the measured rates."
+    "A difference is significant if two conditions hold. First, p is at most .04 in a permutation "
+    "test, which deals configurations out to the sides at random; it is corrected for all tests "
+    "on this page. Second, the 95 % interval excludes equality. Of two equal searches at most one "
+    "pair in twenty is called different in anything; docs/comparison.md has the measured rates."
 )
 _SIDES = (
     "Strong: not dominated within its own side in these two objectives. Background: the side whose "
