@@ -195,7 +195,7 @@ def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
 
 def say_how_to_go_on(why: str, command: str) -> None:
     """Print why a sweep ended too soon, and the line that continues it."""
-    print(f"{why} Resume with:\n  {command}", file=sys.stderr)
+    print(f"{why} Go on with:\n  {command}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def run(asked: Request, config: TrialConfig, command: str) -> int:
         if (config.directory / RESULT).exists():
             print("was finished already: nothing was started")
         elif not trained(asked, config):
-            print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
+            print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
             return cli.INTERRUPTED
     finally:
         lease.release()

@@ -12,7 +12,7 @@ from rich.text import Text
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
-    NO_VALUE,
+    NOTHING,
     abbreviate,
     format_estimate,
     format_number,
@@ -115,7 +115,7 @@ def _fill_front_table(
             *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
         ]
         if probability:
-            chance = f"{configuration.probability:.2f}" if configuration.on_front else NO_VALUE
+            chance = f"{configuration.probability:.2f}" if configuration.on_front else NOTHING
             cells.append(chance)
         cells.append(remarks[configuration.first])
         table.add_row(*map(Text, cells), style="" if configuration.on_front else "dim")

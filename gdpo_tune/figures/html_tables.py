@@ -8,7 +8,7 @@ from html import escape
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
-    NO_VALUE,
+    NOTHING,
     abbreviate,
     format_duration,
     format_estimate,
@@ -23,7 +23,7 @@ from gdpo_tune.results.summary import describe_role, name_configuration
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
 
-EMPTY: Cell = (NO_VALUE, "")
+EMPTY: Cell = (NOTHING, "")
 
 
 def build_table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
@@ -77,7 +77,7 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
         f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
     )
     cells = [f"{escape(name_configuration(configuration))}<small>{badges}</small>"]
-    cells.append(_build_mode_cell(mode_of(configuration.params)) if is_trained else NO_VALUE)
+    cells.append(_build_mode_cell(mode_of(configuration.params)) if is_trained else NOTHING)
     cells += [
         escape(format_parameter(configuration.params.get(name) if is_trained else None))
         for name in dimensions
@@ -86,8 +86,8 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
         _build_value_cell(configuration.mean[goal.name], configuration.validation.get(goal.name))
         for goal in front.objectives
     ]
-    probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NO_VALUE
-    cells += [str(configuration.seeds) if is_trained else NO_VALUE, probability]
+    probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NOTHING
+    cells += [str(configuration.seeds) if is_trained else NOTHING, probability]
     kind = "" if configuration.on_front else ' class="off"'
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
@@ -100,7 +100,7 @@ def _build_mode_cell(mode: str) -> str:
 
 def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
     """Return a value on test prompts, and under it the one on validation prompts."""
-    below = NO_VALUE if validation is None else format_number(validation.mean)
+    below = NOTHING if validation is None else format_number(validation.mean)
     return f"{format_estimate(test)}<small>validation {below}</small>"
 
 

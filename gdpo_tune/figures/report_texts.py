@@ -13,7 +13,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.completions import Completion, read_completions
 from gdpo_tune.core.formatting import (
-    NO_VALUE,
+    NOTHING,
     abbreviate,
     format_duration,
     format_interval,
@@ -138,7 +138,7 @@ def _build_fold(
 
 def _build_sample(sample: Completion) -> str:
     scores = ", ".join(
-        f"{abbreviate(name)} {NO_VALUE if value is None else f'{value:g}'}"
+        f"{abbreviate(name)} {NOTHING if value is None else f'{value:g}'}"
         for name, value in sample.metrics.items()
     )
     return (

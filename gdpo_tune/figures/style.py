@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gdpo_tune.core.colors import INK, MODE_COLORS, OTHER_COLOR
+from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR
 
 MUTED = "#667085"
 FAINT = "#aab2bf"

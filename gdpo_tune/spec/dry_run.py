@@ -38,7 +38,7 @@ def dry_run(spec: SweepSpec) -> str:
         f"# Sandbox: {sandbox(spec)}",
         f"# Rollouts: {rollouts(spec)}",
         "",
-        "# Warnings" + ("" if warnings else ": none"),
+        "# Doubtful combinations" + ("" if warnings else ": none"),
         *warnings,
     ]
     return "\n".join(parts).rstrip()

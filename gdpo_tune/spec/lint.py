@@ -37,7 +37,7 @@ CLIPS = ("epsilon", "epsilon_high")
 
 
 def lint(spec: SweepSpec) -> list[str]:
-    """Warnings, one sentence each; an empty list if there are none.
+    """Doubtful combinations, one sentence each; an empty list if there are none.
 
     Source: arXiv 2601.05242 and measurements with this package's own normalization modes.
     """

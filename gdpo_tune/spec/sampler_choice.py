@@ -63,8 +63,8 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     plural = "s" if objectives > 1 else ""
     return SamplerChoice(
         "gp",
-        f"{trials} trials of {len(domains)} parameters and {objectives} objective{plural}: small "
-        "enough for Gaussian-process search",
+        f"{trials} trials of {len(domains)} parameters and {objectives} objective{plural}: few "
+        "enough for a Gaussian process, which learns most from each",
     )
 
 

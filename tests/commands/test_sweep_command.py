@@ -59,7 +59,7 @@ def test_a_sweep_that_lost_its_cluster_prints_the_line_that_continues(
 
     monkeypatch.setattr(tuning, "run_sweep", lose)
     assert sweep.run(load_spec(SPACE), fresh=False, command="the same") == 1
-    assert capsys.readouterr().err == "error: a server is gone. Resume with:\n  the same\n"
+    assert capsys.readouterr().err == "error: a server is gone. Go on with:\n  the same\n"
 
 
 def test_options_are_not_abbreviated(capsys):

@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 from gdpo_tune.analysis import build_front
 from gdpo_tune.core import registry
 from gdpo_tune.core.formatting import (
-    NO_VALUE,
+    NOTHING,
     format_count,
     format_duration,
     format_estimate,
@@ -218,7 +218,7 @@ def test_every_mode_has_a_colour_and_a_symbol_of_its_own():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NO_VALUE)],
+    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NOTHING)],
 )
 def test_numbers(value, text):
     assert format_number(value) == text
@@ -227,7 +227,7 @@ def test_numbers(value, text):
 def test_an_error_has_as_many_decimals_as_its_mean():
     assert format_estimate(Estimate(34.26, 0.227)) == "34.3 ± 0.2"
     assert format_estimate(Estimate(0.5, 0.0214)) == "0.500 ± 0.021"
-    assert format_estimate(None) == NO_VALUE
+    assert format_estimate(None) == NOTHING
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_dry_run_tells_the_workers_of_a_trial(load):
 
 
 def test_dry_run_without_doubts(load):
-    assert dry_run(load()).endswith("# Warnings: none")
+    assert dry_run(load()).endswith("# Doubtful combinations: none")
 
 
 def test_dry_run_without_dimensions(load):

@@ -21,8 +21,8 @@ CHOICES = (
 @pytest.mark.parametrize(
     ("overrides", "slots", "name", "why"),
     [
-        ((), None, "gp", "16 trials of 5 parameters and 3 objectives: small enough"),
-        ((), 8, "gp", "small enough"),
+        ((), None, "gp", "16 trials of 5 parameters and 3 objectives: few enough"),
+        ((), 8, "gp", "few enough"),
         ((), 16, "qmc", "all 16 trials run side by side"),
         (("search.trials=300",), 2, "gp", "300 trials"),
         (("search.trials=301",), 2, "tpe", "301 trials takes many seconds"),
