@@ -1,4 +1,4 @@
-"""Reads `assert` tests: those that compare a call with a literal need no checker."""
+"""Reader of `assert` tests: those that compare a call with a literal need no checker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .jobs import Call
 
 @lru_cache(maxsize=4096)
 def read_assert(source: str) -> Call | None:
-    """Turn `assert f(literals) == literal` into a call; None for any other test.
+    """Turn `assert f(literals) == literal` into a call; return None for any other test.
 
     Raises:
         ValueError: the source is no Python, or nothing in it can fail.
@@ -24,12 +24,12 @@ def read_assert(source: str) -> Call | None:
         raise ValueError(f"nothing in this test can fail: {source!r}")
     match tree.body:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
-            return _literal_call(left, right) or _literal_call(right, left)
+            return _build_call(left, right) or _build_call(right, left)
         case _:
             return None
 
 
-def _literal_call(call: ast.expr, expected: ast.expr) -> Call | None:
+def _build_call(call: ast.expr, expected: ast.expr) -> Call | None:
     match call:
         case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]):
             pass

@@ -138,7 +138,7 @@ def test_a_failed_batch_leaves_the_sandbox_usable(monkeypatch):
         assert sandbox.run_batch([GOOD])[0].passed
 
 
-def test_an_error_that_nobody_foresaw_leaves_no_answers_to_the_next_batch(monkeypatch):
+def test_an_unforeseen_error_leaves_no_answers_to_the_next_batch(monkeypatch):
     wrong = Job("def f(x): return x", GOOD.calls)
 
     def broken(*arguments):

@@ -26,6 +26,11 @@ def hang_up(handler):
     handler.close_connection = True
 
 
+def run_and_hang_up(handler):
+    handler.run_code()
+    handler.close_connection = True
+
+
 def answering(content, status=200, headers=(), kind="application/json"):
     return lambda handler: handler.answer(content, status, headers, kind)
 

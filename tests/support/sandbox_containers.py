@@ -25,7 +25,9 @@ def without_namespaces():
     _load(
         dict.fromkeys(refused.split(), bpf.refuse(errno.EPERM))
         | {
-            "clone": bpf.WhenBits(0, NAMESPACES, yes=bpf.refuse(errno.EPERM), no=bpf.ALLOW),
+            "clone": bpf.ArgumentRule(
+                0, bpf.JUMP_ANY_BIT, (NAMESPACES,), yes=bpf.refuse(errno.EPERM), no=bpf.ALLOW
+            ),
             "clone3": bpf.refuse(errno.ENOSYS),
         }
     )
@@ -38,7 +40,9 @@ def without_landlock():
 
 def without_seccomp():
     """Act like a container that lets nobody load a filter."""
-    rule = bpf.WhenOneOf(0, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
+    rule = bpf.ArgumentRule(
+        0, bpf.JUMP_EQUAL, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW
+    )
     _load({"prctl": rule})
 
 

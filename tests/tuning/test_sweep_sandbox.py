@@ -38,7 +38,7 @@ def refuse_seccomp():
 
     machine = MACHINES[os.uname().machine]
     prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
-    rule = bpf.WhenOneOf(0, (22,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
+    rule = bpf.ArgumentRule(0, bpf.JUMP_EQUAL, (22,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
     linux.forbid_new_privileges()
     rules = bpf.assemble(machine.audit, machine.first_foreign, {prctl: rule}, bpf.ALLOW)
     linux.Filter(rules).load()

@@ -1,17 +1,17 @@
-"""Runs one candidate in a locked fork; descriptor 3 is its only connection.
+"""Runner of one candidate in a locked fork; descriptor 3 is its only connection.
 
-The job comes as one frame: code, seed, the allowance of printed bytes, and then either every
-call at once, or none, which means that a checker will ask call by call; or none and every
-input of a program, see `streams`. Answers are frames too:
+The job comes as one frame: code, seed, most printed bytes, then the calls, then the inputs of a
+program, see `streams`. Without calls and inputs, a checker sends one call after the other.
+Answers are frames too:
 
-    ["value", encoded]             what a call returned, or what a name stands for
-    ["value", encoded, arguments]  the same for a checker, with the arguments as they are now
-    ["raise", type, text, kind]    what it raised instead, and the built-in class behind that
+    ["value", encoded]             result of a call, or value of a name
+    ["value", encoded, arguments]  the same for a checker, with the arguments after the call
+    ["raise", type, text, kind]    exception of a call, and the built-in class behind it
     ["load", type, text]           the code itself raised; the last frame
-    ["output"]                     it printed more than allowed; the last frame
+    ["output"]                     more was printed than allowed; the last frame
 
 None of this is trusted. A candidate can forge every frame, but a frame only carries values,
-and what they should be is nowhere in this process.
+and no expected value is in this process.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _printed = PrintedBytes(_end_at_limit)
 
 
 def prepare() -> None:
-    """Give the zygote the standard streams of a candidate, and its empty main module."""
+    """Give the zygote the standard streams of a candidate, and the built-ins of programs."""
     stream = _printed.as_text()
     sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = stream
     sys.stdin = sys.__stdin__ = io.StringIO("")
-    # NOTE: `site`, which is not loaded, would have made these.
+    # NOTE: `site`, which is not loaded, would have defined these.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
     streams.prepare()
 
@@ -67,6 +67,7 @@ def run() -> NoReturn:
 
 
 def _serve(names: dict[str, Any]) -> None:
+    """Answer a checker until it ends."""
     while True:
         try:
             function, arguments, keywords = parse(read_frame(_receive, _MAX_JOB_BYTES))

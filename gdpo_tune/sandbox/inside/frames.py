@@ -8,15 +8,17 @@ from collections.abc import Callable
 
 HEADER = struct.Struct("=I")
 READY = HEADER.pack(0)
-"""The empty frame: a fork tells that it is locked, before it looks at its job."""
+"""The empty frame: a fork sends it once it is locked, before it reads its job."""
+PRINTED = b">"
+"""First byte of a frame of printed bytes; every other frame is JSON."""
 
 
 class FrameTooLong(Exception):
-    """The header announces more than the receiver takes."""
+    """A header that announces more than the receiver takes."""
 
 
 def pack(payload: bytes) -> bytes:
-    """Put the length in front."""
+    """Put the length in front of a payload."""
     return HEADER.pack(len(payload)) + payload
 
 
@@ -28,10 +30,10 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def read_exactly(receive: Callable[[int], bytes], count: int) -> bytes:
-    """Call `receive(at_most)` until `count` bytes are there.
+    """Call `receive(at_most)` until `count` bytes have arrived.
 
     Raises:
-        EOFError: the sender has gone before.
+        EOFError: the sender has closed before that.
     """
     chunks: list[bytes] = []
     while count:
@@ -44,10 +46,10 @@ def read_exactly(receive: Callable[[int], bytes], count: int) -> bytes:
 
 
 def read_frame(receive: Callable[[int], bytes], limit: int) -> bytes:
-    """Read one frame.
+    """Read one frame and return its payload.
 
     Raises:
-        EOFError: the sender has gone.
+        EOFError: the sender has closed.
         FrameTooLong: the payload is longer than `limit` bytes; it is not read.
     """
     (length,) = HEADER.unpack(read_exactly(receive, HEADER.size))

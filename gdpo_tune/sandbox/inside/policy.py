@@ -1,8 +1,8 @@
-"""What a candidate may ask of the kernel: the rules of its seccomp filter.
+"""Seccomp rules of a candidate: which system calls it may make.
 
-Computing, memory and clocks are allowed. Whatever names a path fails with EACCES, as honest
-code expects of a file that it may not read. Whatever reaches for another process, a socket
-or the kernel's own machinery kills the candidate: no honest solution does it. Every call
+Computing, memory and clocks are allowed. A call that names a path fails with EACCES, as honest
+code expects of a file that it may not read. A call that reaches for another process, a socket
+or the kernel's own machinery kills the candidate: no honest solution makes it. Every call
 that is not listed fails with EPERM.
 """
 
@@ -10,7 +10,17 @@ from __future__ import annotations
 
 import errno
 
-from .bpf import ALLOW, KILL, Instruction, Rule, WhenBits, WhenOneOf, assemble, refuse
+from .bpf import (
+    ALLOW,
+    JUMP_ANY_BIT,
+    JUMP_EQUAL,
+    KILL,
+    ArgumentRule,
+    Instruction,
+    Rule,
+    assemble,
+    refuse,
+)
 from .syscalls import Machine
 
 ALLOWED = """
@@ -41,39 +51,31 @@ setresgid setgroups capset seccomp shmget shmat msgget semget mq_open memfd_secr
 
 _PROT_EXEC = 0x4
 _CLONE_THREAD = 0x10000
+_NO_NEW_CODE = ArgumentRule(2, JUMP_ANY_BIT, (_PROT_EXEC,), yes=refuse(errno.EACCES), no=ALLOW)
 _F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
+_FCNTL_COMMANDS = (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC)
 
 SPECIAL: dict[str, Rule] = {
-    "mmap": WhenBits(2, _PROT_EXEC, yes=refuse(errno.EACCES), no=ALLOW),
-    "mprotect": WhenBits(2, _PROT_EXEC, yes=refuse(errno.EACCES), no=ALLOW),
-    "fcntl": WhenOneOf(
-        1,
-        (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC),
-        yes=ALLOW,
-        no=refuse(errno.EPERM),
-    ),
+    "mmap": _NO_NEW_CODE,
+    "mprotect": _NO_NEW_CODE,
+    "fcntl": ArgumentRule(1, JUMP_EQUAL, _FCNTL_COMMANDS, yes=ALLOW, no=refuse(errno.EPERM)),
     "ioctl": refuse(errno.ENOTTY),
     "getcwd": refuse(errno.ENOENT),
     # NOTE: a thread fails as it does at the limit of processes; anything else is a fork.
-    "clone": WhenBits(0, _CLONE_THREAD, yes=refuse(errno.EAGAIN), no=KILL),
+    "clone": ArgumentRule(0, JUMP_ANY_BIT, (_CLONE_THREAD,), yes=refuse(errno.EAGAIN), no=KILL),
     # NOTE: the C library falls back to clone, whose flags a filter can read.
     "clone3": refuse(errno.ENOSYS),
 }
 
 
-def rules(numbers: dict[str, int]) -> dict[int, Rule]:
-    """Rules by system call number, for the calls that a machine has."""
-    named: dict[str, Rule] = {
+def build_candidate_filter(machine: Machine) -> list[Instruction]:
+    """Build the filter of a candidate on this machine, from the calls that the machine has."""
+    rules: dict[str, Rule] = {
         **dict.fromkeys(ALLOWED.split(), ALLOW),
         **dict.fromkeys(PATHS.split(), refuse(errno.EACCES)),
         **dict.fromkeys(FORBIDDEN.split(), KILL),
         **SPECIAL,
     }
-    return {numbers[name]: rule for name, rule in named.items() if name in numbers}
-
-
-def candidate_filter(machine: Machine) -> list[Instruction]:
-    """The whole filter of a candidate on this machine."""
-    return assemble(
-        machine.audit, machine.first_foreign, rules(machine.numbers), refuse(errno.EPERM)
-    )
+    numbers = machine.numbers
+    by_number = {numbers[name]: rule for name, rule in rules.items() if name in numbers}
+    return assemble(machine.audit, machine.first_foreign, by_number, refuse(errno.EPERM))

@@ -1,8 +1,8 @@
-"""The warm process that forks one locked child a candidate.
+"""The warm process that forks one locked child per candidate.
 
-It never sees a job: the trainer hands it one end of a socket, and only the child reads from
-it. So nothing that a candidate sends, and no expected value, ever is in this process, whose
-memory every candidate inherits.
+It never reads a job: the trainer sends it one end of a socket, and only the child reads from it.
+So nothing that a candidate sends, and no expected value, is ever in this process, whose memory
+every candidate inherits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import socket
 
 from . import candidate
+from .candidate_report import Ending
 from .control import receive_with_descriptor, serve
 from .enclosure import Enclosure
 from .frames import write_all
-from .supervision import Allowance, fork_limited, supervise
+from .supervision import Allowance, fork_with_limits, supervise
 
 
 def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
@@ -24,13 +25,13 @@ def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> No
 
 def _answer(control: socket.socket, enclosure: Enclosure) -> None:
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
-    allowance = Allowance.unpack(request)
+    allowance = Allowance(*Allowance.FORMAT.unpack(request))
     files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
-    child = fork_limited(allowance, enclosure.seccomp, [job, *files], candidate.run)
+    child = fork_with_limits(allowance, enclosure.seccomp, [job, *files], candidate.run)
     for file in files:
         os.close(file)
     ending = supervise(child, allowance, control.fileno())
     # NOTE: not only closed: the judge must see the end even where the trainer has been forked.
     with socket.socket(fileno=job) as connection:
         connection.shutdown(socket.SHUT_RDWR)
-    write_all(control.fileno(), ending.pack())
+    write_all(control.fileno(), Ending.FORMAT.pack(*ending))

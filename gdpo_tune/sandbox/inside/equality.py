@@ -1,15 +1,18 @@
-"""Whether a candidate's result is what a test expects: Python's `==` between built-in values.
+"""Comparison of results with what tests expect: returned values, and printed output.
 
-Two deviations, both towards what a test means. A float is compared within a relative 1e-9,
-or an absolute 1e-12 where exactly 0.0 is expected; and an expected NaN is met by NaN.
+Values are compared by Python's `==` between built-in values, with two deviations. An expected
+float allows a relative error of 1e-9, or an absolute one of 1e-12 where it is exactly 0.0; and an
+expected NaN equals NaN. The comparison follows the expected value, which is trusted: it never
+builds a container from the received one, and never reads more of it than the expected value has.
 
-The comparison follows the expected value, which is trusted: it never builds a container from
-the received one, and never looks at more of it than the expected value has.
+Printed output is compared line by line and token by token, as bytes, because a candidate need not
+print text. The work grows linearly with the length of both sides, whatever they hold.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -21,10 +24,14 @@ TOLERANCE_AT_ZERO = 1e-12
 _SCALAR_TAGS = frozenset(
     ("int", "float", "bytes", "complex", "decimal", "datetime", "date", "timedelta")
 )
+_NUMBER = re.compile(rb"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_LONGEST_NUMBER = 400
+"""Digits of the largest finite float and some more; a longer token is compared as text."""
+_MISSING = object()
 
 
 def matches(expected: object, received: Encoded) -> bool:
-    """Compare an expected value with an encoded one, as `encoding.parse` returns it.
+    """Return whether an encoded value, as `encoding.parse` reads it, is the expected one.
 
     Raises:
         ValueError, TypeError, ArithmeticError: `received` is not an encoded value.
@@ -32,30 +39,30 @@ def matches(expected: object, received: Encoded) -> bool:
     if isinstance(expected, list):
         return type(received) is list and _all_match(expected, received)
     if isinstance(expected, (set, frozenset)):
-        payload = _payload(received, "set", "frozenset")
+        payload = _read_payload(received, "set", "frozenset")
         return payload is not None and _set_matches(expected, payload)
     if isinstance(expected, tuple):
-        payload = _payload(received, "tuple")
+        payload = _read_payload(received, "tuple")
         return payload is not None and _all_match(expected, payload)
     if isinstance(expected, dict):
-        payload = _payload(received, "dict")
+        payload = _read_payload(received, "dict")
         return payload is not None and _dict_matches(expected, payload)
     if isinstance(received, Tagged) and received.tag == "fraction":
         return _fraction_matches(expected, *decode_parts(received.payload))
-    return _is_scalar(received) and same_scalar(expected, decode(received))
+    return _is_scalar(received) and scalar_matches(expected, decode(received))
 
 
-def same_scalar(expected: object, received: object) -> bool:
-    """Compare two values that hold no others."""
+def scalar_matches(expected: object, received: object) -> bool:
+    """Return whether two values that hold no others are equal."""
     if isinstance(received, int) and not isinstance(expected, int) and _is_long(received):
         return False
     if isinstance(expected, float):
-        return isinstance(received, (bool, int, float)) and _close(expected, received)
+        return isinstance(received, (bool, int, float)) and _is_close(expected, received)
     if isinstance(expected, complex):
         return (
             isinstance(received, (bool, int, float, complex))
-            and _close(expected.real, received.real)
-            and _close(expected.imag, received.imag)
+            and _is_close(expected.real, received.real)
+            and _is_close(expected.imag, received.imag)
         )
     return expected == received
 
@@ -69,10 +76,10 @@ def _fraction_matches(expected: object, numerator: int, denominator: int) -> boo
     # NOTE: reducing a foreign fraction takes quadratic time, so it is not built.
     if isinstance(expected, (int, Fraction)):
         return (expected.numerator, expected.denominator) == (numerator, denominator)
-    return isinstance(expected, float) and _close(expected, numerator / denominator)
+    return isinstance(expected, float) and _is_close(expected, numerator / denominator)
 
 
-def _close(expected: float, received: float) -> bool:
+def _is_close(expected: float, received: float) -> bool:
     if expected == received:
         return True
     try:
@@ -86,7 +93,7 @@ def _close(expected: float, received: float) -> bool:
     return math.isclose(expected, number, rel_tol=RELATIVE_TOLERANCE)
 
 
-def _payload(received: Encoded, *tags: str) -> list[Any] | None:
+def _read_payload(received: Encoded, *tags: str) -> list[Any] | None:
     if isinstance(received, Tagged) and received.tag in tags:
         if type(received.payload) is not list:
             raise ValueError(f"a {received.tag} holds a list")
@@ -103,7 +110,7 @@ def _set_matches(expected: set[object] | frozenset[object], received: Sequence[E
         return False
     remaining = set(expected)
     for item in received:
-        element = _find(remaining, item)
+        element = _find_element(remaining, item)
         if element is _MISSING:
             return False
         remaining.remove(element)
@@ -115,18 +122,15 @@ def _dict_matches(expected: dict[object, object], received: Sequence[Encoded]) -
         return False
     remaining = set(expected)
     for key, value in received:
-        name = _find(remaining, key)
+        name = _find_element(remaining, key)
         if name is _MISSING or not matches(expected[name], value):
             return False
         remaining.remove(name)
     return True
 
 
-_MISSING = object()
-
-
-def _find(remaining: set[object], item: Encoded) -> object:
-    """The expected element that `item` equals, or `_MISSING`."""
+def _find_element(remaining: set[object], item: Encoded) -> object:
+    """Return the expected element that equals `item`, or `_MISSING`."""
     if _is_hashable(item):
         element = decode(item)
         if element in remaining:
@@ -142,7 +146,50 @@ def _is_scalar(received: Encoded) -> bool:
 
 
 def _is_hashable(received: Encoded) -> bool:
-    """Whether it is a scalar, or tuples of scalars: what can be hashed without a table."""
+    """Return whether this is a scalar or tuples of scalars, which are hashed without a table."""
     if isinstance(received, Tagged) and received.tag == "tuple":
         return all(map(_is_hashable, received.payload))
     return _is_scalar(received)
+
+
+def is_same_output(expected: bytes, printed: bytes, tolerance: float) -> bool:
+    """Return whether printed output is the expected one.
+
+    Args:
+        expected: trusted.
+        printed: untrusted bytes.
+        tolerance: largest absolute or relative error of a finite decimal number; 0 compares
+            text. `nan` and `inf` are text.
+    """
+    expected, printed = expected.rstrip(), printed.rstrip()
+    if expected == printed:
+        return True
+    if expected.count(b"\n") != printed.count(b"\n"):
+        return False
+    lines = zip(expected.split(b"\n"), printed.split(b"\n"), strict=True)
+    return all(_is_same_line(line, received, tolerance) for line, received in lines)
+
+
+def _is_same_line(expected: bytes, printed: bytes, tolerance: float) -> bool:
+    tokens, received = expected.split(), printed.split()
+    if tokens == received:
+        return True
+    if not tolerance or len(tokens) != len(received):
+        return False
+    return all(_is_same_token(*pair, tolerance) for pair in zip(tokens, received, strict=True))
+
+
+def _is_same_token(expected: bytes, printed: bytes, tolerance: float) -> bool:
+    if expected == printed:
+        return True
+    number, received = _read_number(expected), _read_number(printed)
+    if number is None or received is None:
+        return False
+    return abs(number - received) <= tolerance * max(1.0, abs(number))
+
+
+def _read_number(token: bytes) -> float | None:
+    if len(token) > _LONGEST_NUMBER or not _NUMBER.fullmatch(token):
+        return None
+    number = float(token)
+    return number if math.isfinite(number) else None
