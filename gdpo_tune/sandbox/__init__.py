@@ -5,7 +5,7 @@
 
 Every candidate runs in a locked fork of a warm process, unless you write `unsafe_no_isolation`;
 another process alone holds the expected values. `inside/enclosure.py` locks a process,
-`inside/policy.py` lists what it may ask of the kernel, and `inside/encoding.py` defines which
+`inside/syscalls.py` lists what it may ask of the kernel, and `inside/encoding.py` defines which
 values cross between processes.
 """
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..core.closing import Closing
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .jobs import Call, Job, Limits, Result, SandboxInfo, name_in_errors
-from .remote_jobs import RemoteRun, RemoteVerdicts, build_runs
+from .remote_jobs import RemoteJob, RemoteRun
 from .service import ResponseTooLong, Service, ServiceFault
 
 _FIRST_PAUSE = 0.5
@@ -90,14 +90,14 @@ class ExternalSandbox(Closing):
             raise RuntimeError(
                 f"this sandbox belongs to process {self._owner}: a fork must open its own"
             )
-        prepared: list[tuple[Job, list[RemoteRun]]] = []
+        remote_jobs: list[RemoteJob] = []
         for index, job in enumerate(jobs):
             with name_in_errors(f"job {index}"):
-                prepared.append((job, build_runs(job)))
+                remote_jobs.append(RemoteJob(job))
         with self._submitting:
             if self._closed:
                 raise ValueError("this sandbox is closed")
-            future = asyncio.run_coroutine_threadsafe(self._run_jobs(prepared), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self._run_jobs(remote_jobs), self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -140,36 +140,34 @@ class ExternalSandbox(Closing):
         await self._service.close()
         self._loop.stop()
 
-    async def _run_jobs(self, jobs: Sequence[tuple[Job, list[RemoteRun]]]) -> list[Result]:
-        tasks = [asyncio.create_task(self._run_job(job, runs)) for job, runs in jobs]
+    async def _run_jobs(self, jobs: list[RemoteJob]) -> list[Result]:
+        tasks = [asyncio.create_task(self._run_job(job)) for job in jobs]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _run_job(self, job: Job, runs: Sequence[RemoteRun]) -> Result:
-        verdicts = RemoteVerdicts(job)
+    async def _run_job(self, job: RemoteJob) -> Result:
         async with self._slots:
             try:
-                for run in runs:
-                    await self._execute(run, job.limits, verdicts)
-                    if verdicts.are_final:
-                        break
-                return verdicts.conclude()
+                for run in job.runs:
+                    if not job.is_decided:
+                        await self._execute(job, run)
+                return job.conclude()
             except GdpoTuneError:
                 raise
             except Exception as error:
                 reason = f"the sandbox has met an error of its own: {error!r}"
                 raise SandboxInfraError(reason) from error
 
-    async def _execute(self, run: RemoteRun, limits: Limits, verdicts: RemoteVerdicts) -> None:
+    async def _execute(self, job: RemoteJob, run: RemoteRun) -> None:
         for attempt in itertools.count(1):
             try:
-                verdicts.add(run, await self._service.execute(run.program, run.stdin, limits))
+                job.add(run, await self._service.execute(run.program, run.stdin, job.limits))
                 break
             except ResponseTooLong:
-                verdicts.add_overflow()
+                job.add_overflow()
                 break
             except ServiceFault as fault:
                 if attempt == self._attempts:

@@ -98,18 +98,17 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("cpu_seconds", "wall_seconds"):
-            _require_type(f"Limits.{name}", getattr(self, name), float, int)
-            self._require_range(name, _LEAST_SECONDS, _MOST_SECONDS)
+            self._require(name, _LEAST_SECONDS, _MOST_SECONDS, float, int)
         for name in ("memory_bytes", "output_bytes"):
-            _require_type(f"Limits.{name}", getattr(self, name), int)
-            self._require_range(name, 1, _MOST_BYTES)
+            self._require(name, 1, _MOST_BYTES, int)
         if self.memory_bytes < _LEAST_MEMORY:
             raise ValueError(
                 f"memory_bytes is {self.memory_bytes}; Python itself needs {_LEAST_MEMORY} (64 MiB)"
             )
 
-    def _require_range(self, name: str, least: float, most: float) -> None:
+    def _require(self, name: str, least: float, most: float, *kinds: type[object]) -> None:
         value = getattr(self, name)
+        _require_type(f"Limits.{name}", value, *kinds)
         if not least <= value <= most:
             raise ValueError(f"{name} is {value}; it must be from {least:g} to {most:,.0f}")
 

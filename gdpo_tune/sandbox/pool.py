@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ..core.closing import Closing
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
@@ -69,8 +69,7 @@ class _Pool(Closing):
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             waiting.clear()
-        for future in futures:
-            _raise_failure(future)
+        _raise_failure(futures, SandboxInfraError, "the sandbox has met an error of its own")
         return [results[index] for index in range(len(jobs))]
 
     def close(self) -> None:
@@ -81,10 +80,16 @@ class _Pool(Closing):
             self._closed = True
         for worker in list(self._workers.values()):
             worker.interrupt()
+        for number, thread in enumerate(self._threads):
+            with suppress(RuntimeError):  # this thread has ended, or was never started
+                thread.submit(self._close_worker, number)
         for thread in self._threads:
             thread.shutdown()
-        for worker in self._workers.values():
-            worker.close()
+
+    def _close_worker(self, number: int) -> None:
+        # NOTE: before the end of this thread, which would kill half of its processes first.
+        if number in self._workers:
+            self._workers[number].close()
 
     def _require_open(self) -> None:
         if os.getpid() != self._owner:
@@ -107,13 +112,7 @@ class _Pool(Closing):
             except RuntimeError as error:
                 reason = f"threads: {number} of {len(self._threads)} workers, then: {error}"
                 raise SandboxUnavailable(reason) from error
-        for future in futures:
-            try:
-                future.result()
-            except GdpoTuneError:
-                raise
-            except Exception as error:
-                raise SandboxUnavailable(f"worker: cannot be started: {error!r}") from error
+        _raise_failure(futures, SandboxUnavailable, "worker: cannot be started")
 
 
 class CodeSandbox(_Pool):
@@ -122,6 +121,7 @@ class CodeSandbox(_Pool):
     Each worker is two processes, a zygote that forks candidates and a judge, and runs one
     candidate at a time. A batch runs on as many workers as `count_fitting_workers` allows. All
     processes end with `close`, and with the process that made them, however that ends.
+    Candidates may import `modules` besides the standard library.
 
     Raises:
         SandboxUnavailable: this machine cannot isolate a process, or start one; the message
@@ -129,7 +129,6 @@ class CodeSandbox(_Pool):
     """
 
     def __init__(self, workers: int = 1, *, modules: tuple[str, ...] = ()) -> None:
-        """Start `workers`; candidates may import `modules` besides the standard library."""
         super().__init__(workers, modules, isolated=True)
         self.info = _describe_isolation(self._workers[0].layers)
 
@@ -146,7 +145,6 @@ class UnsafeNoIsolationSandbox(_Pool):
     """
 
     def __init__(self, workers: int = 1, *, modules: tuple[str, ...] = ()) -> None:
-        """Start `workers`, and log a warning."""
         super().__init__(workers, modules, isolated=False)
         self.info = SandboxInfo("unsafe", self._workers[0].layers)
         _LOGGER.warning(
@@ -158,11 +156,8 @@ class UnsafeNoIsolationSandbox(_Pool):
 def count_fitting_workers(workers: int, jobs: Sequence[Job], memory: int | None) -> int:
     """Return how many of the workers may run these jobs at once; at least one.
 
-    Args:
-        workers: how many exist.
-        jobs: each counts with its memory limit; one with asserts twice, because its tests may
-            need a process of their own, with the same limit.
-        memory: bytes of the machine, see `candidates_at_once`; None if unknown.
+    Each job counts with its memory limit; one with asserts twice, because its tests may need a
+    process of their own, with the same limit. `memory` is in bytes; None if unknown.
 
     Raises:
         ValueError: one job alone may use more memory than the machine has.
@@ -179,21 +174,18 @@ def count_fitting_workers(workers: int, jobs: Sequence[Job], memory: int | None)
     return min(workers, candidates_at_once(memory, largest))
 
 
-def _raise_failure(future: Future[None]) -> None:
-    try:
-        future.result()
-    except GdpoTuneError:
-        raise
-    except Exception as error:
-        reason = f"the sandbox has met an error of its own: {error!r}"
-        raise SandboxInfraError(reason) from error
+def _raise_failure(futures: Sequence[Future[None]], kind: type[GdpoTuneError], reason: str) -> None:
+    """Raise the first failure; an unforeseen error becomes one of this kind."""
+    for future in futures:
+        try:
+            future.result()
+        except GdpoTuneError:
+            raise
+        except Exception as error:
+            raise kind(f"{reason}: {error!r}") from error
 
 
 def _describe_isolation(layers: tuple[str, ...]) -> SandboxInfo:
-    namespaces = "namespaces" in layers
-    landlock = any(layer.startswith("landlock") for layer in layers)
-    if namespaces and landlock:
-        return SandboxInfo("full", layers)
-    if landlock:
-        return SandboxInfo("seccomp+landlock", layers)
-    return SandboxInfo("seccomp+namespaces" if namespaces else "seccomp", layers)
+    if any(layer.startswith("landlock") for layer in layers):
+        return SandboxInfo("full" if "namespaces" in layers else "seccomp+landlock", layers)
+    return SandboxInfo("seccomp+namespaces" if "namespaces" in layers else "seccomp", layers)

@@ -50,14 +50,14 @@ class SandboxProcess:
     """A zygote or a judge.
 
     It is started anew, never forked, so nothing of the trainer's memory, environment or
-    descriptors is in it. It dies with the thread that makes this object.
+    descriptors is in it. It dies with the thread that makes this object. It loads `modules`
+    besides those of the standard library.
 
     Raises:
         SandboxUnavailable: it cannot be started, or a module is not installed.
     """
 
     def __init__(self, role: str, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
-        """Start it; `modules` are loaded besides those of the standard library."""
         self._role = role
         self.layers: tuple[str, ...] = ()
         """Layers of isolation; set by `wait_until_locked`."""
@@ -73,11 +73,7 @@ class SandboxProcess:
             raise SandboxUnavailable(f"start: no {role} process: {error}{hint}") from error
 
     def wait_until_locked(self) -> None:
-        """Wait until it accepts requests.
-
-        Raises:
-            SandboxUnavailable: it could not be locked; the message names the step.
-        """
+        """Wait until it accepts requests; raise `SandboxUnavailable` with the step if it fails."""
         try:
             hello = self.receive_report(_START_SECONDS)
         except InfraFault as error:
@@ -85,18 +81,12 @@ class SandboxProcess:
                 f"start: the {self._role} process ended before it was locked: {error}"
             ) from error
         if "failed" in hello:
-            reason = hello["failed"]
-            raise SandboxUnavailable(
-                reason if reason.startswith("modules:") else f"{reason}; {ADVICE}"
-            )
+            hint = "" if hello["failed"].startswith("modules:") else f"; {ADVICE}"
+            raise SandboxUnavailable(hello["failed"] + hint)
         self.layers = tuple(hello["layers"])
 
     def send(self, data: bytes, descriptor: int) -> None:
-        """Send a request with a descriptor.
-
-        Raises:
-            InfraFault: the process has ended.
-        """
+        """Send a request with a descriptor; raise `InfraFault` if the process has ended."""
         try:
             sent = socket.send_fds(self._socket, [data], [descriptor])
             self._socket.sendall(data[sent:])
@@ -104,19 +94,11 @@ class SandboxProcess:
             raise InfraFault(f"the {self._role} process does not take requests: {error}") from error
 
     def receive(self, count: int, seconds: float) -> bytes:
-        """Receive exactly `count` bytes.
-
-        Raises:
-            InfraFault: the process has ended, or does not answer in time.
-        """
+        """Receive exactly `count` bytes; raise `InfraFault` if they do not come in time."""
         return self._read(partial(read_exactly, count=count), seconds)
 
     def receive_report(self, seconds: float) -> dict[str, Any]:
-        """Receive one JSON object.
-
-        Raises:
-            InfraFault: the process has ended, or does not answer in time.
-        """
+        """Receive one JSON object; raise `InfraFault` if it does not come in time."""
         return json.loads(self._read(partial(read_frame, limit=_MAX_REPORT_BYTES), seconds))
 
     def _read(self, read: Callable[[Callable[[int], bytes]], bytes], seconds: float) -> bytes:
@@ -129,10 +111,8 @@ class SandboxProcess:
             raise InfraFault(f"the {self._role} process does not answer: {error!r}") from error
 
     def interrupt(self) -> None:
-        """Shut the connection down, so that the process ends; from any thread.
-
-        To close the descriptor is not enough: a fork of the trainer may hold another one.
-        """
+        """Shut the connection down, so that the process ends; from any thread."""
+        # NOTE: closing is not enough, because a fork of the trainer may hold the connection too.
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 

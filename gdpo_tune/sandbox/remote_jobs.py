@@ -16,15 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .asserts import read_assert
-from .inside.candidate_report import (
-    CandidateReport,
-    Ending,
-    grade_frames,
-    grade_output,
-    grade_value,
-)
+from .inside.candidate_report import CandidateReport, grade_frames, grade_output, grade_value
 from .inside.encoding import Encoded, dump, encode
-from .inside.frames import PRINTED, pack
+from .inside.frames import PRINTED, Ending, pack
 from .jobs import Call, Job, Result, Stream, name_in_errors
 from .service import Execution, ServiceFault, quote
 from .verdicts import conclude
@@ -65,14 +59,8 @@ class RemoteRun:
     tests: tuple[Call, ...] | Stream
 
 
-def build_runs(job: Job) -> list[RemoteRun]:
-    """Build the runs of a job: one for its calls and asserts together, or one per stream.
-
-    Raises:
-        ValueError: a test is no Python, has neither `assert` nor `raise`, is no plain call, or
-            holds a value nested too deeply.
-        TypeError: a call holds a value that cannot be sent.
-    """
+def _build_runs(job: Job) -> list[RemoteRun]:
+    """Build one run for calls and asserts together, or one per stream."""
     nonce = secrets.token_hex(16)
     if job.streams:
         program = _build_program(nonce, job, None)
@@ -110,25 +98,32 @@ def _load_boot_code() -> str:
     return _BOOT.format(package=_PACKAGE, sources=sources)
 
 
-class RemoteVerdicts:
-    """Verdicts of one job, as its runs come back."""
+class RemoteJob:
+    """A job for a service: its runs, and the verdicts as they come back.
+
+    Raises:
+        ValueError: a test is no Python, has neither `assert` nor `raise`, is no plain call, or
+            holds a value nested too deeply.
+        TypeError: a call holds a value that cannot be sent.
+    """
 
     def __init__(self, job: Job) -> None:
+        self.limits = job.limits
+        self.runs = _build_runs(job)
         self.report = CandidateReport()
-        self._job = job
+        self._tests = len(job.calls) + len(job.asserts) + len(job.streams)
         # NOTE: a frame of printed bytes has one byte more.
         self._output_left = job.limits.output_bytes + len(job.streams)
         self._ending = Ending(0, False, 0.0, job.limits.memory_bytes)
 
     @property
-    def are_final(self) -> bool:
+    def is_decided(self) -> bool:
         """True if no other run can add a verdict."""
         return bool(self.report.stop or self._ending.signal or self._ending.timed_out)
 
     def conclude(self) -> Result:
-        """Return the result of the job."""
-        tests = len(self._job.calls) + len(self._job.asserts) + len(self._job.streams)
-        return conclude(self.report, self._ending, tests, self._job.limits)
+        """Return the result."""
+        return conclude(self.report, self._ending, self._tests, self.limits)
 
     def add_overflow(self) -> None:
         """Record that a run printed more than allowed."""

@@ -16,7 +16,6 @@ import time
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -231,19 +230,15 @@ def _read_execution(body: bytes) -> Execution:
         if status not in ("Success", "Failed") or run is None:
             reason = response.get("message") or response.get("compile_result") or status
             raise ServiceFault(f"the service failed: {quote(str(reason))}")
-        return _read_run(run)
+        if run["status"] not in ("Finished", "TimeLimitExceeded"):
+            reason = run.get("stderr") or run["status"]
+            raise ServiceFault(f"the service failed: {quote(str(reason))}")
+        timed_out = run["status"] == "TimeLimitExceeded"
+        code = 0 if timed_out else int(run["return_code"])
+        texts = [run.get("stdout") or "", run.get("stderr") or ""]
+        seconds = float(run.get("execution_time") or 0.0)
+        if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
+            raise TypeError
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         raise ServiceFault(f"an answer of another form: {quote(body)}") from None
-
-
-def _read_run(run: dict[str, Any]) -> Execution:
-    status = run["status"]
-    if status not in ("Finished", "TimeLimitExceeded"):
-        raise ServiceFault(f"the service failed: {quote(str(run.get('stderr') or status))}")
-    timed_out = status == "TimeLimitExceeded"
-    code = 0 if timed_out else int(run["return_code"])
-    texts = [run.get("stdout") or "", run.get("stderr") or ""]
-    seconds = float(run.get("execution_time") or 0.0)
-    if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
-        raise TypeError
     return Execution(timed_out, code, max(0.0, seconds), *texts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import cast
 
-from .inside.candidate_report import CandidateReport, Ending
+from .inside.candidate_report import CandidateReport
+from .inside.frames import Ending
 from .jobs import Limits, Result, Status, Verdict
 
 _SIGKILL = 9

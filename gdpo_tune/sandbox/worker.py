@@ -6,14 +6,14 @@ import contextlib
 import socket
 import struct
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.errors import GdpoTuneError, SandboxInfraError
 from .asserts import read_assert
-from .inside.candidate_report import CandidateReport, Ending
+from .inside.candidate_report import CandidateReport
 from .inside.encoding import Encoded, dump, encode
-from .inside.frames import pack
-from .inside.supervision import Allowance
+from .inside.frames import Allowance, Ending, pack
 from .jobs import Call, Job, Result, name_in_errors
 from .process import SandboxProcess
 from .verdicts import InfraFault, conclude
@@ -50,57 +50,38 @@ def encode_job(index: int, job: Job) -> EncodedJob:
             nested too deeply.
         TypeError: a call holds a value that cannot be sent.
     """
-    with name_in_errors(f"job {index}"):
-        return _encode_streams(index, job) if job.streams else _encode_calls(index, job)
-
-
-def _encode_streams(index: int, job: Job) -> EncodedJob:
-    output_bytes = job.limits.output_bytes
-    inputs = [stream.stdin for stream in job.streams]
-    expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
-    return EncodedJob(
-        index,
-        job,
-        len(inputs),
-        _build_allowance(job, max(output_bytes, sum(len(text.encode()) for text in inputs))),
-        pack(dump([job.code, job.seed, output_bytes, None, inputs])),
-        pack(dump([output_bytes + len(inputs) * _OTHER_FRAME_BYTES, "streams", expected])),
-    )
-
-
-def _encode_calls(index: int, job: Job) -> EncodedJob:
-    tests: list[list[Encoded]] = []
-    for number, test in enumerate((*job.calls, *job.asserts)):
-        with name_in_errors(f"test {number}"):
-            tests.append(_encode_test(test))
-    output_bytes = job.limits.output_bytes
-    allowance = _build_allowance(job)
-    calls: Encoded = None
-    judged: list[Encoded] = ["tests", tests, *allowance]
-    if all(kind == "call" for kind, *_ in tests):
-        calls = [[function, arguments] for _, function, arguments, _ in tests]
-        judged = ["values", [expected for *_, expected in tests]]
-    return EncodedJob(
-        index,
-        job,
-        len(tests),
-        allowance,
-        pack(dump([job.code, job.seed, output_bytes, calls, None])),
-        pack(dump([output_bytes, *judged])),
-    )
-
-
-def _build_allowance(job: Job, file_bytes: int = 0) -> Allowance:
     limits = job.limits
-    return Allowance(limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, file_bytes)
+    inputs = [stream.stdin for stream in job.streams]
+    sizes = [len(text.encode()) for text in inputs]
+    file_bytes = max(limits.output_bytes, sum(sizes)) if inputs else 0
+    allowance = Allowance(limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, file_bytes)
+    with name_in_errors(f"job {index}"):
+        tests = _encode_tests((*job.calls, *job.asserts))
+    calls: Encoded = None
+    if inputs:
+        expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
+        judged = [limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES, "streams", expected]
+    elif all(kind == "call" for kind, *_ in tests):
+        calls = [[function, arguments] for _, function, arguments, _ in tests]
+        judged = [limits.output_bytes, "values", [expected for *_, expected in tests]]
+    else:
+        judged = [limits.output_bytes, "tests", tests, *allowance]
+    request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]
+    count = len(inputs or tests)
+    return EncodedJob(index, job, count, allowance, pack(dump(request)), pack(dump(judged)))
 
 
-def _encode_test(test: Call | str) -> list[Encoded]:
-    call = read_assert(test) if isinstance(test, str) else test
-    if call is None:
-        return ["assert", test]
-    arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
-    return ["call", call.function, arguments, encode(call.expected, strict=True)]
+def _encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
+    encoded: list[list[Encoded]] = []
+    for number, test in enumerate(tests):
+        with name_in_errors(f"test {number}"):
+            call = read_assert(test) if isinstance(test, str) else test
+            if call is None:
+                encoded.append(["assert", test])
+                continue
+            arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
+            encoded.append(["call", call.function, arguments, encode(call.expected, strict=True)])
+    return encoded
 
 
 def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProcess, SandboxProcess]:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.sandbox.inside import bpf
-from gdpo_tune.sandbox.inside.policy import (
+from gdpo_tune.sandbox.inside.syscalls import (
     ALLOWED,
     FORBIDDEN,
+    MACHINES,
     PATHS,
     SPECIAL,
     build_candidate_filter,
 )
-from gdpo_tune.sandbox.inside.syscalls import MACHINES
 
 
 def run_filter(program, machine, number, arguments=(0,) * 6):

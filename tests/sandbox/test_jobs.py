@@ -7,9 +7,9 @@ import pytest
 
 from gdpo_tune.sandbox import Call, Job, Limits, Result, Stream
 from gdpo_tune.sandbox.asserts import read_assert
-from gdpo_tune.sandbox.inside.candidate_report import CandidateReport, Ending
-from gdpo_tune.sandbox.inside.supervision import Allowance
-from gdpo_tune.sandbox.remote_jobs import build_runs
+from gdpo_tune.sandbox.inside.candidate_report import CandidateReport
+from gdpo_tune.sandbox.inside.frames import Allowance, Ending
+from gdpo_tune.sandbox.remote_jobs import RemoteJob
 from gdpo_tune.sandbox.verdicts import InfraFault, conclude
 from gdpo_tune.sandbox.worker import encode_job
 
@@ -127,7 +127,7 @@ def test_no_tests_are_none_however_they_are_given(name):
         Job("", **{name: (test for test in ())})
 
 
-@pytest.mark.parametrize("encode", [build_runs, lambda job: encode_job(7, job)])
+@pytest.mark.parametrize("encode", [RemoteJob, lambda job: encode_job(7, job)])
 def test_a_refusal_names_the_test(encode):
     job = Job("", (CALL, Call("f", (object(),), 1)))
     with pytest.raises(TypeError, match=r"test 1: .*object"):

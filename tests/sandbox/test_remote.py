@@ -11,7 +11,7 @@ import pytest
 
 from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.sandbox import Call, Job, Limits, Stream, remote_jobs, service
-from gdpo_tune.sandbox.remote_jobs import STALL_BYTES, RemoteVerdicts, build_runs
+from gdpo_tune.sandbox.remote_jobs import STALL_BYTES, RemoteJob
 from gdpo_tune.sandbox.service import Execution, Service, ServiceFault, quote
 
 CALLS = (Call("f", (1,), 2), Call("f", (2,), 3))
@@ -91,15 +91,14 @@ def test_quotes_are_short_and_printable():
 
 
 def answered(*frames, code=0, timed_out=False, tests=CALLS, limit=1000, after=""):
-    job = Job("", tests, limits=Limits(output_bytes=limit))
-    [run] = build_runs(job)
+    job = RemoteJob(Job("", tests, limits=Limits(output_bytes=limit)))
+    [run] = job.runs
     lines = [f"{run.nonce} {frame}\n" for frame in ('["begin"]', *frames)]
-    verdicts = RemoteVerdicts(job)
-    verdicts.add(
+    job.add(
         run,
         Execution(timed_out, code, 0.25, "".join(lines) + after.replace("NONCE", run.nonce), ""),
     )
-    return verdicts.conclude()
+    return job.conclude()
 
 
 TWO, THREE = '["value",2]', '["value",3]'
@@ -144,13 +143,12 @@ def test_answers(name):
 
 
 def test_an_answer_without_the_sign_says_nothing():
-    job = Job("", CALLS)
-    [run] = build_runs(job)
-    verdicts = RemoteVerdicts(job)
+    job = RemoteJob(Job("", CALLS))
+    [run] = job.runs
     for stdout in ("", TWO, f'0000 ["begin"]\n{run.nonce} {TWO}\n'):
         with pytest.raises(ServiceFault, match="not started"):
-            verdicts.add(run, Execution(False, 0, 0.1, stdout, ""))
-    assert verdicts.report.verdicts == []
+            job.add(run, Execution(False, 0, 0.1, stdout, ""))
+    assert job.report.verdicts == []
 
 
 def test_programs_hold_inputs_and_no_expected_value():
@@ -159,7 +157,7 @@ def test_programs_hold_inputs_and_no_expected_value():
         Job("code", streams=(Stream("1919", "918273645"), Stream("1919", "192837465"))),
     ]
     for job in jobs:
-        for run in build_runs(job):
+        for run in RemoteJob(job).runs:
             text = run.program + run.stdin
             assert "1717" in text or "1919" in text
             assert "918273645" not in text
@@ -169,23 +167,22 @@ def test_programs_hold_inputs_and_no_expected_value():
 
 
 def test_each_job_has_a_nonce_of_its_own():
-    nonces = {build_runs(Job("", CALLS))[0].nonce for _ in range(20)}
+    nonces = {RemoteJob(Job("", CALLS)).runs[0].nonce for _ in range(20)}
     assert len(nonces) == 20
     assert all(len(nonce) == 32 for nonce in nonces)
 
 
 def test_a_program_needs_nothing_of_this_package(tmp_path):
-    job = Job("def f(x):\n    print('noise')\n    return x + 1", CALLS, limits=Limits())
-    [run] = build_runs(job)
+    job = RemoteJob(Job("def f(x):\n    print('noise')\n    return x + 1", CALLS))
+    [run] = job.runs
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", run.program],
         capture_output=True,
         cwd=tmp_path,
         text=True,
     )
-    verdicts = RemoteVerdicts(job)
-    verdicts.add(run, Execution(False, done.returncode, 0.0, done.stdout, done.stderr))
-    assert verdicts.conclude().passed
+    job.add(run, Execution(False, done.returncode, 0.0, done.stdout, done.stderr))
+    assert job.conclude().passed
 
 
 def test_programs_are_text_for_python_3_10():

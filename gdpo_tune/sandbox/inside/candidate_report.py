@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from .encoding import Encoded, parse
 from .equality import is_same_output, matches
@@ -36,19 +35,6 @@ class CandidateReport:
         self.memory |= error == "MemoryError"
         if error and not self.detail:
             self.detail = f"{error}: {text}"[:_MAX_DETAIL]
-
-
-class Ending(NamedTuple):
-    """How the process of a candidate, or of its tests, ended."""
-
-    signal: int
-    """The signal that ended it, by Linux's numbers; 0 after an exit."""
-    timed_out: bool
-    """True if it was killed at a limit of its clocks."""
-    cpu_seconds: float
-    peak_bytes: int
-
-    FORMAT = struct.Struct("=i?dQ")
 
 
 def grade_frames(

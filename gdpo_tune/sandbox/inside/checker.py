@@ -158,10 +158,13 @@ class Candidate:
         base = getattr(builtins, kind, None)
         if not (isinstance(base, type) and issubclass(base, Exception)):
             self._give_up("malformed")
-        # NOTE: a class of its own, because some built-in ones need more than a text.
-        methods = {"__init__": Exception.__init__, "__str__": lambda self: text}
+
+        def show(self: Exception) -> str:
+            return text
+
         try:
-            return type(error, (base,), methods)(text)
+            # NOTE: a class of its own, because some built-in ones need more than a text.
+            return type(error, (base,), {"__init__": Exception.__init__, "__str__": show})(text)
         except FORGED:
             self._give_up("malformed")
 
@@ -214,7 +217,7 @@ def _run_test(
     if test[0] == "assert":
         tree = ast.parse(test[1])
         _borrow_names(_find_values(tree), candidate, names, borrowed)
-        _insert_changes(tree)
+        tree = ast.fix_missing_locations(_InsertChanges().visit(tree))
         exec(compile(tree, "<test>", "exec", dont_inherit=True), names)
         return True
     _, function, arguments, expected = test
@@ -266,26 +269,21 @@ def _import_standard_modules(nodes: list[ast.AST]) -> Iterator[tuple[str, types.
                 pass
 
 
-def _insert_changes(tree: ast.Module) -> None:
-    """Insert a call of `apply_changes` before each statement."""
-    apply = ast.Expr(ast.Call(ast.Name(_APPLY_CHANGES, ast.Load()), [], []))
-    for node in list(ast.walk(tree)):
-        for field in ("body", "orelse", "finalbody"):
-            statements = getattr(node, field, None)
-            if isinstance(statements, list):
-                statements[:] = list(_insert_before_each(apply, statements))
-    ast.fix_missing_locations(tree)
+class _InsertChanges(ast.NodeTransformer):
+    """Inserts a call of `apply_changes` before each statement."""
 
-
-def _insert_before_each(inserted: ast.stmt, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in statements:
-        match statement:
+    def visit(self, node: ast.AST) -> Any:
+        """Return the node, or the call and the node."""
+        self.generic_visit(node)
+        match node:
             case ast.Expr(value=ast.Constant()) | ast.ImportFrom(module="__future__"):
                 # NOTE: these must come first.
-                pass
+                return node
+            case ast.stmt():
+                call = ast.Call(ast.Name(_APPLY_CHANGES, ast.Load()), [], [])
+                return [ast.Expr(call), node]
             case _:
-                yield inserted
-        yield statement
+                return node
 
 
 def _send(frame: list[Encoded]) -> None:

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from .enclosure import OPEN_FILES, Enclosure, StepFailed, apply_limits_only, enclose
+from .enclosure import OPEN_FILES, Enclosure, StepFailed, enclose
 from .frames import pack, read_exactly
 from .modules import preload
 from .supervision import TrainerGone
@@ -45,7 +45,7 @@ def serve(
     Args:
         descriptor: socket to the trainer.
         parent: process id of the trainer.
-        isolated: False locks nothing and sets limits alone.
+        isolated: see `enclose`.
         modules: names of modules to load, each followed by the directory of its top package.
         answer: handles one request; raises EOFError when there will be no more.
         prepare: called once, before anything is locked.
@@ -63,7 +63,7 @@ def serve(
         os.environ.clear()
         sys.argv[:] = ["sandbox"]
         step = "enclosure"
-        enclosure = enclose(control, parent) if isolated else apply_limits_only(parent)
+        enclosure = enclose(control, parent, isolated)
     except StepFailed as failure:
         _send_json(control, {"failed": str(failure)})
         return

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import linux
-from .policy import build_candidate_filter
-from .syscalls import MACHINES
+from .syscalls import MACHINES, build_candidate_filter
 
 NOBODY = 65534
 OPEN_FILES = 16
@@ -53,20 +52,35 @@ class Enclosure(NamedTuple):
     """Filter for every fork that runs a candidate or a test; None for no isolation."""
 
 
-def enclose(control: socket.socket, parent: int) -> Enclosure:
+def enclose(control: socket.socket, parent: int, isolated: bool) -> Enclosure:
     """Lock this process; return in another process, the first of its own pid namespace.
 
     Args:
         control: socket to the trainer.
         parent: process id of the trainer, which must still be the parent.
+        isolated: False sets limits alone, for code that may do whatever the trainer may.
 
     Raises:
         StepFailed: a required layer is missing.
     """
     _die_with(parent)
-    seccomp = _build_filter()
+    seccomp = _build_filter() if isolated else None
     _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
     _silence_standard_streams()
+    layers = _drop_rights(control) if isolated else []
+    _require("limits", _set_limits)
+    layers.append("limits")
+    # NOTE: without isolation and root, this alone keeps the judge's memory from the candidates.
+    linux.set_dumpable(False)
+    if seccomp is not None:
+        linux.die_with_parent()
+        _try_filter(seccomp)
+        layers.append("seccomp")
+    return Enclosure(tuple(layers), seccomp)
+
+
+def _drop_rights(control: socket.socket) -> list[str]:
+    """Add every layer around the filter that is possible here, and return their names."""
     layers: list[str] = []
     started_as_root = os.getuid() == 0
     if _enter_namespaces(control):
@@ -77,47 +91,17 @@ def enclose(control: socket.socket, parent: int) -> Enclosure:
         layers.append("nobody")
     linux.drop_bounding_set()
     linux.drop_capabilities()
-    layers.append("no-capabilities")
-    layers.append("no-new-privileges")
     _require("no_new_privs", linux.forbid_new_privileges)
+    layers += ["no-capabilities", "no-new-privileges"]
     version = linux.get_landlock_version()
     if version:
         _require("landlock", lambda: linux.deny_everything_by_landlock(version))
         layers.append(f"landlock-{version}")
-    _require("limits", _set_limits)
-    layers.append("limits")
-    linux.set_dumpable(False)
-    linux.die_with_parent()
-    _try_filter(seccomp)
-    layers.append("seccomp")
-    return Enclosure(tuple(layers), seccomp)
-
-
-def apply_limits_only(parent: int) -> Enclosure:
-    """Set limits and nothing else, for code that may do whatever the trainer may.
-
-    Args:
-        parent: process id of the trainer, which must still be the parent.
-
-    Raises:
-        StepFailed: a limit cannot be set.
-    """
-    _die_with(parent)
-    _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
-    _silence_standard_streams()
-    _require("limits", _set_limits)
-    # NOTE: where the trainer is not root, this keeps the judge's memory from the candidates.
-    linux.set_dumpable(False)
-    return Enclosure(("limits",), None)
+    return layers
 
 
 def cap_at_hard_limit(kind: int, amount: int) -> int:
-    """Return the amount, or the hard limit of the shell where that is lower.
-
-    Args:
-        kind: one of `resource.RLIMIT_*`.
-        amount: requested limit.
-    """
+    """Return the amount, or the hard limit of a `resource.RLIMIT_*` where that is lower."""
     hard = resource.getrlimit(kind)[1]
     return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
 

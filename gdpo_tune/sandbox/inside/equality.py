@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -40,7 +40,9 @@ def matches(expected: object, received: Encoded) -> bool:
         return type(received) is list and _all_match(expected, received)
     if isinstance(expected, (set, frozenset)):
         payload = _read_payload(received, "set", "frozenset")
-        return payload is not None and _set_matches(expected, payload)
+        return payload is not None and _dict_matches(
+            dict.fromkeys(expected), [(item, None) for item in payload]
+        )
     if isinstance(expected, tuple):
         payload = _read_payload(received, "tuple")
         return payload is not None and _all_match(expected, payload)
@@ -105,19 +107,7 @@ def _all_match(expected: Sequence[object], received: Sequence[Encoded]) -> bool:
     return len(expected) == len(received) and all(map(matches, expected, received))
 
 
-def _set_matches(expected: set[object] | frozenset[object], received: Sequence[Encoded]) -> bool:
-    if len(expected) != len(received):
-        return False
-    remaining = set(expected)
-    for item in received:
-        element = _find_element(remaining, item)
-        if element is _MISSING:
-            return False
-        remaining.remove(element)
-    return True
-
-
-def _dict_matches(expected: dict[object, object], received: Sequence[Encoded]) -> bool:
+def _dict_matches(expected: Mapping[object, object], received: Sequence[Encoded]) -> bool:
     if len(expected) != len(received):
         return False
     remaining = set(expected)

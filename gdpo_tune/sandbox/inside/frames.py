@@ -1,16 +1,46 @@
-"""Messages between the processes of the sandbox: a length of four bytes, then the payload."""
+"""Messages between the processes of the sandbox.
+
+Most are frames: a length of four bytes, then the payload. A zygote's requests and answers have a
+fixed size instead.
+"""
 
 from __future__ import annotations
 
 import os
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 HEADER = struct.Struct("=I")
 READY = HEADER.pack(0)
 """The empty frame: a fork sends it once it is locked, before it reads its job."""
 PRINTED = b">"
 """First byte of a frame of printed bytes; every other frame is JSON."""
+
+
+class Allowance(NamedTuple):
+    """Limits of one fork; as a message, the request for it."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    memory_bytes: int
+    file_bytes: int = 0
+    """Most bytes of a file; with 0 the fork has no files."""
+
+    FORMAT = struct.Struct("=ddQQ")
+
+
+class Ending(NamedTuple):
+    """How the process of a candidate, or of its tests, ended; the answer to a request."""
+
+    signal: int
+    """The signal that ended it, by Linux's numbers; 0 after an exit."""
+    timed_out: bool
+    """True if it was killed at a limit of its clocks."""
+    cpu_seconds: float
+    peak_bytes: int
+
+    FORMAT = struct.Struct("=i?dQ")
 
 
 class FrameTooLong(Exception):

@@ -34,8 +34,8 @@ from .candidate_report import CandidateReport, grade_frames, grade_output, grade
 from .control import receive_with_descriptor, serve
 from .enclosure import Enclosure, cap_at_hard_limit
 from .encoding import Encoded, decode, parse
-from .frames import HEADER, READY, pack, read_exactly, read_frame, write_all
-from .supervision import Allowance, fork_with_limits, supervise
+from .frames import HEADER, READY, Allowance, pack, read_exactly, read_frame, write_all
+from .supervision import fork_with_limits, supervise
 
 _MAX_REQUEST_BYTES = 1 << 30
 _COMPARISON_SECONDS = 5.0

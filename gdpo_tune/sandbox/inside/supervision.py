@@ -7,15 +7,13 @@ import os
 import resource
 import select
 import signal
-import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from . import linux
-from .candidate_report import Ending
 from .enclosure import OPEN_FILES, cap_at_hard_limit
-from .frames import READY
+from .frames import READY, Allowance, Ending
 
 _PULSE = 0.002
 """Seconds between two reads of a CPU clock that is about to reach its limit."""
@@ -26,18 +24,6 @@ _PARKING = 10
 
 class TrainerGone(Exception):
     """The control socket was closed at the other end: nobody waits for an answer."""
-
-
-class Allowance(NamedTuple):
-    """Limits of one fork."""
-
-    cpu_seconds: float
-    wall_seconds: float
-    memory_bytes: int
-    file_bytes: int = 0
-    """Most bytes of a file; with 0 the fork has no files."""
-
-    FORMAT = struct.Struct("=ddQQ")
 
 
 def fork_with_limits(

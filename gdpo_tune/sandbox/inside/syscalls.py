@@ -1,11 +1,17 @@
-"""System call numbers of the machines on which the sandbox can lock a process.
+"""System calls: their numbers, and which of them a candidate may make.
 
-Only the calls that the filter decides about are here: every other one is refused by default.
+Computing, memory and clocks are allowed. A call that names a path fails with EACCES, as honest
+code expects of a file that it may not read. A call that reaches for another process, a socket
+or the kernel's own machinery kills the candidate: no honest solution makes it. Every call
+that is not listed fails with EPERM.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
+
+from . import bpf
 
 TABLE = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -,
@@ -43,10 +49,58 @@ move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 43
 pidfd_open 434 434, clone3 435 435, openat2 437 437, pidfd_getfd 438 438, faccessat2 439 439,
 process_madvise 440 440, mount_setattr 442 442, memfd_secret 447 447
 """
-"""Entries `name x86-64 aarch64`; `-` where the machine has no such call.
+"""Entries `name x86-64 aarch64`; `-` where the machine has no such call. Calls without a rule are
+missing, because they are refused by default.
 
 Source: Linux 6.1 `asm/unistd_64.h` and `asm-generic/unistd.h`.
 """
+ALLOWED = """
+read write readv writev pread64 close fstat lseek dup dup2 dup3 poll ppoll select pselect6
+sched_yield munmap brk mremap madvise membarrier rt_sigaction rt_sigprocmask rt_sigreturn
+restart_syscall sigaltstack nanosleep clock_gettime clock_getres clock_nanosleep time times
+gettimeofday getitimer setitimer alarm getpid getppid gettid getuid geteuid getgid getegid
+getrlimit getrusage sysinfo uname sched_getaffinity futex set_robust_list rseq getrandom exit
+exit_group
+"""
+PATHS = """
+open openat openat2 creat stat lstat newfstatat statx statfs access faccessat faccessat2
+readlink readlinkat getdents getdents64 chdir rename renameat renameat2 mkdir mkdirat rmdir
+unlink unlinkat link linkat symlink symlinkat mknod mknodat chmod fchmodat chown lchown
+fchownat truncate utimensat
+"""
+FORBIDDEN = """
+socket socketpair connect accept accept4 bind listen sendto recvfrom sendmsg recvmsg sendmmsg
+recvmmsg fork vfork execve execveat kill tkill rt_sigqueueinfo rt_tgsigqueueinfo ptrace
+process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal
+kcmp unshare setns chroot pivot_root mount umount2 move_mount fsopen fsconfig fsmount fspick
+open_tree mount_setattr bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
+io_uring_register io_setup add_key request_key keyctl init_module finit_module delete_module
+kexec_load kexec_file_load reboot swapon swapoff iopl ioperm modify_ldt personality
+name_to_handle_at open_by_handle_at fanotify_init setuid setgid setreuid setregid setresuid
+setresgid setgroups capset seccomp shmget shmat msgget semget mq_open memfd_secret
+"""
+
+_PROT_EXEC = 0x4
+_CLONE_THREAD = 0x10000
+_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
+_FCNTL_COMMANDS = (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC)
+_EACCES, _EPERM = bpf.refuse(errno.EACCES), bpf.refuse(errno.EPERM)
+_NO_NEW_CODE = bpf.ArgumentRule(2, bpf.JUMP_ANY_BIT, (_PROT_EXEC,), yes=_EACCES, no=bpf.ALLOW)
+# NOTE: a thread fails as it does at the limit of processes; anything else is a fork.
+_NO_FORK = bpf.ArgumentRule(
+    0, bpf.JUMP_ANY_BIT, (_CLONE_THREAD,), yes=bpf.refuse(errno.EAGAIN), no=bpf.KILL
+)
+
+SPECIAL: dict[str, bpf.Rule] = {
+    "mmap": _NO_NEW_CODE,
+    "mprotect": _NO_NEW_CODE,
+    "fcntl": bpf.ArgumentRule(1, bpf.JUMP_EQUAL, _FCNTL_COMMANDS, yes=bpf.ALLOW, no=_EPERM),
+    "ioctl": bpf.refuse(errno.ENOTTY),
+    "getcwd": bpf.refuse(errno.ENOENT),
+    "clone": _NO_FORK,
+    # NOTE: the C library falls back to clone, whose flags a filter can read.
+    "clone3": bpf.refuse(errno.ENOSYS),
+}
 
 
 class Machine(NamedTuple):
@@ -68,3 +122,16 @@ MACHINES = {
     "x86_64": Machine(0xC000003E, _read_column(1), 0x40000000),
     "aarch64": Machine(0xC00000B7, _read_column(2), 0x40000000),
 }
+
+
+def build_candidate_filter(machine: Machine) -> list[bpf.Instruction]:
+    """Build the filter of a candidate on this machine, from the calls that the machine has."""
+    rules: dict[str, bpf.Rule] = {
+        **dict.fromkeys(ALLOWED.split(), bpf.ALLOW),
+        **dict.fromkeys(PATHS.split(), _EACCES),
+        **dict.fromkeys(FORBIDDEN.split(), bpf.KILL),
+        **SPECIAL,
+    }
+    numbers = machine.numbers
+    by_number = {numbers[name]: rule for name, rule in rules.items() if name in numbers}
+    return bpf.assemble(machine.audit, machine.first_foreign, by_number, _EPERM)

@@ -11,11 +11,10 @@ import os
 import socket
 
 from . import candidate
-from .candidate_report import Ending
 from .control import receive_with_descriptor, serve
 from .enclosure import Enclosure
-from .frames import write_all
-from .supervision import Allowance, fork_with_limits, supervise
+from .frames import Allowance, Ending, write_all
+from .supervision import fork_with_limits, supervise
 
 
 def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
