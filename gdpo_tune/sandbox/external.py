@@ -167,7 +167,7 @@ class ExternalSandbox(Closing):
                 job.add(run, await self._service.execute(run.program, run.stdin, job.limits))
                 break
             except ResponseTooLong:
-                job.add_overflow()
+                job.report.stop = "output"
                 break
             except ServiceFault as fault:
                 if attempt == self._attempts:

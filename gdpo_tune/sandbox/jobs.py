@@ -1,4 +1,7 @@
-"""Jobs, which the sandbox runs, and their results."""
+"""Jobs, which the sandbox runs, and their results.
+
+A field of another type is refused with `TypeError` when an object is made.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,7 @@ class Call:
     Arguments and the expected value are built-in values, containers of such, `Decimal`,
     `Fraction`, or dates. The comparison is Python's `==`, except that an expected float allows
     a relative error of 1e-9, or an absolute one of 1e-12 where it is 0.0, and that an expected NaN
-    equals NaN.
-
-    Raises:
-        TypeError: a field has another type; `args` may also be a list.
+    equals NaN. `args` may also be a list.
     """
 
     function: str
@@ -57,7 +57,6 @@ class Stream:
     Raises:
         ValueError: the expected output is empty, so that a program would pass by doing nothing;
             a text is not Unicode; or the tolerance is out of range.
-        TypeError: a field has another type.
     """
 
     stdin: str
@@ -84,7 +83,6 @@ class Limits:
 
     Raises:
         ValueError: a limit is out of range.
-        TypeError: a limit is not a number, or bytes are not a whole number.
     """
 
     cpu_seconds: float = 1.0
@@ -117,11 +115,11 @@ class Limits:
 class Job:
     """One candidate and its tests: calls and asserts of a module, or streams of a program.
 
+    Tests may come from any iterable, except that one text is not a tuple of asserts.
+
     Raises:
         ValueError: there is no test, so that a candidate would pass by doing nothing; or streams
             are mixed with calls or asserts. `run_batch` checks that each assert can fail.
-        TypeError: a field has another type. Tests may come from any iterable, except that one
-            text is not a tuple of asserts.
     """
 
     code: str

@@ -69,21 +69,17 @@ def _build_runs(job: Job) -> list[RemoteRun]:
     requests: list[Encoded] = []
     for number, test in enumerate((*job.calls, *job.asserts)):
         with name_in_errors(f"test {number}"):
-            call = _read_plain_assert(test) if isinstance(test, str) else test
+            call = read_assert(test) if isinstance(test, str) else test
+            if call is None:
+                raise ValueError(
+                    "a service cannot run this test, because such tests run beside the judge: "
+                    f"{test!r}; write a Call or `assert f(literals) == literal`, or use the local "
+                    "sandbox"
+                )
             requests.append([call.function, [encode(value, strict=True) for value in call.args]])
             encode(call.expected, strict=True)  # refused here, as by the local sandbox
         calls.append(call)
     return [RemoteRun(_build_program(nonce, job, requests), "", nonce, tuple(calls))]
-
-
-def _read_plain_assert(source: str) -> Call:
-    call = read_assert(source)
-    if call is None:
-        raise ValueError(
-            f"a service cannot run this test, because such tests run beside the judge: {source!r}; "
-            "write a Call or `assert f(literals) == literal`, or use the local sandbox"
-        )
-    return call
 
 
 def _build_program(nonce: str, job: Job, calls: Encoded) -> str:
@@ -110,7 +106,7 @@ class RemoteJob:
     def __init__(self, job: Job) -> None:
         self.limits = job.limits
         self.runs = _build_runs(job)
-        self.report = CandidateReport()
+        self.report = CandidateReport(started=True)
         self._tests = len(job.calls) + len(job.asserts) + len(job.streams)
         # NOTE: a frame of printed bytes has one byte more.
         self._output_left = job.limits.output_bytes + len(job.streams)
@@ -125,11 +121,6 @@ class RemoteJob:
         """Return the result."""
         return conclude(self.report, self._ending, self._tests, self.limits)
 
-    def add_overflow(self) -> None:
-        """Record that a run printed more than allowed."""
-        self.report.started = True
-        self.report.stop = "output"
-
     def add(self, run: RemoteRun, execution: Execution) -> None:
         """Record the verdicts of one run.
 
@@ -138,7 +129,6 @@ class RemoteJob:
         """
         answer = _extract_answer(run, execution)
         report = self.report
-        report.started = True
         is_stalled = len(execution.stdout) >= STALL_BYTES
         self._ending = Ending(
             _read_signal(execution),
@@ -163,7 +153,7 @@ class RemoteJob:
             error, _, text = _get_last_line(execution.stderr).partition(": ")
             self.report.add("error", error, text)
         else:
-            # NOTE: no test expects what is printed instead of output that is not text: nothing.
+            # NOTE: output that is not text counts as none, which no test expects.
             frame = PRINTED + (printed or b"")
             self._grade([frame], [(test.expected, test.tolerance)], grade_output)
 

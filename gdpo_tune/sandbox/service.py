@@ -97,12 +97,7 @@ class Service:
         )
 
     async def execute(self, program: str, stdin: str, limits: Limits) -> Execution:
-        """Run a Python program on the service.
-
-        Args:
-            program: source text.
-            stdin: standard input.
-            limits: of which the service gets wall time and memory.
+        """Run a Python program on the service, which gets the limits of wall time and memory.
 
         Raises:
             ServiceFault: there is no response, or it says nothing about the program.

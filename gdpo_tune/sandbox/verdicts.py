@@ -26,13 +26,7 @@ class InfraFault(Exception):
 
 
 def conclude(report: CandidateReport, ending: Ending, tests: int, limits: Limits) -> Result:
-    """Return the result of a job.
-
-    Args:
-        report: the judge's answer.
-        ending: the zygote's answer.
-        tests: number of tests of the job.
-        limits: limits of the job.
+    """Return the result of a job from the answers of judge and zygote.
 
     Raises:
         InfraFault: the candidate never started, or was killed from outside.

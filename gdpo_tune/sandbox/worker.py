@@ -113,9 +113,7 @@ class Worker:
     def run(self, waiting: deque[EncodedJob], results: dict[int, Result]) -> None:
         """Run waiting jobs until none is left; several workers may share them.
 
-        Args:
-            waiting: jobs to take; a job whose attempt failed goes back.
-            results: gets each result under the index of its job.
+        Each result is stored under the index of its job.
 
         Raises:
             SandboxInfraError: a job had no verdict in `ATTEMPTS` attempts.
@@ -134,7 +132,9 @@ class Worker:
                     in_flight.popleft()
                 except InfraFault as fault:
                     self._restart()
-                    _refuse_spent(in_flight, fault)
+                    if any(job.attempts >= ATTEMPTS for job in in_flight):
+                        reason = f"no verdict in {ATTEMPTS} attempts: {fault}"
+                        raise SandboxInfraError(reason) from fault
                     waiting.extendleft(reversed(in_flight))
                     in_flight.clear()
         except GdpoTuneError:
@@ -201,8 +201,3 @@ def _send_request(job: EncodedJob, connection: socket.socket) -> None:
     # NOTE: the zygote reports a candidate that ended before it read its job.
     with contextlib.suppress(ConnectionError):
         connection.sendall(job.candidate_request)
-
-
-def _refuse_spent(in_flight: deque[EncodedJob], fault: InfraFault) -> None:
-    if any(job.attempts >= ATTEMPTS for job in in_flight):
-        raise SandboxInfraError(f"no verdict in {ATTEMPTS} attempts: {fault}") from fault

@@ -44,14 +44,10 @@ def grade_frames(
     report: CandidateReport,
     grade: Callable[[Any, bytes, CandidateReport], None],
 ) -> None:
-    """Read one frame per expected value and grade it, until one ends the report.
+    """Read one frame per expected value, at most `limit` bytes together, and grade it.
 
-    Args:
-        receive: returns at most so many bytes of the candidate's.
-        expected: one value per test, as `grade` takes it.
-        limit: most bytes of all frames together.
-        report: gets the verdicts, or the reason why there are no more.
-        grade: `grade_value` or `grade_output`.
+    The report gets the verdicts, and the reason why there are no more. `grade` is `grade_value`
+    or `grade_output`.
     """
     try:
         for value in expected:

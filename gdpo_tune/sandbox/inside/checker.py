@@ -40,11 +40,7 @@ class CandidateGone(BaseException):
 
 
 class Candidate:
-    """The candidate's process, as the tests reach it.
-
-    Args:
-        limit: most bytes that it may send altogether.
-    """
+    """The candidate's process, as the tests reach it; it may send `limit` bytes altogether."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -74,8 +70,8 @@ class Candidate:
                 return result
             case ["raise", str() as error, str() as text, str() as kind]:
                 raise self._rebuild(error, text, kind)
-            case other:
-                return self._stop(other)
+            case _:
+                return self._give_up("malformed")
 
     def fetch(self, name: str) -> Any:
         """Copy the value of a name there; if it cannot cross, return a function that calls it.
@@ -90,8 +86,8 @@ class Candidate:
                 return partial(self.call_and_decode, name) if isinstance(value, Opaque) else value
             case ["raise", *_]:
                 raise NameError(name)
-            case other:
-                return self._stop(other)
+            case _:
+                return self._give_up("malformed")
 
     def call_and_decode(self, function: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a function there and rebuild its result here."""
@@ -132,19 +128,17 @@ class Candidate:
             self._give_up("output")
         self._limit -= len(frame)
         try:
-            return parse(frame)
+            answer = parse(frame)
         except FORGED:
             self._give_up("malformed")
-
-    def _stop(self, frame: Encoded) -> NoReturn:
-        match frame:
+        match answer:
             case ["load", str() as error, str() as text]:
                 self.error, self.text = error, text
-                self._give_up("load")
+                return self._give_up("load")
             case ["output"]:
-                self._give_up("output")
+                return self._give_up("output")
             case _:
-                self._give_up("malformed")
+                return answer
 
     def _note_change(self, argument: Any, copy: Encoded) -> None:
         if type(argument) not in (list, dict, set):

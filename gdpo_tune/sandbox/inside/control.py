@@ -44,7 +44,7 @@ def serve(
 
     Args:
         descriptor: socket to the trainer.
-        parent: process id of the trainer.
+        parent: see `enclose`.
         isolated: see `enclose`.
         modules: names of modules to load, each followed by the directory of its top package.
         answer: handles one request; raises EOFError when there will be no more.

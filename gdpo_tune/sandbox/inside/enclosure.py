@@ -22,13 +22,9 @@ from .syscalls import MACHINES, build_candidate_filter
 NOBODY = 65534
 OPEN_FILES = 16
 _NAMESPACES = (
-    linux.CLONE_NEWNS
-    | linux.CLONE_NEWNET
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWCGROUP
-)
+    linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
+)  # fmt: skip
 _NOT_LOADED, _FILE_OPENED, _SOCKET_OPENED = 3, 4, 5
 _TRIAL_FAILURES = {
     _NOT_LOADED: "the kernel or the container refuses to load a filter",

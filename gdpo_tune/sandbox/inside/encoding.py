@@ -120,11 +120,7 @@ def decode(encoded: Encoded) -> Any:
 
 
 def decode_parts(payload: Encoded) -> tuple[Any, Any]:
-    """Return the two numbers of a complex number or a fraction.
-
-    Raises:
-        ValueError, TypeError: there are not two, or one is not a plain number.
-    """
+    """Return the two numbers of a complex number or a fraction; refuse anything else."""
     first, second = payload
     for part in (first, second):
         # NOTE: checked before it is decoded, because a set in its place would be built.
@@ -143,10 +139,6 @@ def _encode_int(value: int, inner: _Inner) -> Encoded:
     return value if -_EXACT_IN_JSON < value < _EXACT_IN_JSON else {"int": hex(value)}
 
 
-def _encode_float(value: float, inner: _Inner) -> Encoded:
-    return value if math.isfinite(value) else {"float": repr(value)}
-
-
 def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
     # NOTE: sorted, so that the receiver's set does not depend on the sender's hash seed.
     return sorted((inner(value) for value in values), key=repr)
@@ -154,7 +146,7 @@ def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
 
 _ENCODERS: dict[type, Callable[[Any, _Inner], Encoded]] = {
     int: _encode_int,
-    float: _encode_float,
+    float: lambda value, inner: value if math.isfinite(value) else {"float": repr(value)},
     list: lambda value, inner: [inner(item) for item in value],
     tuple: lambda value, inner: {"tuple": [inner(item) for item in value]},
     dict: lambda value, inner: {"dict": [[inner(k), inner(v)] for k, v in value.items()]},
@@ -176,15 +168,11 @@ _BASES: tuple[type[Any], ...] = (
 )  # fmt: skip
 
 
-def _decode_pairs(payload: Any) -> dict[Any, Any]:
-    return {decode(key): decode(value) for key, value in payload}
-
-
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "int": lambda payload: int(payload, 16),
     "float": float,
     "tuple": lambda payload: tuple(decode(item) for item in payload),
-    "dict": _decode_pairs,
+    "dict": lambda payload: {decode(key): decode(value) for key, value in payload},
     "set": lambda payload: {decode(item) for item in payload},
     "frozenset": lambda payload: frozenset(decode(item) for item in payload),
     "bytes": bytes.fromhex,

@@ -145,11 +145,8 @@ def _is_hashable(received: Encoded) -> bool:
 def is_same_output(expected: bytes, printed: bytes, tolerance: float) -> bool:
     """Return whether printed output is the expected one.
 
-    Args:
-        expected: trusted.
-        printed: untrusted bytes.
-        tolerance: largest absolute or relative error of a finite decimal number; 0 compares
-            text. `nan` and `inf` are text.
+    The tolerance is the largest absolute or relative error of a finite decimal number; 0 compares
+    text. `nan` and `inf` are text.
     """
     expected, printed = expected.rstrip(), printed.rstrip()
     if expected == printed:

@@ -125,19 +125,15 @@ class StoredModules:
 
 
 def _write_modules(file: BinaryIO) -> None:
+    """Write the compiled code of every offered module, then an index, then its size."""
+    directory = os.path.dirname(os.__file__)
     index: dict[str, tuple[int, int, bool]] = {}
-    for name, is_package, code in _compile_standard_library():
-        index[name] = (file.tell(), len(code), is_package)
-        file.write(code)
+    for library in sys.stdlib_module_names.difference(NOT_OFFERED.split()):
+        for name, is_package, code in _compile_module(directory, library):
+            index[name] = (file.tell(), len(code), is_package)
+            file.write(code)
     packed = marshal.dumps(index)
     file.write(packed + _INDEX_SIZE.pack(len(packed)))
-
-
-def _compile_standard_library() -> Iterator[tuple[str, bool, bytes]]:
-    """Compile the offered Python modules: name, True for a package, code."""
-    directory = os.path.dirname(os.__file__)
-    for name in sys.stdlib_module_names.difference(NOT_OFFERED.split()):
-        yield from _compile_module(directory, name)
 
 
 def _compile_module(directory: str, name: str) -> Iterator[tuple[str, bool, bytes]]:

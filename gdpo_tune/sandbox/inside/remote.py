@@ -1,7 +1,7 @@
 """Runner of one candidate on a service's machine, which gets this file as text with its imports.
 
 Calls are answered in lines on standard output: the job's nonce, a space, and a frame as
-`candidate.py` writes it. A program answers with what it prints. Before either comes one line with
+`zygote.py` writes it. A program answers with what it prints. Before either comes one line with
 
     ["begin"]  the interpreter works, and the code is about to be loaded
 

@@ -3,7 +3,7 @@
 Both are files in memory that the zygote opened. Each test's input is appended to the one, and
 its output is whatever was appended to the other, so that nothing is ever truncated and a
 program finds the right size of its first input. The kernel ends a process whose output reaches
-the limit of file sizes. Standard error is dropped. Answers are those of `candidate`, and
+the limit of file sizes. Standard error is dropped. Answers are those of `zygote`, and
 
     > and bytes                    printed output of a program that ended normally
 
@@ -51,12 +51,7 @@ def run(
 ) -> NoReturn:
     """Run the program on every input, answer each time, and end this process.
 
-    Args:
-        code: the program.
-        seed: seed of its generators, set again for each input.
-        printable: most bytes that it may print altogether.
-        inputs: one per test.
-        send: takes a frame's payload.
+    It may print `printable` bytes altogether. Its generators are seeded again for each input.
     """
     loading = Attempt()
     program = None

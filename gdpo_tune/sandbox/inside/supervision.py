@@ -34,12 +34,8 @@ def fork_with_limits(
 ) -> int:
     """Fork; limit and lock the child, tell its partner that it is ready, and run `program` in it.
 
-    Args:
-        allowance: memory and CPU limits of the child; `supervise` measures wall time.
-        seccomp: filter to load, if any.
-        descriptors: stay open, numbered from `PARTNER_DESCRIPTOR` on. The first is the
-            connection to the partner.
-        program: never returns.
+    The descriptors stay open, numbered from `PARTNER_DESCRIPTOR` on; the first is the connection
+    to the partner. `supervise` measures wall time.
 
     Returns:
         Process id of the child.

@@ -87,14 +87,9 @@ def call_function(
     *,
     with_arguments: bool,
 ) -> bytes:
-    """Call one of the candidate's functions and return the frame for it.
+    """Call one of the candidate's functions with copies of the arguments; return the frame for it.
 
-    Args:
-        names: names of the candidate's module.
-        function: name of the function.
-        arguments: encoded; each call gets copies of its own.
-        keywords: arguments by name.
-        with_arguments: the frame also holds the arguments after the call.
+    `with_arguments` adds the arguments after the call to the frame.
     """
 
     def call() -> list[Encoded]:
