@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from functools import lru_cache
 
 from .inside.encoding import encode
@@ -32,13 +33,11 @@ def read_assert(source: str) -> Call | None:
 def _build_call(call: ast.expr, expected: ast.expr) -> Call | None:
     match call:
         case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]):
-            pass
+            with suppress(ValueError, TypeError, MemoryError, RecursionError):
+                values = tuple(ast.literal_eval(argument) for argument in arguments)
+                literal = ast.literal_eval(expected)
+                encode([values, literal], strict=True)
+                return Call(function, values, literal)
         case _:
-            return None
-    try:
-        values = tuple(ast.literal_eval(argument) for argument in arguments)
-        literal = ast.literal_eval(expected)
-        encode([values, literal], strict=True)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return None
-    return Call(function, values, literal)
+            pass
+    return None

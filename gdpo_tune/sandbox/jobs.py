@@ -79,11 +79,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one candidate: its start and all of its tests together.
-
-    Raises:
-        ValueError: a limit is out of range.
-    """
+    """Limits of one candidate, for its start and all of its tests together; checked when made."""
 
     cpu_seconds: float = 1.0
     """From 0.01 to 86,400, as `wall_seconds`."""

@@ -20,10 +20,7 @@ def _ignore_hooks(**hooks: object) -> None:
 
 
 def _set_stack_size() -> None:
-    """Restart this program with another stack if needed: its size is fixed when a program starts.
-
-    Deep recursion must work whatever shell started the trainer.
-    """
+    """Restart with a stack for deep recursion, where the trainer's shell had set another size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     size = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
     if soft != size:

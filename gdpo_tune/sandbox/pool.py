@@ -18,8 +18,6 @@ from .jobs import Job, Result, SandboxInfo
 from .process import ADVICE
 from .worker import Worker, encode_job
 
-_LOGGER = logging.getLogger("gdpo_tune.sandbox")
-
 
 class _Pool(Closing):
     """Workers, isolated or not, and the batches that they share."""
@@ -147,7 +145,7 @@ class UnsafeNoIsolationSandbox(_Pool):
     def __init__(self, workers: int = 1, *, modules: tuple[str, ...] = ()) -> None:
         super().__init__(workers, modules, isolated=False)
         self.info = SandboxInfo("unsafe", self._workers[0].layers)
-        _LOGGER.warning(
+        logging.getLogger("gdpo_tune.sandbox").warning(
             "unsafe_no_isolation: code that a model writes runs with all the rights of user %s",
             os.getuid(),
         )

@@ -31,7 +31,6 @@ SENT_MODULES = ("encoding", "untrusted", "remote")
 _PACKAGE = "sandbox_inside"
 _UNDECODABLE = "[DecodeError]"
 """SandboxFusion's answer instead of standard output that is not UTF-8."""
-_FORGED_FRAME = b"\xff"
 _SIGNALS = 64
 
 _BOOT = """import sys
@@ -146,16 +145,14 @@ class RemoteJob:
         if is_stalled and report.stop == "ended":
             report.stop = "output"
 
-    def _grade_stream(self, test: Stream, execution: Execution, printed: bytes | None) -> None:
+    def _grade_stream(self, test: Stream, execution: Execution, printed: bytes) -> None:
         if execution.timed_out or self._ending.signal:
             self.report.stop = "ended"
         elif execution.return_code:
             error, _, text = _get_last_line(execution.stderr).partition(": ")
             self.report.add("error", error, text)
         else:
-            # NOTE: output that is not text counts as none, which no test expects.
-            frame = PRINTED + (printed or b"")
-            self._grade([frame], [(test.expected, test.tolerance)], grade_output)
+            self._grade([PRINTED + printed], [(test.expected, test.tolerance)], grade_output)
 
     def _grade(
         self,
@@ -168,22 +165,21 @@ class RemoteJob:
         self._output_left -= sum(map(len, frames))
 
 
-def _extract_answer(run: RemoteRun, execution: Execution) -> bytes | None:
-    """Return what follows the sign that the program started; None if it is not text."""
+def _extract_answer(run: RemoteRun, execution: Execution) -> bytes:
+    """Return the output after the sign that the program started."""
     _, sign, answer = execution.stdout.partition(f"{run.nonce} {json.dumps(['begin'])}\n")
     if sign:
         return answer.encode("utf-8", "surrogatepass")
     if execution.stdout.startswith(_UNDECODABLE):
-        return None
+        # NOTE: output that is not text: no honest frame, and nothing that a test expects.
+        return run.nonce.encode() + b" \xff\n"
     # NOTE: the sign comes before any code of the candidate, which therefore cannot withhold it.
     how = "timed out" if execution.timed_out else f"return code {execution.return_code}"
     text = _get_last_line(execution.stderr) or execution.stdout
     raise ServiceFault(f"the program was not started: {how}: {quote(text)}")
 
 
-def _split_frames(nonce: str, answer: bytes | None) -> list[bytes]:
-    if answer is None:
-        return [_FORGED_FRAME]
+def _split_frames(nonce: str, answer: bytes) -> list[bytes]:
     prefix = f"{nonce} ".encode()
     # NOTE: not the text after the last line's end, which is a frame that was cut off.
     lines = answer.split(b"\n")[:-1]

@@ -147,12 +147,9 @@ class Service:
         reason = f"HTTP {status} {response.reason_phrase}"
         if status in _RETRIED or status >= 500:
             raise ServiceFault(reason, _read_seconds(response.headers.get("Retry-After", "")))
-        if 300 <= status < 400:
-            raise SandboxUnavailable(
-                f"{self.shown}: {reason}: redirects are not followed; name the target"
-            )
-        if 400 <= status < 500:
-            raise SandboxUnavailable(f"{self.shown}: {reason}: {quote(body)}")
+        if status >= 300:
+            cause = "redirects are not followed; name the target" if status < 400 else quote(body)
+            raise SandboxUnavailable(f"{self.shown}: {reason}: {cause}")
         raise ServiceFault(f"{reason} instead of 200")
 
 

@@ -38,16 +38,12 @@ def conclude(report: CandidateReport, ending: Ending, tests: int, limits: Limits
             "the process of the candidate, or of its tests, ended before it was locked: no memory "
             f"on this machine, or too little in {limits}?"
         )
-    verdicts = _complete_verdicts(report, tests)
+    answered = cast("list[Verdict]", report.verdicts)
+    # NOTE: the first test without an answer is an error, and the rest did not run.
+    unanswered: tuple[Verdict, ...] = ("error", *repeat("not_run", tests))
+    verdicts = (*answered, *unanswered[: tests - len(answered)])
     status = _decide_status(report, ending, verdicts, limits)
     return Result(status, verdicts, ending.cpu_seconds, report.detail)
-
-
-def _complete_verdicts(report: CandidateReport, tests: int) -> tuple[Verdict, ...]:
-    """Return one verdict per test: the first without an answer is an error, the rest not run."""
-    verdicts = cast("list[Verdict]", report.verdicts)
-    unanswered: tuple[Verdict, ...] = ("error", *repeat("not_run", tests))
-    return (*verdicts, *unanswered[: tests - len(verdicts)])
 
 
 def _decide_status(

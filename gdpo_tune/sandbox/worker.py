@@ -67,8 +67,8 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     else:
         judged = [limits.output_bytes, "tests", tests, *allowance]
     request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]
-    count = len(inputs or tests)
-    return EncodedJob(index, job, count, allowance, pack(dump(request)), pack(dump(judged)))
+    messages = pack(dump(request)), pack(dump(judged))
+    return EncodedJob(index, job, len(inputs or tests), allowance, *messages)
 
 
 def _encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:

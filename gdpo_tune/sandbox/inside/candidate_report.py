@@ -78,10 +78,9 @@ def grade_value(expected: object, frame: bytes, report: CandidateReport) -> None
 
 
 def grade_output(expected: tuple[str, float], frame: bytes, report: CandidateReport) -> None:
-    """Add the verdict of one run of a program; `expected` is its output and the tolerance.
+    """Add the verdict of one run of a program, as `grade_value` does.
 
-    Raises:
-        FORGED: no honest runner wrote this frame.
+    `expected` is its output and the tolerance.
     """
     if frame[:1] != PRINTED:
         _add_other(parse(frame), report)

@@ -47,10 +47,8 @@ class Opaque:
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse with the reason why a test finds no attribute."""
-        raise AttributeError(
-            f"{name!r} of a {self._type_name}, which stays in the candidate's process: tests are "
-            "given built-in values alone"
-        )
+        reason = "which stays in the candidate's process: tests get built-in values alone"
+        raise AttributeError(f"{name!r} of a {self._type_name}, {reason}")
 
 
 def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:

@@ -56,7 +56,9 @@ def matches(expected: object, received: Encoded) -> bool:
 
 def scalar_matches(expected: object, received: object) -> bool:
     """Return whether two values that hold no others are equal."""
-    if isinstance(received, int) and not isinstance(expected, int) and _is_long(received):
+    # NOTE: a decimal or a float of this size takes quadratic time to make, or does not exist.
+    is_long = isinstance(received, int) and received.bit_length() > 1 << 16
+    if is_long and not isinstance(expected, int):
         return False
     if isinstance(expected, float):
         return isinstance(received, (bool, int, float)) and _is_close(expected, received)
@@ -67,11 +69,6 @@ def scalar_matches(expected: object, received: object) -> bool:
             and _is_close(expected.imag, received.imag)
         )
     return expected == received
-
-
-def _is_long(number: int) -> bool:
-    # NOTE: a decimal or a float of this size takes quadratic time to make, or does not exist.
-    return number.bit_length() > 1 << 16
 
 
 def _fraction_matches(expected: object, numerator: int, denominator: int) -> bool:

@@ -54,9 +54,8 @@ def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> No
 
 def _prepare() -> None:
     signal.signal(signal.SIGPROF, _raise_overload)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _raise_overload(number: int, frame: object) -> NoReturn:

@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from .bpf import Instruction
 from .syscalls import MACHINES
 
-CLONE_NEWNS = 0x00020000
-CLONE_NEWCGROUP = 0x02000000
-CLONE_NEWUTS = 0x04000000
-CLONE_NEWIPC = 0x08000000
-CLONE_NEWUSER = 0x10000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWNET = 0x40000000
-
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
+CLONE_NEWIPC, CLONE_NEWUSER = 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _SECCOMP_MODE_FILTER = 2
@@ -55,10 +50,7 @@ def _prctl(option: int, value: int = 0) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask for SIGKILL when the parent ends.
-
-    A fork and a change of user clear the request: ask again after each.
-    """
+    """Ask for SIGKILL when the parent ends; a fork or a change of user clears the request."""
     _prctl(_PR_SET_PDEATHSIG, 9)
 
 

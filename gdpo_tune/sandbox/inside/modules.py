@@ -47,8 +47,7 @@ _INDEX_SIZE = struct.Struct("=Q")
 def preload(extra: Sequence[str]) -> None:
     """Import common modules, store the rest in memory, and disable every other import.
 
-    Args:
-        extra: names of further modules, each followed by the directory of its top package.
+    `extra` holds names of further modules, each followed by the directory of its top package.
 
     Raises:
         StepFailed: one of these cannot be imported, or has started a thread; or the kernel
@@ -162,5 +161,5 @@ def _import_extra(names: Sequence[str], directories: Sequence[str]) -> None:
             with contextlib.suppress(AttributeError, ImportError):
                 getattr(module, part)
     if names and len(os.listdir("/proc/self/task")) > 1:
-        started = ", ".join(names)
-        raise StepFailed("modules", f"a thread runs, which no fork can copy, after {started}")
+        reason = f"a thread runs, which no fork can copy, after {', '.join(names)}"
+        raise StepFailed("modules", reason)
