@@ -48,7 +48,7 @@ def is_alive(pid):
     return state != "Z"
 
 
-def wait_until(condition, seconds=10):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -107,7 +107,7 @@ def locked_pids():
 
 
 def test_a_candidate_killed_from_outside_is_retried_and_then_raises():
-    sleeper = Job("import time\ndef f(x): time.sleep(3)", GOOD.calls)
+    sleeper = Job("import time\ndef f(x): time.sleep(100)", GOOD.calls, limits=PATIENT)
     with CodeSandbox() as sandbox:
         done = threading.Event()
 
@@ -237,7 +237,7 @@ def test_the_death_of_the_trainer_leaves_no_process(state):
         children = descendants(trainer.pid)
         trainer.send_signal(signal.SIGKILL)
         trainer.wait()
-        assert wait_until(lambda: not any(map(is_alive, children)), seconds=2)
+        assert wait_until(lambda: not any(map(is_alive, children)))
 
 
 def test_many_jobs_leave_no_descriptor_and_no_process():

@@ -150,7 +150,7 @@ SPIN = "import time\nwhile time.process_time() < 0.5: pass"
 
 EFFECTS = {
     "modules": ("import numpy\nassert numpy.arange(3).sum() == 3", {"modules": ("numpy",)}),
-    "cpu_seconds": (SPIN, {"cpu_seconds": 1.5}, {"cpu_seconds": 0.2}),
+    "cpu_seconds": (SPIN, {"cpu_seconds": 1.5, "wall_seconds": 60.0}, {"cpu_seconds": 0.2}),
     "wall_seconds": ("import time\ntime.sleep(1)", {}, {"cpu_seconds": 0.2, "wall_seconds": 0.3}),
     "memory_mb": ("b = bytearray(300 << 20)", {}, {"memory_mb": 128}),
     "type": ("open('/etc/passwd').close()", {"type": "unsafe_no_isolation"}),
