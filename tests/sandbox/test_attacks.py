@@ -24,7 +24,7 @@ ENVIRONMENTS = {
     "here": (),
     "user": (),
     "container": ("without_namespaces",),
-    "poor_container": ("without_namespaces", "without_landlock"),
+    "container_without_landlock": ("without_namespaces", "without_landlock"),
 }
 USER = 12345
 SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
@@ -148,7 +148,7 @@ def test_attacks_ran_under_the_layers_of_their_environment(environment, report):
         assert "nobody" not in layers
     if environment == "container":
         assert tier in ("seccomp", "seccomp+landlock")
-    if environment == "poor_container":
+    if environment == "container_without_landlock":
         assert tier == "seccomp"
 
 
