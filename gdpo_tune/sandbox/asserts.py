@@ -15,12 +15,12 @@ def read_assert(source: str) -> Call | None:
     """Turn `assert f(literals) == literal` into a call; return None for any other test.
 
     Raises:
-        ValueError: the source is no Python, or nothing in it can fail.
+        ValueError: the source is not Python, or nothing in it can fail.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"the test is no Python: {source!r}: {error}") from error
+        raise ValueError(f"the test is not Python: {source!r}: {error}") from error
     if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
         raise ValueError(f"nothing in this test can fail: {source!r}")
     match tree.body:

@@ -82,7 +82,7 @@ class ExternalSandbox(Closing):
             SandboxInfraError: the service failed `attempts` times; no job gets a verdict then.
             SandboxUnavailable: the service refuses the request itself (HTTP 4xx).
             ValueError, TypeError: this sandbox is closed; or, before anything is sent, a test has
-                neither `assert` nor `raise`, is no plain call, or holds a value that cannot be
+                neither `assert` nor `raise`, is not a plain call, or holds a value that cannot be
                 sent.
             RuntimeError: this is a fork of the process that made this sandbox.
         """
@@ -101,7 +101,7 @@ class ExternalSandbox(Closing):
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise SandboxInfraError(f"{self._shown}: closed before it had answered") from None
+            raise SandboxInfraError(f"{self._shown}: closed before a job had its verdict") from None
         finally:
             future.cancel()
 
@@ -158,7 +158,7 @@ class ExternalSandbox(Closing):
             except GdpoTuneError:
                 raise
             except Exception as error:
-                reason = f"the sandbox has met an error of its own: {error!r}"
+                reason = f"unforeseen error in the sandbox: {error!r}"
                 raise SandboxInfraError(reason) from error
 
     async def _execute(self, job: RemoteJob, run: RemoteRun) -> None:

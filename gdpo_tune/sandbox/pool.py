@@ -67,7 +67,7 @@ class _Pool(Closing):
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             waiting.clear()
-        _raise_failure(futures, SandboxInfraError, "the sandbox has met an error of its own")
+        _raise_failure(futures, SandboxInfraError, "unforeseen error in the sandbox")
         return [results[index] for index in range(len(jobs))]
 
     def close(self) -> None:

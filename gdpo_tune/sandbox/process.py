@@ -106,7 +106,7 @@ class SandboxProcess:
         try:
             return read(self._socket.recv)
         except FrameTooLong as error:
-            raise InfraFault(f"the {self._role} process sends too long an answer") from error
+            raise InfraFault(f"the {self._role} process sends a report that is too long") from error
         except (EOFError, OSError) as error:
             raise InfraFault(f"the {self._role} process does not answer: {error!r}") from error
 
@@ -149,7 +149,7 @@ def _find_directory(module: str) -> str:
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError) as error:
-        raise SandboxUnavailable(f"modules: {module!r} is no module: {error}") from error
+        raise SandboxUnavailable(f"modules: {module!r} is not a module: {error}") from error
     if spec is None:
         raise SandboxUnavailable(f"modules: {module!r} is not installed here")
     locations = list(spec.submodule_search_locations or ())

@@ -97,7 +97,7 @@ class RemoteJob:
     """A job for a service: its runs, and the verdicts as they come back.
 
     Raises:
-        ValueError: a test is no Python, has neither `assert` nor `raise`, is no plain call, or
+        ValueError: a test is not Python, has neither `assert` nor `raise`, is not a plain call, or
             holds a value nested too deeply.
         TypeError: a call holds a value that cannot be sent.
     """

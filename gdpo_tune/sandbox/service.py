@@ -127,7 +127,7 @@ class Service:
                 response = await self._transport.handle_async_request(request)
                 body = await _receive(response, limit)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise ServiceFault("no answer in time") from error
+            raise ServiceFault("no response in time") from error
         except httpx.HTTPError as error:
             cause = _find_cause(error)
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -168,7 +168,7 @@ async def _receive(response: httpx.Response, limit: int) -> bytes:
     status = response.status_code
     if status == 200 and "json" in response.headers.get("Content-Type", ""):
         raise ResponseTooLong
-    raise ServiceFault(f"too long an answer: HTTP {status}, more than {limit} bytes")
+    raise ServiceFault(f"the response is too long: HTTP {status}, more than {limit} bytes")
 
 
 def _find_proxy(scheme: str, host: str, port: int) -> str | None:
@@ -216,7 +216,7 @@ def _read_execution(body: bytes) -> Execution:
     try:
         response = json.loads(body)
     except (ValueError, RecursionError):
-        raise ServiceFault(f"an answer that is no JSON: {quote(body)}") from None
+        raise ServiceFault(f"the response is not JSON: {quote(body)}") from None
     try:
         status, run = response["status"], response["run_result"]
         if status not in ("Success", "Failed") or run is None:
@@ -232,5 +232,5 @@ def _read_execution(body: bytes) -> Execution:
         if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
             raise TypeError
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        raise ServiceFault(f"an answer of another form: {quote(body)}") from None
+        raise ServiceFault(f"the response has another form: {quote(body)}") from None
     return Execution(timed_out, code, max(0.0, seconds), *texts)

@@ -46,7 +46,7 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     """Encode a job.
 
     Raises:
-        ValueError: a test is no Python, has neither `assert` nor `raise`, or holds a value
+        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
             nested too deeply.
         TypeError: a call holds a value that cannot be sent.
     """

@@ -30,11 +30,11 @@ FAULTS = {
     "request_timeout": (answering({}, 408), "HTTP 408"),
     "hangs_up": (hang_up, "disconnected without sending a response"),
     "hangs_up_in_the_middle": (hang_up_in_the_middle, "received 16 bytes, expected 1000"),
-    "no_json": (answering(b'{"status": '), "no JSON"),
-    "deep_json": (answering(b"[" * 10**5), "no JSON"),
-    "html": (answering(b"<html>hello</html>", kind="text/html"), "no JSON: <html>hello"),
+    "no_json": (answering(b'{"status": '), "not JSON"),
+    "deep_json": (answering(b"[" * 10**5), "not JSON"),
+    "html": (answering(b"<html>hello</html>", kind="text/html"), "not JSON: <html>hello"),
     "huge_html": (answering(b"x" * (10 << 20), kind="text/html"), "more than"),
-    "empty": (answering(b""), "no JSON"),
+    "empty": (answering(b""), "not JSON"),
     "list": (answering([]), "another form"),
     "no_result": (answering({"status": "Success"}), "another form"),
     "null_result": (answering(response("Success", None)), "failed: Success"),
@@ -76,7 +76,7 @@ def test_a_fault_is_retried_and_then_raised(double, name):
 def test_a_service_that_hangs_is_a_fault(double):
     with ExternalSandbox(double.url, 1, attempts=2, timeout=0.3) as sandbox:
         double.faults.extend([hang] * 2)
-        with pytest.raises(SandboxInfraError, match="2 attempts: no answer in time"):
+        with pytest.raises(SandboxInfraError, match="2 attempts: no response in time"):
             sandbox.run_batch([Job(GOOD.code, GOOD.calls, limits=Limits(wall_seconds=0.1))])
 
 
@@ -105,7 +105,7 @@ def test_an_answer_that_never_ends_is_a_fault_in_time(double, lines):
     limits = Limits(wall_seconds=0.1)
     with ExternalSandbox(double.url, 1, attempts=2, timeout=0.3) as sandbox:
         double.faults.extend([trickle(*lines)] * 2)
-        with pytest.raises(SandboxInfraError, match="2 attempts: no answer in time"):
+        with pytest.raises(SandboxInfraError, match="2 attempts: no response in time"):
             sandbox.run_batch([Job(GOOD.code, GOOD.calls, limits=limits)])
         assert one(sandbox, GOOD).passed
 
@@ -114,7 +114,7 @@ def test_a_handshake_that_never_ends_is_a_fault_in_time(monkeypatch):
     monkeypatch.setattr(external, "_CHECK_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"https://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(SandboxUnavailable, match="2 attempts: no answer in time"):
+        with pytest.raises(SandboxUnavailable, match="2 attempts: no response in time"):
             ExternalSandbox(url, 1, attempts=2, timeout=0.2)
 
 

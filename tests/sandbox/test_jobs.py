@@ -46,7 +46,7 @@ def test_a_test_that_cannot_fail_is_refused(source):
 
 
 def test_a_test_that_is_no_python_is_refused():
-    with pytest.raises(ValueError, match="no Python"):
+    with pytest.raises(ValueError, match="not Python"):
         encode_job(0, Job("", asserts=("assert f(1 ==",)))
 
 
@@ -132,7 +132,7 @@ def test_a_refusal_names_the_test(encode):
     job = Job("", (CALL, Call("f", (object(),), 1)))
     with pytest.raises(TypeError, match=r"test 1: .*object"):
         encode(job)
-    with pytest.raises(ValueError, match=r"test 1: .*no Python"):
+    with pytest.raises(ValueError, match=r"test 1: .*not Python"):
         encode(Job("", (CALL,), ("assert f(",)))
 
 

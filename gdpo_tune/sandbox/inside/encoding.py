@@ -186,12 +186,12 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 def _build_tagged(pairs: list[tuple[str, Any]]) -> Tagged:
     if len(pairs) != 1:
-        raise ValueError("an object of the tagged JSON has one key")
+        raise ValueError("an object of tagged JSON has one key")
     return Tagged(*pairs[0])
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no value of the tagged JSON")
+    raise ValueError(f"{name} is not a value of tagged JSON")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
