@@ -23,7 +23,7 @@ from .verdicts import InfraFault
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONHOME")
-"""Without these an interpreter outside the usual places may not find its own files."""
+"""Without these an interpreter outside the usual directories may not find its own files."""
 _ENVIRONMENT = {
     # NOTE: a candidate that iterates over a set must do the same in every run.
     "PYTHONHASHSEED": "0",

@@ -52,7 +52,7 @@ def _decide_status(
     if ending.timed_out:
         return "timeout"
     if ending.signal:
-        # NOTE: a candidate cannot send signals: this was the kernel short of memory, or somebody.
+        # NOTE: a candidate cannot send signals: the kernel was short of memory, or an outsider did.
         if ending.signal == _SIGKILL and ending.peak_bytes < limits.memory_bytes // 2:
             raise InfraFault("the candidate's process was killed from outside")
         return _OF_SIGNAL.get(ending.signal, "crash")

@@ -131,7 +131,7 @@ def test_a_candidate_killed_from_outside_is_retried_and_then_raises():
 def test_a_failed_batch_leaves_the_sandbox_usable(monkeypatch):
     with CodeSandbox() as sandbox:
         monkeypatch.setattr("gdpo_tune.sandbox.worker._GRACE_SECONDS", -7.9)
-        # A job that sleeps longer than anybody waits for it: 2 * 4 - 7.9 seconds.
+        # The job sleeps longer than the trainer waits: 2 * 4 - 7.9 seconds.
         with pytest.raises(SandboxInfraError, match="does not answer"):
             sandbox.run_batch([SLOW, GOOD])
         monkeypatch.undo()

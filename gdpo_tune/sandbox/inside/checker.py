@@ -220,10 +220,10 @@ def _run_test(
 
 
 def _borrow_names(
-    wanted: set[str], candidate: Candidate, names: dict[str, Any], borrowed: dict[str, Any]
+    values: set[str], candidate: Candidate, names: dict[str, Any], borrowed: dict[str, Any]
 ) -> None:
     """Replace names that no test has assigned by their values in the candidate's process."""
-    for name in wanted:
+    for name in values:
         if names.get(name) is not borrowed.get(name):
             continue
         names.pop(name, None)

@@ -60,12 +60,12 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def forbid_new_privileges() -> None:
-    """Deny every program that this process runs what the process does not have."""
+    """Keep the programs that this process runs from gaining rights."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def drop_bounding_set() -> None:
-    """Deny this process and its children capabilities from any program that they run."""
+    """Empty the bounding set, so that no program can bring a capability back."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             _prctl(_PR_CAPBSET_DROP, capability)

@@ -23,7 +23,7 @@ _PARKING = 10
 
 
 class TrainerGone(Exception):
-    """The control socket was closed at the other end: nobody waits for an answer."""
+    """The control socket was closed at the other end, so no answer is needed."""
 
 
 def fork_with_limits(
