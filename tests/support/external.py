@@ -1,4 +1,4 @@
-"""What the tests of external sandboxes share: a plain job, and ways in which a service answers."""
+"""Helpers of the tests of external sandboxes: a plain job, and faulty answers of a service."""
 
 import time
 
