@@ -89,3 +89,13 @@ def format_duration(seconds: float) -> str:
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a count with its noun: `1 trial`, `2 trials`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_percent(share: float) -> str:
+    """Format a share (0 to 1): `92 %`."""
+    return f"{100 * share:.0f} %"
