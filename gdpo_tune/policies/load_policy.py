@@ -7,7 +7,9 @@ weights and checks what needs a loaded policy.
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _NEEDED_TOKENS = {"pad_token": "pad", "eos_token": "end"}
-_SPECIALS = "special_tokens_map.json"
-"""Of an older directory, the file that names its special tokens."""
+_LONGEST_HEADER = 100 * 2**20
+"""Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
 """Text that a tokenizer must split in the same way however it was loaded."""
 
@@ -140,6 +142,25 @@ def load_policy(
     return model, tokenizer
 
 
+def parameters(name: str) -> int | None:
+    """Return how many parameters a policy has, from the headers of its safetensors files.
+
+    Args:
+        name: as in a sweep file; a Hub id is looked up in the local cache.
+
+    Returns:
+        None if that is unknown, such as for a policy that was not downloaded yet.
+    """
+    directory = _find_local_directory(name)
+    files = [] if directory is None else sorted(directory.glob("*.safetensors"))
+    if not files:
+        return None
+    try:
+        return sum(_count_in_file(file) for file in files)
+    except (OSError, ValueError, KeyError, struct.error):
+        return None  # `load_policy` reports broken files
+
+
 def _check_directory(name: str, directory: Path) -> None:
     if not directory.is_dir():
         raise PolicyError(f"policy {name!r} is a file: give the directory that holds config.json")
@@ -158,7 +179,8 @@ def _check_directory(name: str, directory: Path) -> None:
             f"policy {name!r}: {directory} has no tokenizer_config.json: save the tokenizer there "
             "too"
         )
-    _require_tokens(name, {**(_read_json(name, directory / _SPECIALS) or {}), **tokenizer})
+    older = _read_json(name, directory / "special_tokens_map.json") or {}
+    _require_tokens(name, {**older, **tokenizer})
 
 
 def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -214,3 +236,28 @@ def _read_json(name: str, file: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise PolicyError(f"policy {name!r}: {file} does not hold a JSON object")
     return content
+
+
+def _find_local_directory(name: str) -> Path | None:
+    directory = Path(policy_folder(name))
+    if directory.is_dir():
+        return directory
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _count_in_file(file: Path) -> int:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"{file} is not a safetensors file")
+        header: dict[str, Any] = json.loads(stream.read(length))
+    return sum(
+        math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__"
+    )

@@ -16,8 +16,7 @@ from gdpo_tune.core import engines
 from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import load_policy, policy_folder
-from gdpo_tune.policies.size import parameters
+from gdpo_tune.policies.load_policy import load_policy, parameters, policy_folder
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
