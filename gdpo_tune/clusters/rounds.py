@@ -1,4 +1,4 @@
-"""Ticks over the files of a folder, for `tick` and `serve`."""
+"""Ticks of every sweep of a directory, for `tick` and `serve`."""
 
 from __future__ import annotations
 
@@ -7,66 +7,63 @@ from collections.abc import Sequence
 
 from gdpo_tune.clusters.console import print_events
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.tick import Clock, Desk, open_desk, tick
+from gdpo_tune.clusters.schedule_context import Clock, ScheduleContext, open_context
+from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import GdpoTuneError
 
 
 class Rounds:
-    """Ticks over the files of one folder, which remember what they have read and said."""
+    """Repeated ticks over one directory, with the states and errors of the last round."""
 
-    def __init__(self, folder: str, clock: Clock) -> None:
-        self.folder = folder
+    def __init__(self, directory: str, clock: Clock) -> None:
+        self.directory = directory
         self._clock = clock
-        self._desks: dict[tuple[str, str], Desk] = {}
-        self._said: set[str] = set()
+        self._contexts: dict[tuple[str, str], ScheduleContext] = {}
+        self._printed: set[str] = set()
 
-    def once(self) -> int:
-        """One tick of every sweep; return the exit status."""
+    def tick_all(self) -> int:
+        """Tick every sweep once; return the exit status."""
         try:
-            loaded = load_sweeps(self.folder)
+            loaded = load_sweeps(self.directory)
         except GdpoTuneError as error:
-            self._say([str(error)])
+            self._print_errors([str(error)])
             return error.exit_status
         errors: list[GdpoTuneError] = [] if loaded.error is None else [loaded.error]
         texts = [str(error) for error in errors]
         for sweep in loaded.sweeps:
-            found = self._errors_of(sweep)
-            errors += found
-            texts += [f"{sweep.file}: {error}" for error in found]
-        self._say(texts)
-        return worst(errors)
-
-    def _errors_of(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
-        """Tick for a sweep; return what went wrong, which keeps no other sweep from running."""
-        try:
-            return self._tick(sweep)
-        except (GdpoTuneError, OSError) as error:
-            self._desks.pop((sweep.storage, sweep.name), None)  # read all of it again
-            return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
+            errors_of_sweep = self._tick(sweep)
+            errors += errors_of_sweep
+            texts += [f"{sweep.file}: {error}" for error in errors_of_sweep]
+        self._print_errors(texts)
+        return worst_status(errors)
 
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
-        place = (sweep.storage, sweep.name)
-        desk = self._desks.get(place)
-        if desk is None:
-            desk = self._desks[place] = open_desk(sweep, self._clock)
-        desk.sweep = sweep
-        desk.refresh()
-        desk.added.clear()
-        desk.trouble.clear()
+        """Tick one sweep; return its errors, which keep no other sweep from running."""
+        key = (sweep.storage, sweep.name)
+        context = self._contexts.pop(key, None)
         try:
-            tick(desk)
-        finally:
-            print_events(sweep.name, desk.added)
-        return list(desk.trouble)
+            if context is None:
+                context = open_context(sweep, self._clock)
+            context.sweep, context.events, context.trouble = sweep, [], []
+            context.history.refresh()
+            try:
+                tick(context)
+            finally:
+                print_events(context)
+        except (GdpoTuneError, OSError) as error:
+            # the context is not kept: the next tick reads the state again
+            return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
+        self._contexts[key] = context
+        return context.trouble
 
-    def _say(self, texts: Sequence[str]) -> None:
-        """Print errors that were not there the last time."""
+    def _print_errors(self, texts: Sequence[str]) -> None:
+        """Print the errors that were not there in the last round."""
         for text in dict.fromkeys(texts):
-            if text not in self._said:
+            if text not in self._printed:
                 print(f"error: {text}", file=sys.stderr, flush=True)
-        self._said = set(texts)
+        self._printed = set(texts)
 
 
-def worst(errors: Sequence[GdpoTuneError]) -> int:
-    """The exit status of several errors: what must be mended counts for more than what may pass."""
+def worst_status(errors: Sequence[GdpoTuneError]) -> int:
+    """Return the exit status of several errors: a user's mistake comes before an outage."""
     return min((error.exit_status for error in errors), default=0)

@@ -1,9 +1,6 @@
-"""The tables of docs/schedule.md.
+"""The tables of docs/schedule.md, from the docstrings of the models.
 
 Written by `python -m gdpo_tune.clusters.schedule_reference docs/schedule.md`.
-
-They stand between two marks of the page and are written from the docstrings of the models, so that
-they cannot disagree with them.
 """
 
 from __future__ import annotations
@@ -16,51 +13,48 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from gdpo_tune.clusters import durations, schedule_spec
+from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core.files import write_whole
-from gdpo_tune.spec.docstrings import attribute_docs, first_line
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.reference import bound, table
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
-FROM_ELSEWHERE = {"name": "the file's stem"}
+OTHER_DEFAULTS = {"name": "the file's stem"}
 HEAD = ("key", "values", "default", "what")
 
 
-def keys() -> str:
-    """A table for the file and for each of its sections."""
-    parts = [_keys("Keys of the file", schedule_spec.SweepFile, "")]
-    parts += [
-        _keys(f"`{name}`", section, f"{name.partition(':')[0]}.")
-        for name, section in schedule_spec.sections().items()
-    ]
-    return "\n\n".join(parts)
-
-
-def filled(page: str) -> str:
-    """The page with the tables as they are now.
+def fill_page(page: str) -> str:
+    """Return the page with the present tables between its two marks.
 
     Raises:
-        ValueError: the marks are not there, once each and in order.
+        ValueError: a mark is missing.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page lacks {BEGIN} or {END}")
-    return f"{before}{BEGIN}\n\n{keys()}\n\n{END}{after}"
+    tables = [_format_section("Keys of the file", schedule_spec.SweepFile, "")]
+    for key, section in schedule_spec.list_sections().items():
+        tables.append(_format_section(f"`{key}`", section, f"{key.partition(':')[0]}."))
+    return "\n\n".join([before + BEGIN, *tables, END + after])
 
 
-def _keys(title: str, section: type[BaseModel], prefix: str) -> str:
-    docs = attribute_docs(section)
+def _format_section(title: str, section: type[BaseModel], prefix: str) -> str:
     rows = [
-        (f"`{prefix}{name}`", values_of(field), default_of(name, field), docs[name])
+        (
+            f"`{prefix}{name}`",
+            describe_values(field),
+            _format_default(name, field),
+            " ".join((field.description or "").split()),
+        )
         for name, field in section.model_fields.items()
     ]
-    return f"### {title}\n\n{first_line(section)}\n\n{table(HEAD, rows)}"
+    summary = (section.__doc__ or "").partition("\n")[0]
+    return f"### {title}\n\n{summary}\n\n{table(HEAD, rows)}"
 
 
-def values_of(field: FieldInfo) -> str:
-    """What a key may be, by its type and its bounds."""
+def describe_values(field: FieldInfo) -> str:
+    """Return the values that a key may have, by its type and its bounds."""
     kinds = [field.annotation, *get_args(field.annotation)]
     bounds = [*field.metadata]
     for kind in kinds:
@@ -68,7 +62,7 @@ def values_of(field: FieldInfo) -> str:
             inner, *more = get_args(kind)
             kinds.append(inner)
             bounds += more
-    if durations.WRITTEN_AS_TEXT in bounds:
+    if schedule_spec.DURATION_VALIDATOR in bounds:
         return "length of time: `90m`, `6h`, `1d12h`"
     if tuple[str, ...] in kinds:
         return "list of words"
@@ -78,28 +72,26 @@ def values_of(field: FieldInfo) -> str:
         if get_origin(kind) is Literal:
             return one_of(get_args(kind))
     words = {int: "whole number", float: "number", bool: "true, false"}
-    named = next((words[kind] for kind in kinds if kind in words), "")
-    return ", ".join(part for part in (named, *map(bound, bounds)) if part and named)
+    word = next((words[kind] for kind in kinds if kind in words), "")
+    return ", ".join(part for part in (word, *map(bound, bounds)) if part and word)
 
 
-def default_of(name: str, field: FieldInfo) -> str:
-    """A key's default as a reader would type it."""
+def _format_default(name: str, field: FieldInfo) -> str:
     value: Any = field.default
     if value is PydanticUndefined:
         return "required"
-    if name in FROM_ELSEWHERE:
-        return FROM_ELSEWHERE[name]
+    if name in OTHER_DEFAULTS:
+        return OTHER_DEFAULTS[name]
     if isinstance(value, BaseModel):
         return "below"
     if value in ("", None):
         return ""
     if value == schedule_spec.EVERY_OCCASION:
         return "all"
-    if values_of(field).startswith("length"):
-        return f"`{durations.shown(value)}`"
-    return f"`{show(value)}`"
+    is_duration = describe_values(field).startswith("length")
+    return f"`{schedule_spec.format_duration(value) if is_duration else show(value)}`"
 
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    write_whole(page, filled(page.read_text(encoding="utf-8")))
+    write_whole(page, fill_page(page.read_text(encoding="utf-8")))

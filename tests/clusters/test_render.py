@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.render.names import TARGETS
+from gdpo_tune.clusters.render import TARGETS
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, files, render
 from tests.support.schedule import ROOT, scheduled
@@ -245,7 +245,7 @@ def call(folder, *words: str) -> int:
 
 
 def test_the_command_prints_or_writes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(schedule, "clock", lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(schedule, "read_clock", lambda: datetime(2026, 1, 1, tzinfo=UTC))
     scheduled(tmp_path, LOCAL)
     assert call(tmp_path, "--to", "systemd") == 0
     told = capsys.readouterr()

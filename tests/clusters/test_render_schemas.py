@@ -23,13 +23,12 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters import cron
 from gdpo_tune.clusters.backends import kuberay
-from gdpo_tune.clusters.backends.base import Job
+from gdpo_tune.clusters.backends.base import ScheduledJob
 from gdpo_tune.clusters.backends.kuberay import KubeRay
-from gdpo_tune.clusters.backends.programs import Answer
+from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.schedule_spec import Schedule
+from gdpo_tune.clusters.outside_calls import ProgramAnswer
 from tests.support.render import HEAD, KUBERAY, LOCAL, SLURM, files, render
 from tests.support.schedule import ROOT, scheduled
 
@@ -180,12 +179,14 @@ def test_ray_cron_jobs(schemas, tmp_path, variant):
 def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
     texts: list[str] = []
 
-    def call(backend: str, words: object, text: str) -> Answer:
+    def call(backend: str, words: object, text: str) -> ProgramAnswer:
         texts.append(text)
-        return Answer(0, "", "")
+        return ProgramAnswer(0, "", "")
 
-    made = kuberay.backend(scheduled(tmp_path, VARIANTS[variant]))
-    job = Job("nightly-20260329T010000Z-a1", "nightly-20260329T010000Z", ("s.yaml",), tmp_path)
+    made = kuberay.build_backend(scheduled(tmp_path, VARIANTS[variant]))
+    job = ScheduledJob(
+        "nightly-20260329T010000Z-a1", "nightly-20260329T010000Z", ("s.yaml",), tmp_path
+    )
     KubeRay(made.sweep, made.settings, call).submit(job)
     (document,) = documents(*texts)
     check_kuberay(schemas, document)
@@ -276,7 +277,7 @@ def test_timers_elapse_when_the_line_is_due(tmp_path, line):
     text = LOCAL.replace("30 2 * * 1-5", line).replace("Europe/Berlin", zone)
     timer = render(scheduled(tmp_path, text), "systemd").files["gdpo-nightly.timer"]
     count, start = 60, datetime(2026, 1, 1, tzinfo=UTC)
-    due = cron.upcoming(Schedule(cron=line, timezone=zone), start)
+    due = CronSchedule(cron=line, timezone=zone).times_after(start)
     found = sorted({each for event in events_of(timer) for each in elapses(event, count)})
     assert found[:count] == list(itertools.islice(due, count))
 

@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from gdpo_tune.clusters import asking
-from gdpo_tune.clusters.tick import Desk
+from gdpo_tune.clusters.backends.base import JobStatus
+from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name, stop_by_name
+from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene
 
@@ -18,8 +20,8 @@ def test_a_run_is_stopped_after_its_longest_time_and_goes_on_by_name(tmp_path):
     scene.at(4)
     assert scene.at(5) == ["stopping"]
     assert scene.at(5.1) == ["ended"]
-    assert (scene.run.state, scene.run.stopping) == ("stopped", "max_runtime = 3h is over")
-    assert asking.run(scene.desk, FIRST, wait=False) == 0
+    assert (scene.run.state, scene.run.stop_reason) == ("stopped", "max_runtime = 3h is over")
+    assert run_by_name(scene.context, FIRST, wait=False) == 0
     assert (scene.run.state, scene.run.attempt) == ("running", 3)
     assert scene.at(6.2) == ["ended"]
     assert scene.run.state == "finished"
@@ -29,13 +31,13 @@ def test_a_run_by_name_is_the_same_however_often_it_is_asked_for(tmp_path):
     scene = Scene(tmp_path)
     scene.clock.now = FIRST + timedelta(minutes=1)
     for _ in range(2):
-        desk = scene.open()
-        assert asking.time_asked_for(desk, None, now=False) == FIRST
-        assert asking.run(desk, FIRST, wait=False) == 0
-    scene.desk.refresh()
+        context = scene.open()
+        assert choose_due_time(context, None, now=False) == FIRST
+        assert run_by_name(context, FIRST, wait=False) == 0
+    scene.context.history.refresh()
     assert scene.at(2.1) == []  # and the schedule does not start it again
     assert scene.at(4) == ["ended"]
-    assert asking.run(scene.desk, FIRST, wait=True) == 0
+    assert run_by_name(scene.context, FIRST, wait=True) == 0
     assert len(scene.backend.jobs) == 1
 
 
@@ -50,7 +52,7 @@ def test_waiting_for_a_run_ends_with_its_status(tmp_path, plan, status):
         slept.append(seconds)
         scene.clock.pass_by(seconds=seconds)
 
-    assert asking.run(scene.desk, FIRST, wait=True, every=600, sleep=sleep) == status
+    assert run_by_name(scene.context, FIRST, wait=True, every=600, sleep=sleep) == status
     assert len(slept) > 6
 
 
@@ -60,9 +62,9 @@ def test_a_run_that_is_stopped_while_somebody_waits(tmp_path):
     def sleep(seconds: float) -> None:
         scene.clock.pass_by(seconds=seconds)
         if scene.clock.now > START + timedelta(hours=2):
-            asking.stop(scene.open())
+            stop_by_name(scene.open())
 
-    assert asking.run(scene.desk, FIRST, wait=True, every=600, sleep=sleep) == 5
+    assert run_by_name(scene.context, FIRST, wait=True, every=600, sleep=sleep) == 5
 
 
 def test_a_run_by_name_that_overlaps_is_skipped_or_waits(tmp_path):
@@ -70,16 +72,16 @@ def test_a_run_by_name_that_overlaps_is_skipped_or_waits(tmp_path):
     scene.at(2)
     later = START + timedelta(hours=3)
     scene.clock.now = later
-    assert asking.run(scene.desk, later, wait=True) == 3
-    assert scene.run.tick == FIRST
+    assert run_by_name(scene.context, later, wait=True) == 3
+    assert scene.run.due == FIRST
 
     queue = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(5))
     queue.at(2)
     queue.clock.now = later
-    assert asking.run(queue.desk, later, wait=False) == 0
-    assert queue.desk.book.queued == later
+    assert run_by_name(queue.context, later, wait=False) == 0
+    assert queue.context.state.queued == later
     assert queue.at(7) == ["ended", "started", "submitted"]
-    assert queue.run.tick == later
+    assert queue.run.due == later
 
 
 def test_a_run_by_name_takes_the_place_of_another(tmp_path):
@@ -88,42 +90,42 @@ def test_a_run_by_name_takes_the_place_of_another(tmp_path):
     later = START + timedelta(hours=3)
     scene.clock.now = later
     sleep = lambda seconds: scene.clock.pass_by(seconds=seconds)  # noqa: E731
-    assert asking.run(scene.desk, later, wait=True, every=60, sleep=sleep) == 0
-    assert [run.state for run in scene.desk.book.runs.values()] == ["stopped", "finished"]
+    assert run_by_name(scene.context, later, wait=True, every=60, sleep=sleep) == 0
+    assert [run.state for run in scene.context.state.runs] == ["stopped", "finished"]
 
 
 def test_stop_ends_the_run_and_lets_none_that_waits_begin(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(100))
     scene.at(2)
     assert scene.at(26) == ["queued"]
-    assert asking.stop(scene.desk)
+    assert stop_by_name(scene.context)
     assert scene.at(27) == ["ended"]
     assert scene.run.state == "stopped"
     assert scene.at(28) == []
-    assert not asking.stop(scene.desk)
+    assert not stop_by_name(scene.context)
 
 
 def test_stop_reaches_a_run_that_no_backend_has_yet(tmp_path):
     scene = Scene(tmp_path, a1=Plan(0, 2))
     scene.at(2)
-    assert asking.stop(scene.desk)
+    assert stop_by_name(scene.context)
     assert scene.run.state == "stopped"
 
 
 def test_no_time_has_come(tmp_path):
     scene = Scene(tmp_path, "space: search_spaces/code.yaml\n")
     with pytest.raises(UsageError, match="give --now, or --at TIME"):
-        asking.time_asked_for(scene.desk, None, now=False)
-    assert asking.time_asked_for(scene.desk, None, now=True) == START
-    assert asking.run(scene.desk, START, wait=False) == 0
+        choose_due_time(scene.context, None, now=False)
+    assert choose_due_time(scene.context, None, now=True) == START
+    assert run_by_name(scene.context, START, wait=False) == 0
 
 
 def test_a_run_by_name_is_refused_while_no_backend_answers(tmp_path):
     scene = Scene(tmp_path)
     scene.backend.down = True
     with pytest.raises(BackendUnreachableError):
-        asking.run(scene.desk, FIRST, wait=True)
-    assert not scene.desk.book.runs
+        run_by_name(scene.context, FIRST, wait=True)
+    assert not scene.context.state.runs
 
 
 @pytest.mark.parametrize("how", ["stopped by name", "replaced by another"])
@@ -141,43 +143,43 @@ def test_who_waits_for_a_run_that_is_given_up_does_not_ask_for_it_again(tmp_path
         if not done:
             other = scene.open()
             if policy == "queue":
-                asking.stop(other)
+                stop_by_name(other)
             else:
-                assert asking.run(other, later + timedelta(minutes=1), wait=False) == 0
+                assert run_by_name(other, later + timedelta(minutes=1), wait=False) == 0
         done.append(None)
 
-    status = asking.run(scene.desk, later, wait=True, every=60, sleep=sleep)
+    status = run_by_name(scene.context, later, wait=True, every=60, sleep=sleep)
     assert status == (5 if policy == "queue" else 3)
     assert len(done) == 1
-    desk = scene.open()
-    assert desk.book.run_for(later) is None
-    assert desk.book.queued == (None if policy == "queue" else later + timedelta(minutes=1))
+    context = scene.open()
+    assert context.state.run_for(later) is None
+    assert context.state.queued == (None if policy == "queue" else later + timedelta(minutes=1))
 
 
 def test_a_time_that_has_not_come(tmp_path):
     scene = Scene(tmp_path)
     soon, later = START + timedelta(minutes=9), START + timedelta(minutes=11)
-    assert asking.time_asked_for(scene.desk, soon, now=False) == soon  # another clock's now
+    assert choose_due_time(scene.context, soon, now=False) == soon  # another clock's now
     with pytest.raises(UsageError, match="that time has not come"):
-        asking.time_asked_for(scene.desk, later, now=False)
+        choose_due_time(scene.context, later, now=False)
 
 
 def test_a_run_under_way_is_waited_for_whatever_its_backend_says(tmp_path):
     scene = Scene(tmp_path, a1=Plan(2))
-    look, said = scene.backend.look, list[str]()
+    poll, said = scene.backend.poll, list[str]()
 
-    def refuse(job: dict[str, object]) -> object:
+    def refuse(job: JobHandle) -> JobStatus:
         if scene.clock.now < START + timedelta(hours=1):
             raise BackendError("Internal error occurred: etcdserver: no leader")
-        return look(job)
+        return poll(job)
 
     def sleep(seconds: float) -> None:
-        scene.backend.look = refuse
+        scene.backend.poll = refuse
         scene.clock.pass_by(seconds=seconds)
 
-    def tell(desk: Desk) -> None:
-        said.extend(map(str, desk.trouble))
-        desk.trouble.clear()
+    def report(context: ScheduleContext) -> None:
+        said.extend(map(str, context.trouble))
+        context.trouble.clear()
 
-    assert asking.run(scene.desk, FIRST, wait=True, every=600, tell=tell, sleep=sleep) == 0
+    assert run_by_name(scene.context, FIRST, wait=True, every=600, report=report, sleep=sleep) == 0
     assert set(said) == {"Internal error occurred: etcdserver: no leader"}

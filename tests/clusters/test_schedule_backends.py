@@ -146,7 +146,7 @@ def test_the_longest_name_fits(tmp_path):
 
 
 def test_a_tracking_file_in_a_pod_is_doubted(tmp_path):
-    (doubt,) = reach.doubts(scheduled(tmp_path, KUBERAY))
-    assert "lies in the job's own folder" in doubt
-    assert not reach.doubts(scheduled(tmp_path, SLURM))
-    assert not reach.doubts(scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n"))
+    (doubt,) = reach.find_warnings(scheduled(tmp_path, KUBERAY))
+    assert "lies in the job's own directory" in doubt
+    assert not reach.find_warnings(scheduled(tmp_path, SLURM))
+    assert not reach.find_warnings(scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.clusters.load_schedules import load_sweeps, overrides
+from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
 from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.schedule import ROOT, scheduled
@@ -385,8 +385,8 @@ def test_two_sweeps_of_one_name_are_both_refused(tmp_path):
     assert first.reason == f"also the name of {other}:2"
     assert second.reason == f"also the name of {tmp_path / 'sweeps' / 'nightly.yaml'}:1"
     with pytest.raises(SpecError, match="also the name of"):
-        loaded.named("nightly")
-    assert loaded.named("third").name == "third"
+        loaded.find("nightly")
+    assert loaded.find("third").name == "third"
 
 
 def test_a_stem_is_a_name_too(tmp_path):
@@ -396,7 +396,7 @@ def test_a_stem_is_a_name_too(tmp_path):
     assert loaded.error is None
     assert [sweep.name for sweep in loaded.sweeps] == ["b", "nightly"]
     with pytest.raises(UsageError, match="did you mean 'nightly'"):
-        loaded.named("nightl")
+        loaded.find("nightl")
 
 
 def test_an_object_store_with_a_local_backend_needs_a_folder(tmp_path):
@@ -415,7 +415,7 @@ def test_an_object_store_beside_a_database_is_what_a_job_is_told(tmp_path):
     (sweep,) = loaded.sweeps
     assert sweep.storage == "s3://bucket/sweeps"
     assert sweep.spec.address == "s3://bucket/sweeps/nightly"
-    assert 'storage="s3://bucket/sweeps"' in overrides(sweep.settings, sweep.root)
+    assert 'storage="s3://bucket/sweeps"' in list_overrides(sweep.settings, sweep.root)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_a_link_that_leads_nowhere_is_not_suggested_for_itself(tmp_path):
 
 
 def test_no_file_at_all(tmp_path):
-    with pytest.raises(SpecError, match="there is no such file or folder"):
+    with pytest.raises(SpecError, match="there is no such file or directory"):
         load_sweeps(tmp_path / "sweeps")
     with pytest.raises(SpecError, match=r"no file \*\.yaml in it"):
         load_sweeps(tmp_path)

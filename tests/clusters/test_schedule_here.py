@@ -10,47 +10,53 @@ import sys
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import asking
 from gdpo_tune.clusters.backends import local, supervise
 from gdpo_tune.clusters.backends.local import Local
-from gdpo_tune.clusters.tick import open_desk, tick
+from gdpo_tune.clusters.named_runs import hand_back_machine, run_by_name
+from gdpo_tune.clusters.schedule_context import open_context
+from gdpo_tune.clusters.schedule_state import JobHandle
+from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import KUBERAY, LOCAL
-from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, desk_of, scheduled
+from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, context_of, scheduled
 
 
-def elsewhere(folder: str) -> dict[str, object]:
-    return {"folder": folder, "machine": "another", "processes": [(1, 0.0), (2, 0.0)]}
+def elsewhere(directory: Path) -> JobHandle:
+    processes = [(1, 0.0), (2, 0.0)]
+    return JobHandle(
+        backend="local", id="x", directory=str(directory), machine="another", processes=processes
+    )
 
 
 def test_a_machine_that_was_lost_with_its_disk(tmp_path):
-    job = elsewhere(str(tmp_path / "gone"))
+    job = elsewhere(tmp_path / "gone")
     with pytest.raises(BackendUnreachableError, match=r"runs on another, and .* is not shared"):
-        Local(tmp_path).look(job)
-    look = Local(tmp_path, others_are_gone=True).look(job)
-    assert not look.running
-    assert look.reason == "another, on which it ran, is gone"
+        Local(tmp_path).poll(job)
+    status = Local(tmp_path, others_are_gone=True).poll(job)
+    assert not status.running
+    assert status.reason == "its machine another is gone"
 
 
 def test_a_machine_that_still_beats_is_not_lost(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "beat").touch()
-    job = elsewhere(str(tmp_path / "jobs"))
-    assert Local(tmp_path, others_are_gone=True).look(job).running
+    job = elsewhere(tmp_path / "jobs")
+    assert Local(tmp_path, others_are_gone=True).poll(job).running
 
 
 def test_where_jobs_of_a_given_machine_lie(tmp_path):
-    found = local.here(scheduled(tmp_path, LOCAL))
-    assert found.folder == tmp_path / "runs" / ".schedule" / "nightly" / "jobs"
+    backend = local.build_backend_here(scheduled(tmp_path, LOCAL))
+    assert backend.directory == tmp_path / "runs" / ".schedule" / "nightly" / "jobs"
     sweep = scheduled(tmp_path, LOCAL)
     settings = sweep.settings.model_copy(update={"storage": "s3://bucket/sweeps"})
-    found = local.here(replace(sweep, settings=settings))
-    assert found.folder.parts[-2:] == ("gdpo-tune", "nightly")
-    assert found.others_are_gone
+    backend = local.build_backend_here(replace(sweep, settings=settings))
+    assert backend.directory.parts[-2:] == ("gdpo-tune", "nightly")
+    assert backend.others_are_gone
 
 
 def test_the_command_takes_the_machine_whatever_the_backend(tmp_path, monkeypatch):
@@ -58,20 +64,24 @@ def test_the_command_takes_the_machine_whatever_the_backend(tmp_path, monkeypatc
     text = KUBERAY.replace("/mnt/sweeps", str(tmp_path / "sweeps.d"))
     scheduled(tmp_path, text)
     words = [str(tmp_path / "sweeps"), "run", "nightly"]
-    plain, here = (schedule.parser().parse_args([*words, *more]) for more in ((), ("--here",)))
-    assert schedule.desk_of(here).make_backend is local.here
-    assert schedule.desk_of(plain).make_backend is not local.here
+    plain, here = (
+        schedule.build_parser().parse_args([*words, *more]) for more in ((), ("--here",))
+    )
+    assert schedule.open_named(here).build_backend is local.build_backend_here
+    assert schedule.open_named(plain).build_backend is not local.build_backend_here
 
 
 def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
     clock = Clock()
     backend = FakeBackend(clock, lambda _: Plan(1, status=1))
     sweep = scheduled(tmp_path, LOCAL.replace("max_runtime: 10h", "max_attempts: 1"))
-    desk = desk_of(sweep, clock, backend)
+    context = context_of(sweep, clock, backend)
     at = clock()
 
     def run(*, once: bool) -> int:
-        return asking.run(desk, at, wait=True, once=once, sleep=lambda _: clock.pass_by(minutes=30))
+        return run_by_name(
+            context, at, wait=True, once=once, sleep=lambda _: clock.pass_by(minutes=30)
+        )
 
     assert run(once=True) == 1
     assert run(once=True) == 1
@@ -83,51 +93,51 @@ def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
 def test_a_job_of_another_backend_is_left_alone(tmp_path):
     clock = Clock()
     backend = FakeBackend(clock, lambda _: Plan(1))
-    desk = desk_of(scheduled(tmp_path, LOCAL), clock, backend)
-    asking.run(desk, clock(), wait=False)
-    (run,) = desk.book.runs.values()
-    assert run.job["backend"] == "fake"
-    desk.make_backend = lambda _: Local(tmp_path)
+    context = context_of(scheduled(tmp_path, LOCAL), clock, backend)
+    run_by_name(context, clock(), wait=False)
+    (run,) = context.state.runs
+    assert run.job.backend == "fake"
+    context.build_backend = lambda _: Local(tmp_path)
     with pytest.raises(BackendError, match="was begun by backend fake"):
-        tick(desk)
+        tick(context)
 
 
 class Taken(FakeBackend):
-    """Jobs of a machine that is taken away at the third look at one."""
+    """Jobs of a machine that is taken away at the third poll of one."""
 
-    looks = 0
+    polls = 0
 
-    def look(self, job):
-        self.looks += 1
-        if self.looks == 3:
+    def poll(self, job):
+        self.polls += 1
+        if self.polls == 3:
             signal.raise_signal(signal.SIGTERM)
-        return super().look(job)
+        return super().poll(job)
 
 
 def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     clock = Clock()
     backend = Taken(clock, lambda _: Plan(5), takes_to_stop=timedelta(seconds=1))
     sweep = scheduled(tmp_path, LOCAL)
-    monkeypatch.setattr(schedule, "clock", clock)
-    monkeypatch.setattr(local, "here", lambda _: backend)
-    monkeypatch.setattr(asking.hand_back, "__defaults__", (lambda s: clock.pass_by(seconds=s),))
+    monkeypatch.setattr(schedule, "read_clock", clock)
+    monkeypatch.setattr(local, "build_backend_here", lambda _: backend)
+    monkeypatch.setattr(hand_back_machine, "__defaults__", (lambda s: clock.pass_by(seconds=s),))
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
     with pytest.raises(KeyboardInterrupt):
         schedule.main([*words, "--here"])
     (job,) = backend.stops
-    assert not backend.look({"id": job}).running
-    desk = open_desk(sweep, clock)
-    assert desk.book.active is not None
-    assert not desk.book.active.stopping
-    desk.make_backend, desk.figures = lambda _: backend, lambda *_: {}
-    tick(desk)  # the next call
-    assert desk.book.active.attempt == 2
+    assert not backend.poll(JobHandle(backend="fake", id=job)).running
+    context = open_context(sweep, clock)
+    assert context.state.active is not None
+    assert not context.state.active.stop_reason
+    context.build_backend, context.read_figures = lambda _: backend, lambda *_: {}
+    tick(context)  # the next call
+    assert context.state.active.attempt == 2
 
 
 def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
     clock = Clock()
-    asking.hand_back(
-        desk_of(scheduled(tmp_path, LOCAL), clock, FakeBackend(clock, lambda _: Plan(1)))
+    hand_back_machine(
+        context_of(scheduled(tmp_path, LOCAL), clock, FakeBackend(clock, lambda _: Plan(1)))
     )
 
 
@@ -150,6 +160,6 @@ def test_a_supervisor_that_failed_leaves_the_job_to_the_next(tmp_path):
         fcntl.flock(first, fcntl.LOCK_EX)
         with (tmp_path / supervise.LOCK).open("w") as second:
             threading.Timer(0.2, first.close).start()
-            assert supervise.taken(second, state)
+            assert supervise.take_lock(second, state)
             state.touch()
-            assert not supervise.taken(second, state)
+            assert not supervise.take_lock(second, state)

@@ -49,7 +49,7 @@ TOLD = NIGHTLY + "notify: {webhook_env: HOOK}\n"
 def test_a_webhook_hears_how_runs_end(tmp_path, hook):
     scene = Scene(tmp_path, TOLD)
     scene.at(2)
-    assert scene.at(4) == ["ended", "told"]
+    assert scene.at(4) == ["ended", "sent"]
     assert scene.at(5) == []
     scene.at(24 * 3 + 12)
     first, skipped = hook.got
@@ -71,12 +71,12 @@ def test_a_webhook_that_fails_is_tried_again_and_holds_nothing_up(tmp_path, hook
     hook.answer = 500
     scene = Scene(tmp_path, TOLD)
     scene.at(2)
-    assert scene.at(4) == ["ended", "untold"]
-    assert scene.desk.added[-1].about["why"] == "HOOK: the webhook answered 500"
+    assert scene.at(4) == ["ended", "not sent"]
+    assert scene.context.events[-1].text == "nightly: HOOK: the webhook answered 500"
     assert scene.at(5) == []  # tried, and known to fail already
     assert len(hook.got) == 2
     hook.answer = 200
-    assert scene.at(6) == ["told"]
+    assert scene.at(6) == ["sent"]
     assert {got["id"] for got in hook.got} == {"nightly/4"}
 
 
@@ -104,7 +104,7 @@ def test_old_news_are_not_told(tmp_path, hook):
     ],
 )
 def test_why_a_webhook_cannot_be_reached(address, problem):
-    said = notify.send(address, {})
+    said = notify.post(address, {})
     assert problem in said
     assert "secret" not in said
 
@@ -112,13 +112,13 @@ def test_why_a_webhook_cannot_be_reached(address, problem):
 def test_a_webhook_that_hangs_is_left_alone(monkeypatch):
     monkeypatch.setattr(notify, "SECONDS", 0.2)
     with HTTPServer(("127.0.0.1", 0), Hook) as server:  # nobody serves
-        said = notify.send(f"http://127.0.0.1:{server.server_port}", {})
+        said = notify.post(f"http://127.0.0.1:{server.server_port}", {})
     assert "does not answer" in said
 
 
 def test_a_webhook_that_leads_elsewhere_has_heard_nothing(hook):
     hook.answer = 302
-    assert notify.send(os.environ["HOOK"], {}) == "the webhook answered 302"
+    assert notify.post(os.environ["HOOK"], {}) == "the webhook answered 302"
     assert len(hook.got) == 1
 
 
@@ -136,7 +136,7 @@ def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
         thread = threading.Thread(target=drip, args=[server])
         thread.start()
         began = time.monotonic()
-        said = notify.send(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
+        said = notify.post(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
         ended.set()
         thread.join()
     assert "does not answer within 0.5 s" in said

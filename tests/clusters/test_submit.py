@@ -12,7 +12,7 @@ import pytest
 
 import gdpo_tune
 from gdpo_tune import sweep
-from gdpo_tune.clusters.backends import jobs_api, shipping, submit
+from gdpo_tune.clusters.backends import jobs_api, runtime_env, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.jobs import Client, serve_dashboard, without_tokens
 
@@ -56,7 +56,7 @@ def test_a_sweep_is_sent_with_its_folder_and_the_package(head, client, capsys):
     assert sent["metadata"] == {"gdpo_tune_sweep": f"{here}/runs/code"}
     assert sent["runtime_env"] == {
         "working_dir": str(here),
-        "excludes": [*shipping.NEVER_SENT, "/runs"],
+        "excludes": [*runtime_env.NEVER_SENT, "/runs"],
         "env_vars": {"PYTHONUNBUFFERED": "1"},
         "py_modules": [str(Path(gdpo_tune.__file__).parent)],
     }
@@ -98,10 +98,10 @@ def test_an_address_that_is_empty_starts_no_sweep_here(head, option, monkeypatch
 def test_the_same_command_finds_its_job_again_while_it_runs(head, client, capsys):
     for _ in range(2):
         assert sweep.main(["code.yaml", "--submit", head.url, "--detach"]) == 0
-    assert f"code is under way already, as job {job_of(client)}" in capsys.readouterr().out
+    assert f"code is active already, as job {job_of(client)}" in capsys.readouterr().out
     client.end(job_of(client), "FAILED", 1)
-    assert submit.running_job(client, f"{Path.cwd()}/runs/code") is None
-    assert submit.running_job(client, f"{Path.cwd()}/runs/another") is None
+    assert submit.find_active_job(client, f"{Path.cwd()}/runs/code") is None
+    assert submit.find_active_job(client, f"{Path.cwd()}/runs/another") is None
 
 
 def test_a_log_is_shown_once_though_it_breaks_off(head, client, monkeypatch, capsys):
@@ -128,14 +128,14 @@ def test_the_exit_status_is_that_of_the_job(head, client, status, code, exit_sta
     client.submit_job(submission_id="x")
     client.end("x", status, code)
     client.logs = [["hello\n"]]
-    assert submit.followed(submit.cluster_at(head.url), "x") == exit_status
+    assert submit.follow_job(submit.cluster_at(head.url), "x") == exit_status
     ended = capsys.readouterr().err
     assert ended.startswith("the job ended: ") is (status != "SUCCEEDED")
 
 
 def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys):
     client.logs = [[]]
-    assert submit.followed(submit.cluster_at(head.url), "gone") == 1
+    assert submit.follow_job(submit.cluster_at(head.url), "gone") == 1
     assert "does not know the job any more" in capsys.readouterr().err
 
 
@@ -143,7 +143,7 @@ def test_a_cluster_that_stops_answering_is_waited_for_and_then_given_up(head, cl
     waits: list[float] = []
     away = submit.cluster_at("http://127.0.0.1:9")
     with pytest.raises(BackendUnreachableError):
-        submit.followed(away, "x", sleep=waits.append)
+        submit.follow_job(away, "x", sleep=waits.append)
     assert sum(waits) == submit.PATIENCE
     assert capsys.readouterr().err.count("waiting for the cluster") == 1
 
@@ -152,10 +152,10 @@ def test_ctrl_c_leaves_the_job_alone(head, client, monkeypatch, capsys):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "followed", interrupt)
+    monkeypatch.setattr(submit, "follow_job", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sweep.main(["code.yaml", "--submit", head.url])
-    assert "it goes on. The same command follows it again" in capsys.readouterr().err
+    assert "The job goes on; the same command follows it again" in capsys.readouterr().err
     assert client.jobs[job_of(client)].status == "RUNNING"
 
 
@@ -179,20 +179,20 @@ def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
     with pytest.raises(BackendError, match=unfit):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *elsewhere])
     nowhere = ["--working-dir", str(tmp_path / "no")]
-    with pytest.raises(BackendError, match="is no folder"):
-        shipping.runtime_env(tmp_path / "no", "s3://x", "x")
+    with pytest.raises(BackendError, match="is not a directory"):
+        runtime_env.build_runtime_env(tmp_path / "no", "s3://x", "x")
     with pytest.raises(BackendError, match="is not in"):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *nowhere])
 
 
 def test_a_checkout_brings_the_package_by_itself():
     root = Path(gdpo_tune.__file__).parents[1]
-    assert "py_modules" not in shipping.runtime_env(root, "s3://bucket", "x")
+    assert "py_modules" not in runtime_env.build_runtime_env(root, "s3://bucket", "x")
 
 
 def test_storage_that_is_the_folder_itself_is_not_left_out(tmp_path):
-    assert shipping.excludes(str(tmp_path), tmp_path) == shipping.NEVER_SENT
-    assert shipping.excludes("s3://bucket/runs", tmp_path) == shipping.NEVER_SENT
+    assert runtime_env.list_excludes(str(tmp_path), tmp_path) == runtime_env.NEVER_SENT
+    assert runtime_env.list_excludes("s3://bucket/runs", tmp_path) == runtime_env.NEVER_SENT
 
 
 def test_rays_client_gets_the_address_that_was_given(monkeypatch):

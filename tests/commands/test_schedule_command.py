@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import outcome, rounds, tick
+from gdpo_tune.clusters import rounds
+from gdpo_tune.clusters.backends.base import build_backend
+from gdpo_tune.clusters.outcome import read_figures
+from gdpo_tune.clusters.schedule_context import ScheduleContext
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
 from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, scheduled
 
@@ -22,15 +25,15 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """A backend of every sweep that the command speaks of, and its clock."""
     clock = Clock(datetime(2026, 1, 1, 1, tzinfo=UTC))
     fake = FakeBackend(clock, lambda _: Plan(1))
-    monkeypatch.setattr(schedule, "clock", clock)
-    monkeypatch.setattr(tick.Desk.__init__, "__defaults__", defaults(fake))
+    monkeypatch.setattr(schedule, "read_clock", clock)
+    monkeypatch.setattr(ScheduleContext.__init__, "__defaults__", defaults(fake))
     return fake
 
 
 def defaults(fake: FakeBackend) -> tuple[object, ...]:
-    old = tick.Desk.__init__.__defaults__
+    old = ScheduleContext.__init__.__defaults__
     assert old is not None
-    changed = {tick.backend_of: lambda _: fake, outcome.figures: lambda *_: {}}
+    changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
 
 
@@ -104,19 +107,19 @@ def test_validate_looks_at_the_machine_too(tmp_path, capsys, monkeypatch):
     assert call(tmp_path, "validate") == 6
     told = capsys.readouterr().err
     assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in told
-    assert "HOOK is not set, so nobody would be told" in told
-    assert "lies in the job's own folder" in told
+    assert "HOOK is not set, so no notification would be sent" in told
+    assert "lies in the job's own directory" in told
     scheduled(tmp_path, text + "enabled: false\n")
     assert call(tmp_path, "validate") == 0
     told = capsys.readouterr()
     (line,) = told.err.splitlines()  # nothing of what nobody would be told
-    assert "nightly.yaml: disabled; here it could not run: backend ray-job" in line
+    assert "nightly.yaml: disabled; it could not run here: backend ray-job" in line
     assert "error:" not in line
-    assert told.out == "1 sound: nightly\n"
+    assert told.out == "1 valid: nightly\n"
     monkeypatch.setenv("HOOK", "http://127.0.0.1:9")
     scheduled(tmp_path, NIGHTLY)
     assert call(tmp_path, "validate") == 0
-    assert capsys.readouterr().out == "1 sound: nightly\n"
+    assert capsys.readouterr().out == "1 valid: nightly\n"
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     (tmp_path / "runs.d").touch()
     scheduled(tmp_path, NIGHTLY + "storage: runs.d/below\n")
@@ -140,10 +143,10 @@ def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
     scheduled(tmp_path, NIGHTLY, name="other")
     real = rounds.tick
 
-    def broken(desk: tick.Desk) -> None:
-        if desk.sweep.name == "nightly":
+    def broken(context: ScheduleContext) -> None:
+        if context.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
-        real(desk)
+        real(context)
 
     monkeypatch.setattr(rounds, "tick", broken)
     assert call(tmp_path, "tick") == 1
@@ -163,7 +166,7 @@ def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys)
     told = capsys.readouterr()
     assert "other\n  next" in told.out
     assert "nightly.yaml: storage" in told.err
-    assert "00000001.json is not what was written there" in told.err
+    assert "00000001.json is damaged" in told.err
 
 
 def test_status_tells_of_a_clock_that_was_ahead(tmp_path, backend, capsys):
@@ -181,7 +184,7 @@ def test_status_tells_of_a_clock_that_was_ahead(tmp_path, backend, capsys):
 
 
 def test_a_folder_of_too_long_a_name(capsys):
-    with pytest.raises(SpecError, match="there is no such file or folder"):
+    with pytest.raises(SpecError, match="there is no such file or directory"):
         schedule.main(["x" * 5000, "next"])
 
 

@@ -6,9 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.base import Rendered
-from gdpo_tune.clusters.render.names import NEWEST_KUBERAY
-from gdpo_tune.clusters.render.targets import render_all
+from gdpo_tune.clusters.render.base import Rendered, render_all
 from tests.support.schedule import ROOT, scheduled
 
 PROJECT = "/srv/search"
@@ -31,7 +29,7 @@ def render(
     sweep: ScheduledSweep,
     target: str,
     *,
-    kuberay: tuple[int, int] = NEWEST_KUBERAY,
+    kuberay: tuple[int, int] | None = None,
     ray_cron_job: bool = False,
 ) -> Rendered:
     """What a target makes of one sweep."""
@@ -39,7 +37,7 @@ def render(
         [sweep],
         target,
         python=PYTHON,
-        folder=sweep.root,
+        directory=sweep.root,
         now=NOW,
         kuberay=kuberay,
         ray_cron_job=ray_cron_job,

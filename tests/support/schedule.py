@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gdpo_tune.clusters.backends.base import Job, Look
-from gdpo_tune.clusters.book import Book
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.log import EventLog
-from gdpo_tune.clusters.shapes import NamedJob, Shape
-from gdpo_tune.clusters.store import Store
-from gdpo_tune.clusters.tick import Desk, tick
+from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleHistory
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendUnreachableError
 
 ROOT = Path(__file__).parents[2]
@@ -48,11 +47,11 @@ class Clock:
         self.now += timedelta(**span)
 
 
-class MemoryStore(Store):
+class MemoryStorage(ScheduleStorage):
     """Files in a dict."""
 
     def __init__(self) -> None:
-        super().__init__("memory")
+        self.address = "memory"
         self.files: dict[str, bytes] = {}
 
     def create(self, name: str, content: bytes) -> None:
@@ -60,15 +59,15 @@ class MemoryStore(Store):
             raise FileExistsError
         self.files[name] = content
 
-    def names(self, folder: str) -> list[str]:
-        prefix = f"{folder}/"
+    def names(self, directory: str) -> list[str]:
+        prefix = f"{directory}/"
         return sorted(n.removeprefix(prefix) for n in self.files if n.startswith(prefix))
 
-    def read(self, names: Sequence[str]) -> list[bytes]:
-        return [self.files[name] for name in names]
+    def read(self, name: str) -> bytes:
+        return self.files[name]
 
     def delete(self, name: str) -> None:
-        del self.files[name]
+        self.files.pop(name, None)
 
 
 @dataclass
@@ -85,7 +84,6 @@ class FakeBackend:
     """Jobs that take as long as planned, by the test's clock."""
 
     kind: ClassVar[str] = "fake"
-    job_shape: ClassVar[type[Shape]] = NamedJob
     clock: Clock
     plan: Callable[[str], Plan]
     jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
@@ -100,32 +98,29 @@ class FakeBackend:
         if self.down:
             raise BackendUnreachableError("the fake backend is down")
 
-    def submit(self, job: Job) -> dict[str, Any]:
+    def submit(self, job: ScheduledJob) -> JobHandle:
         self.check()
         self.submissions.append(job.id)
         self.jobs.setdefault(job.id, (self.clock(), self.plan(job.id)))
-        return {"id": job.id}
+        return JobHandle(backend=self.kind, id=job.id)
 
     def end(self, name: str) -> datetime:
         began, plan = self.jobs[name]
         end = began + timedelta(hours=plan.hours)
         return min(end, self.stops[name] + self.takes_to_stop) if name in self.stops else end
 
-    def look(self, job: dict[str, Any]) -> Look:
+    def poll(self, job: JobHandle) -> JobStatus:
         self.check()
-        name = job["id"]
-        began, plan = self.jobs[name]
-        if self.clock() < self.end(name):
-            return Look(running=True)
-        if self.end(name) < began + timedelta(hours=plan.hours):
-            return Look(running=False, status=130, reason="stopped")
-        return Look(
-            running=False, status=plan.status, reason="" if plan.status == 0 else "it broke"
-        )
+        began, plan = self.jobs[job.id]
+        if self.clock() < self.end(job.id):
+            return JobStatus(running=True)
+        if self.end(job.id) < began + timedelta(hours=plan.hours):
+            return JobStatus(running=False, exit_status=130, reason="stopped")
+        return JobStatus(False, plan.status, "" if plan.status == 0 else "it broke")
 
-    def stop(self, job: dict[str, Any], waited: float) -> None:
+    def stop(self, job: JobHandle, waited: float) -> None:
         self.check()
-        self.stops.setdefault(job["id"], self.clock())
+        self.stops.setdefault(job.id, self.clock())
 
     def gpu_hours(self, run: str) -> float:
         """Spent on a run, over all its attempts."""
@@ -135,25 +130,27 @@ class FakeBackend:
         return sum(plan.gpu_hours for _, plan in known)
 
 
-def desk_of(
-    sweep: ScheduledSweep, clock: Clock, backend: FakeBackend, store: Store | None = None
-) -> Desk:
+def context_of(
+    sweep: ScheduledSweep,
+    clock: Clock,
+    backend: FakeBackend,
+    storage: ScheduleStorage | None = None,
+) -> ScheduleContext:
     """A schedule with everything fake."""
 
-    def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, Any]:
+    def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
         found = {"trials": 3, "front": 2, "gpu_hours": backend.gpu_hours(run)}
-        return {**found, "comparison": {"with": against, "unknown": "faked"}} if against else found
+        return {**found, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else found
 
-    desk = Desk(
+    context = ScheduleContext(
         sweep,
-        EventLog(store or MemoryStore(), sweep.name),
-        Book(),
+        ScheduleHistory(storage or MemoryStorage(), sweep.name),
         clock,
-        make_backend=lambda _: backend,
-        figures=figures,
+        build_backend=lambda _: backend,
+        read_figures=figures,
     )
-    desk.refresh()
-    return desk
+    context.history.refresh()
+    return context
 
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
@@ -168,25 +165,25 @@ class Scene:
         self.clock = Clock(START)
         self.plans = {name.replace("_", "-"): plan for name, plan in plans.items()}
         self.backend = FakeBackend(self.clock, self.plan)
-        self.store = MemoryStore()
+        self.storage = MemoryStorage()
         self.folder = folder
         self.sweep = scheduled(folder, text)
-        self.desk = self.open()
-        tick(self.desk)
+        self.context = self.open()
+        tick(self.context)
 
     def plan(self, job: str) -> Plan:
         return self.plans.get(job[-2:], Plan(1))
 
-    def open(self) -> Desk:
-        return desk_of(self.sweep, self.clock, self.backend, self.store)
+    def open(self) -> ScheduleContext:
+        return context_of(self.sweep, self.clock, self.backend, self.storage)
 
     def at(self, hour: float) -> list[str]:
-        """Call `tick` so many hours after the start; return what was appended."""
+        """Call `tick` so many hours after the start; return the kinds of changes."""
         self.clock.now = START + timedelta(hours=hour)
-        self.desk.added.clear()
-        tick(self.desk)
-        return [event.kind for event in self.desk.added]
+        self.context.events.clear()
+        tick(self.context)
+        return [event.kind for event in self.context.events]
 
     @property
-    def run(self):
-        return list(self.desk.book.runs.values())[-1]
+    def run(self) -> ScheduledRun:
+        return self.context.state.runs[-1]
