@@ -101,7 +101,7 @@ def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files and, unless told otherwise, of this machine."""
     from gdpo_tune.clusters.reach import find_errors, find_warnings
 
-    loaded, errors = load(options), list[tuple[ScheduledSweep, GdpoTuneError]]()
+    loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         for warning in find_warnings(sweep):
             print(f"warning: {warning}", file=sys.stderr)
@@ -129,14 +129,14 @@ def show_next(options: argparse.Namespace) -> int:
 
 def tick(options: argparse.Namespace) -> int:
     """Do everything that is due; a wrong file keeps no other sweep from running."""
-    from gdpo_tune.clusters.rounds import Rounds
+    from gdpo_tune.clusters.console import Rounds
 
     return Rounds(options.sweeps, read_clock).tick_all()
 
 
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
-    from gdpo_tune.clusters.rounds import Rounds
+    from gdpo_tune.clusters.console import Rounds
     from gdpo_tune.core.signals import on_signals
 
     ended, rounds = threading.Event(), Rounds(options.sweeps, read_clock)
@@ -180,7 +180,7 @@ def show_status(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.schedule_context import open_context
     from gdpo_tune.core.errors import GdpoTuneError
 
-    loaded, errors = load(options), list[tuple[ScheduledSweep, GdpoTuneError]]()
+    loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         try:
             print_status(open_context(sweep, read_clock, read_only=True))
@@ -224,7 +224,8 @@ def render(options: argparse.Namespace) -> int:
     )
     texts = {file: text for each in rendered for file, text in each.files.items()}
     if options.out is None:
-        print(TARGETS[options.target].separator.join(texts.values()), end="")
+        is_yaml = all(file.endswith(".yaml") for file in texts)
+        print(("---\n" if is_yaml else "\n").join(texts.values()), end="")
     else:
         with writing(f"--out {options.out}"):
             options.out.mkdir(parents=True, exist_ok=True)
@@ -259,7 +260,7 @@ def print_errors(
     loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()
 ) -> int:
     """Print the errors of sweeps and of files that are wrong; return the exit status."""
-    from gdpo_tune.clusters.rounds import worst_status
+    from gdpo_tune.clusters.console import worst_status
 
     for sweep, error in errors:
         print(f"error: {sweep.file}: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Schedules in the terminal: the next times, the state of runs, and what a tick has done."""
+"""Schedules in the terminal: ticks of many sweeps, the next times, and the state of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,93 @@ import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
+from gdpo_tune.clusters.schedule_context import Clock, ScheduleContext, open_context
 from gdpo_tune.clusters.schedule_decisions import ON_TIME
-from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduledRun
+from gdpo_tune.clusters.schedule_state import ACTIVE
+from gdpo_tune.clusters.tick import tick
+from gdpo_tune.core.errors import GdpoTuneError
 
 LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
 UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class Reporter:
+    """Prints changes, and each message on stderr only while it was not there the last time."""
+
+    def __init__(self) -> None:
+        self._printed: set[str] = set()
+
+    def print_messages(self, kind: str, messages: Sequence[str]) -> None:
+        """Print those messages that are new, as errors or warnings."""
+        for message in dict.fromkeys(messages):
+            if message not in self._printed:
+                print(f"{kind}: {message}", file=sys.stderr, flush=True)
+        self._printed = set(messages)
+
+    def print_news(self, context: ScheduleContext) -> None:
+        """Print the changes and the trouble since the last call."""
+        print_events(context)
+        self.print_messages("warning", [str(error) for error in context.trouble])
+        context.events, context.trouble = [], []
+
+
+class Rounds:
+    """Repeated ticks of every sweep of a directory."""
+
+    def __init__(self, directory: str, clock: Clock) -> None:
+        self.directory = directory
+        self._clock = clock
+        self._contexts: dict[tuple[str, str], ScheduleContext] = {}
+        self._reporter = Reporter()
+
+    def tick_all(self) -> int:
+        """Tick every sweep once; return the exit status."""
+        errors: list[GdpoTuneError] = []
+        messages: list[str] = []
+        try:
+            loaded = load_sweeps(self.directory)
+        except GdpoTuneError as error:
+            self._reporter.print_messages("error", [str(error)])
+            return error.exit_status
+        if loaded.error is not None:
+            errors, messages = [loaded.error], [str(loaded.error)]
+        for sweep in loaded.sweeps:
+            trouble = self._tick(sweep)
+            errors += trouble
+            messages += [f"{sweep.file}: {error}" for error in trouble]
+        self._reporter.print_messages("error", messages)
+        return worst_status(errors)
+
+    def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
+        """Tick one sweep; return its errors, which keep no other sweep from running."""
+        key = (sweep.storage, sweep.name)
+        context = self._contexts.pop(key, None)
+        try:
+            context = context or open_context(sweep, self._clock)
+            context.sweep, context.events, context.trouble = sweep, [], []
+            context.history.refresh()
+            try:
+                tick(context)
+            finally:
+                print_events(context)
+        except (GdpoTuneError, OSError) as error:
+            # the context is not kept: the next tick reads the state again
+            return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
+        self._contexts[key] = context
+        return context.trouble
+
+
+def worst_status(errors: Sequence[GdpoTuneError]) -> int:
+    """Return the exit status of several errors: a user's mistake comes before an outage."""
+    return min((error.exit_status for error in errors), default=0)
+
+
+def print_events(context: ScheduleContext) -> None:
+    """Print a line with its time for each change that a person may want to know."""
+    for event in context.events:
+        if event.text:
+            print(f"{event.at.astimezone(UTC).strftime(UTC_TIME)}  {event.text}", flush=True)
 
 
 def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) -> None:
@@ -33,52 +113,25 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
 def print_status(context: ScheduleContext) -> None:
     """Print the last run of a schedule, and what comes next."""
     sweep, state, now = context.sweep, context.state, context.clock()
-    limit = sweep.settings.budget.gpu_hours_per_30d
-    spent = f"{state.gpu_hours_spent(now):.4g}" + (f" of {limit:.4g}" if limit else "")
+    rows: list[tuple[str, str]] = []
+    for run in state.runs[-1:]:
+        is_active = run.state in ACTIVE
+        word = "stopping" if is_active and run.stop_reason else run.state
+        rows.append(("  last run", f"{run.name}, attempt {run.attempt}: {word}"))
+        summary = run.stop_reason if is_active else run.summary
+        rows += [("", summary)] if summary else []
+    if state.queued is not None:
+        rows.append(("  queued", context.run_name(state.queued)))
     start = state.due_after or now
     times = [time.strftime(UTC_TIME) for time in _next_times(sweep, max(start, now), 1)]
-    rows = [("  next", times[0] if times else "not by a schedule")]
+    rows.append(("  next", times[0] if times else "not by a schedule"))
     if start - now > ON_TIME:
         reason = f"the clock was ahead earlier: no run by the schedule until {start:%F %T}"
         rows.append(("  held back", reason))
-    rows.append(("  GPU-hours of 30 days", spent))
-    if state.queued is not None:
-        rows.insert(0, ("  queued", context.run_name(state.queued)))
-    if state.runs:
-        run, summary = state.runs[-1], _summarize(state.runs[-1])
-        is_stopping = run.stop_reason and run.state in ACTIVE
-        word = "stopping" if is_stopping else run.state
-        last = [("  last run", f"{run.name}, attempt {run.attempt}: {word}")]
-        rows = [*last, *([("", summary)] if summary else []), *rows]
+    limit, spent = sweep.settings.budget.gpu_hours_per_30d, f"{state.gpu_hours_spent(now):.4g}"
+    rows.append(("  GPU-hours of 30 days", spent + (f" of {limit:.4g}" if limit else "")))
     print(sweep.name)
     _print_columns(rows)
-
-
-def print_events(context: ScheduleContext) -> None:
-    """Print a line with its time for each change that a person may want to know."""
-    for event in context.events:
-        if event.text:
-            print(f"{event.at.astimezone(UTC).strftime(UTC_TIME)}  {event.text}", flush=True)
-
-
-class Reporter:
-    """Prints what is new after each look at a run."""
-
-    def __init__(self) -> None:
-        self._printed: set[str] = set()
-
-    def print_news(self, context: ScheduleContext) -> None:
-        """Print new changes, and each trouble once."""
-        print_events(context)
-        for error in context.trouble:
-            if str(error) not in self._printed:
-                print(f"warning: {error}", file=sys.stderr, flush=True)
-            self._printed.add(str(error))
-        context.events, context.trouble = [], []
-
-
-def _summarize(run: ScheduledRun) -> str:
-    return run.stop_reason if run.state in ACTIVE else run.summary
 
 
 def _next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:

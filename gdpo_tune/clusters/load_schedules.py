@@ -1,10 +1,9 @@
-"""From a directory of YAML files to scheduled sweeps, and to every problem in the others at once."""
+"""From a directory of YAML files to scheduled sweeps, or to every problem of the files."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,10 +115,10 @@ def list_overrides(settings: SweepFile, root: Path) -> dict[str, KeyPath]:
     """Return the file's overrides of its search space, as for `--set` -> the key that says so."""
     storage = json.dumps(resolve_path(settings.storage, root))
     overrides: dict[str, KeyPath] = {f"storage={storage}": ("storage",)}
-    if settings.tracking:
-        overrides[f"tracking.uri={json.dumps(settings.tracking)}"] = ("tracking",)
-    if settings.ledger:
-        overrides[f"ledger={json.dumps(settings.ledger)}"] = ("ledger",)
+    for key, target in (("tracking", "tracking.uri"), ("ledger", "ledger")):
+        address = getattr(settings, key)
+        if address:
+            overrides[f"{target}={json.dumps(address)}"] = (key,)
     for key in ("trials", "gpu_hours"):
         limit = getattr(settings.budget, key)
         if limit is not None:
@@ -129,39 +128,31 @@ def list_overrides(settings: SweepFile, root: Path) -> dict[str, KeyPath]:
 
 def _list_files(path: Path) -> list[Path]:
     """Return the YAML files of a directory, by name; or the file itself."""
-    problem = Problem(
-        str(path),
-        "",
-        "",
-        "there is no such file or directory",
-        "give a directory of scheduled sweeps, such as sweeps/",
-    )
+    reason, fix = "there is no such file or directory", "give a directory such as sweeps/"
     if is_file(path):
         return [path]
-    if not is_folder(path):
-        raise SpecError((problem,))
-    try:
-        # editors keep files whose names begin with a dot beside the file that they write
-        names = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
-    except OSError as error:
-        fix = "let the user that runs this command read it"
-        raise SpecError((replace(problem, reason=str(error.strerror), fix=fix),)) from error
-    files = sorted(entry for entry in names if entry.suffix in SUFFIXES)
-    if not files:
-        raise SpecError((replace(problem, reason="no file *.yaml in it"),))
-    return files
+    if is_folder(path):
+        reason = "no file *.yaml in it"
+        try:
+            # editors keep files whose names begin with a dot beside the file that they write
+            entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+        except OSError as error:
+            entries, reason = [], str(error.strerror)
+            fix = "let the user that runs this command read it"
+        files = sorted(entry for entry in entries if entry.suffix in SUFFIXES)
+        if files:
+            return files
+    raise SpecError((Problem(str(path), "", "", reason, fix),))
 
 
 def _refuse_same_names(files: Sequence[ScheduleFile]) -> None:
     """Note every name that several files have: they would write the same history."""
-    counts = Counter(file.name for file in files if file.name)
     for file in files:
-        if counts[file.name] > 1:
-            same = [other for other in files if other.name == file.name and other is not file]
-            others = ", ".join(str(other.root.find(("name",)).mark) for other in same)
-            mark = file.root.find(("name",)).mark
+        same = [each for each in files if each.name == file.name and each is not file]
+        if file.name and same:
+            others = ", ".join(str(each.name_mark) for each in same)
             reason, fix = f"also the name of {others}", "give each sweep a name of its own"
-            file.problems.add(mark, "name", file.name, reason, fix)
+            file.problems.add(file.name_mark, "name", file.name, reason, fix)
 
 
 class ScheduleFile:
@@ -173,6 +164,11 @@ class ScheduleFile:
         self.problems = Problems(Mark(str(file), 1))
         self.root = self._read()
         self.name = self._read_name()
+
+    @property
+    def name_mark(self) -> Mark:
+        """Line of the name; the first one if the file has no name."""
+        return self.root.find(("name",)).mark
 
     def load(self) -> ScheduledSweep | None:
         """Build the sweep and note every problem; return None if too much is wrong."""

@@ -1,4 +1,4 @@
-"""Runs that a person or another scheduler asks for by name: `run`, with or without waiting, `stop`."""
+"""Runs that a person or another scheduler starts or stops by name."""
 
 from __future__ import annotations
 
@@ -34,56 +34,20 @@ def choose_due_time(context: ScheduleContext, at: datetime | None, *, now: bool)
     Raises:
         UsageError: the time lies in the future, or there is no schedule.
     """
-    clock = context.clock()
+    clock, schedule = context.clock(), context.sweep.settings.schedule
     if at is not None and at - clock > ON_TIME:
         # the schedule would start no run for the times before it
         raise UsageError(
             f"--at {at.isoformat()}: that time has not come\n"
             "    fix: give a time in the past, or --now"
         )
-    if at is not None:
-        return at
-    this_second, schedule = clock.replace(microsecond=0), context.sweep.settings.schedule
-    if now:
-        return this_second
-    latest = schedule and schedule.last_time(this_second)
-    if latest is None:
+    due = at or (clock if now else schedule and schedule.last_time(clock))
+    if due is None:
         raise UsageError(
             f"{context.sweep.name} has no past time: it has no schedule, or a rare one\n"
             "    fix: give --now, or --at TIME, under which the run is found again"
         )
-    return latest
-
-
-def request_run(
-    context: ScheduleContext, due: datetime, *, once: bool = False, since: int | None = None
-) -> str:
-    """Make sure that the run of a time is active, queued or ended; repeating it changes nothing.
-
-    Args:
-        context: its schedule.
-        due: the time.
-        once: leave a run that failed or was stopped as it is, instead of resuming it.
-        since: number of changes when the run was still queued, if it was: a later skip is final.
-
-    Returns:
-        Why it was skipped, such as `overlap`, `budget` or `stopped`; empty if it was not.
-
-    Raises:
-        BackendError, BackendUnreachableError: the backend would not take a job now.
-    """
-    while True:
-        look_after_run(context)
-        why = "" if since is None else _why_skipped(context, due, since)
-        if why:
-            return why
-        event = _next_event(context, due, once=once)
-        if event is None:
-            return ""
-        if context.record(event) and event.kind == "skipped":
-            why = _why_skipped(context, due, context.state.number - 1)
-            if why:
-                return why
+    return due.replace(microsecond=0)
 
 
 def run_by_name(
@@ -96,39 +60,41 @@ def run_by_name(
     report: Callable[[ScheduleContext], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Run a sweep for a time; return the exit status.
+    """Run a sweep for a time; return the exit status. Repeating the call changes nothing.
 
     Args:
         context: its schedule.
         due: the time.
         wait: whether to stay until the run has ended.
-        once: see `request_run`.
+        once: whether a run that failed or was stopped stays so; otherwise it is resumed.
         every: seconds between two looks.
         report: called after each look.
         sleep: how to wait.
+
+    Raises:
+        BackendError, BackendUnreachableError: the backend would not take a job now.
     """
-    why = request_run(context, due, once=once)
-    while not why:
+    since: int | None = None
+    while True:
+        why = ""
+        try:
+            why = _request_run(context, due, since, once=once)
+        except BackendError as error:
+            if since is None or context.state.active is None:
+                raise
+            context.trouble.append(error)  # an active run goes on whatever its backend says
         send_notices(context)
         report(context)
-        run, queued = context.state.run_for(due), context.state.queued == due
-        if run is not None and run.state not in ACTIVE and not queued:
+        run = context.state.run_for(due)
+        if why:
+            return EXIT_STATUS.get(why, EXIT_STATUS["skipped"])
+        if run is not None and run.state not in ACTIVE and context.state.queued != due:
             return EXIT_STATUS[run.state]
         if not wait:
             return 0
         sleep(every)
-        since = context.state.number
+        since, once = context.state.number, True
         context.history.refresh()
-        if queued:
-            why = request_run(context, due, once=once, since=since)
-            continue
-        try:
-            look_after_run(context)
-        except BackendError as error:
-            context.trouble.append(error)  # wait for an active run whatever its backend says
-    send_notices(context)
-    report(context)
-    return EXIT_STATUS.get(why, EXIT_STATUS["skipped"])
 
 
 def stop_by_name(context: ScheduleContext) -> bool:
@@ -152,30 +118,45 @@ def hand_back_machine(
 
     Nothing is written down: for the next call the machine was lost, and the run goes on.
     """
-    run = context.state.active
-    job = run and run.job
-    if job is None:
+    run, waited = context.state.active, 0.0
+    if run is None or run.job is None:
         return
-    backend, waited = context.backend, 0.0
-    while waited < CHECKPOINT_SECONDS and backend.poll(job).running:
-        backend.stop(job, waited)
+    while waited < CHECKPOINT_SECONDS and context.backend.poll(run.job).running:
+        context.backend.stop(run.job, waited)
         sleep(POLL_SECONDS)
         waited += POLL_SECONDS
 
 
+def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, once: bool) -> str:
+    """Make sure that the run of a time is active, queued or ended.
+
+    Returns:
+        Why it was skipped here, or by any process after change number `since`; empty if it was not.
+    """
+    while True:
+        look_after_run(context)
+        why = "" if since is None else _why_skipped(context, due, since)
+        event = None if why else _next_event(context, due, once=once)
+        if event is None:
+            return why
+        if context.record(event):
+            since = context.state.number - 1
+            once = once or event.kind in ("started", "retried")
+
+
 def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> ScheduleEvent | None:
-    run, active = context.state.run_for(due), context.state.active
-    if run is not None and (run is active or run.state == "finished" or once):
+    run, active, queued = context.state.run_for(due), context.state.active, context.state.queued
+    has_ended = run is not None and (run.state == "finished" or once)
+    if run is not None and (run is active or (has_ended and queued != due)):
         return None
     if active is None:
         return begin_run(context, due, by_name=True)
-    if context.state.queued == due:
+    if queued == due:
         return None
     return resolve_overlap(context, active, due, by_name=True)
 
 
 def _why_skipped(context: ScheduleContext, due: datetime, since: int) -> str:
-    """Return why a time was skipped by a change after number `since`; empty if it was not."""
     for notice in context.state.notices:
         skipped = notice.skipped
         if notice.number > since and skipped and skipped[0] <= due <= skipped[1]:

@@ -7,11 +7,7 @@ notices wait for the next tick.
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import urllib.error
-import urllib.request
 from typing import Any
 
 from gdpo_tune.clusters.outside_calls import call_within
@@ -28,16 +24,19 @@ def send_notices(context: ScheduleContext) -> None:
     settings = context.sweep.settings.notify
     if settings is None:
         return
-    while (notice := _next_notice(context, settings.on)) is not None:
-        address = os.environ.get(settings.webhook_env, "")
-        problem = post(address, build_message(context, notice))
-        if problem and notice.failed:
+    for number in [notice.number for notice in context.state.notices]:
+        notice, now = _find_notice(context, number), context.clock()
+        is_wanted = notice and notice.occasion in settings.on and now - notice.at <= DAY
+        if notice is None or not is_wanted or notice.delivery == "sent":
+            continue
+        problem = post(os.environ.get(settings.webhook_env, ""), build_message(context, notice))
+        if problem and notice.delivery == "failed":
             return
-        event = ScheduleEvent("sent", context.clock())
-        if problem:
-            text = f"{context.sweep.name}: {settings.webhook_env}: {problem}"
-            event = ScheduleEvent("not sent", context.clock(), text)
-        _record_result(context, notice.number, event)
+        text = f"{context.sweep.name}: {settings.webhook_env}: {problem}" if problem else ""
+        event = ScheduleEvent("not sent" if problem else "sent", now, text)
+        while notice is not None:  # whatever other processes write meanwhile
+            notice.delivery = "failed" if problem else "sent"
+            notice = None if context.record(event) else _find_notice(context, number)
         if problem:
             return
 
@@ -57,24 +56,20 @@ def build_message(context: ScheduleContext, notice: Notice) -> dict[str, Any]:
 
 def post(address: str, message: dict[str, Any]) -> str:
     """POST a message as JSON; return why that failed, without the address, which is a secret."""
+    import httpx
+
     problem = webhook_problem(address)
     if problem:
         return problem
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(address, json.dumps(message).encode(), headers)
     try:
-        opener = urllib.request.build_opener(NoRedirects)
-        call_within(SECONDS, lambda: opener.open(request).close())
-    except urllib.error.HTTPError as error:
-        error.close()
-        return f"the webhook answered {error.code}"
-    except urllib.error.URLError as error:
-        return f"the webhook does not answer ({error.reason})"
-    except TimeoutError:
+        # a redirect is not followed: the message would be lost
+        answer = call_within(SECONDS, lambda: httpx.post(address, json=message, timeout=SECONDS))
+    except (TimeoutError, httpx.TimeoutException):
         return f"the webhook does not answer within {SECONDS:g} s"
-    except (OSError, http.client.HTTPException) as error:
-        return f"the webhook does not answer ({type(error).__name__})"
-    return ""
+    except (OSError, httpx.HTTPError) as error:
+        reason = str(error) if isinstance(error, httpx.ConnectError) else type(error).__name__
+        return f"the webhook does not answer ({reason})"
+    return "" if answer.is_success else f"the webhook answered {answer.status_code}"
 
 
 def webhook_problem(address: str) -> str:
@@ -90,28 +85,5 @@ def webhook_problem(address: str) -> str:
     return ""
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect counts as a failure: it would be followed by GET, without the message."""
-
-    def redirect_request(
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> None:
-        """Follow no redirect."""
-
-
-def _next_notice(context: ScheduleContext, occasions: tuple[str, ...]) -> Notice | None:
-    now = context.clock()
-    for notice in context.state.notices:
-        if notice.occasion in occasions and not notice.sent and now - notice.at <= DAY:
-            return notice
-    return None
-
-
-def _record_result(context: ScheduleContext, number: int, event: ScheduleEvent) -> None:
-    """Note that a notice was sent or not, whatever other processes write meanwhile."""
-    recorded = False
-    while not recorded:
-        for notice in context.state.notices:
-            if notice.number == number:
-                notice.sent, notice.failed = event.kind == "sent", event.kind != "sent"
-        recorded = context.record(event)
+def _find_notice(context: ScheduleContext, number: int) -> Notice | None:
+    return next((each for each in context.state.notices if each.number == number), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -55,6 +56,22 @@ class ProgramAnswer:
     def message(self) -> str:
         """Its error message in one line."""
         return " ".join((self.err.strip() or self.out.strip()).split())[:500] or "no reason given"
+
+    def refuse_error(self, backend: str, away: re.Pattern[str]) -> None:
+        """Raise the error of a program that failed.
+
+        Raises:
+            BackendUnreachableError: the message matches `away`.
+            BackendError: any other one.
+        """
+        if self.exit_status == 0:
+            return
+        if away.search(self.message):
+            raise BackendUnreachableError(
+                f"backend {backend} does not answer: {self.message}\n"
+                "    fix: start it, or correct how this machine reaches it"
+            )
+        raise BackendError(f"backend {backend}: {self.message}")
 
 
 def call_program(backend: str, words: Sequence[str], text: str = "") -> ProgramAnswer:

@@ -43,13 +43,9 @@ class ScheduleContext:
         return self.build_backend(self.sweep)
 
     def record(self, event: ScheduleEvent) -> bool:
-        """Write the changed state; return False if another process was first.
-
-        Then the state is that of the other process: decide again.
-        """
+        """Write the changed state; if another process was first, take its state, return False."""
         saved = self.history.save()
-        if saved:
-            self.events.append(event)
+        self.events += [event] if saved else []
         return saved
 
     def run_name(self, due: datetime) -> str:
@@ -60,11 +56,7 @@ class ScheduleContext:
 def open_context(
     sweep: ScheduledSweep, clock: Clock, *, read_only: bool = False
 ) -> ScheduleContext:
-    """Read the state of a schedule.
-
-    Raises:
-        StoreError: it cannot be read, or, if there is none yet, not be written.
-    """
+    """Read the state of a schedule; refuse a new one where no state could be written."""
     storage = ScheduleStorage(sweep.storage)
     context = ScheduleContext(sweep, ScheduleHistory(storage, sweep.name), clock)
     context.history.refresh()

@@ -65,7 +65,7 @@ def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False)
     Args:
         context: has no active run.
         due: the time.
-        by_name: whether `run` asks for it, not the schedule.
+        by_name: whether `run` asks for it, not the schedule; so in all functions here.
 
     Raises:
         BackendError, BackendUnreachableError: the backend would not take a job now.
@@ -123,14 +123,14 @@ def skip_times(
     *,
     by_name: bool = False,
 ) -> ScheduleEvent:
-    """Start no run for some times.
+    """Start no run for some times, and add a notice.
 
     Args:
-        context: gets a notice.
+        context: the schedule.
         times: in order; only the first, the last and their count are recorded.
         why: `missed`, `overlap`, `budget`, `disabled` or `stopped`.
         reason: the same for a person.
-        by_name: whether `run` has asked for them, not the schedule.
+        by_name: see `begin_run`.
     """
     state, now, first, last = context.state, context.clock(), times[0], times[-1]
     if state.queued is not None and first <= state.queued <= last:
@@ -189,19 +189,21 @@ def end_run(
     reason: str,
     exit_status: int | None,
 ) -> ScheduleEvent:
-    """Note the end of a run, and what it came to.
+    """Note the end of the active run, with its figures, and add a notice.
 
     Args:
-        context: gets a notice.
+        context: the schedule.
         run: the active run.
-        end_state: `finished`, `failed` or `stopped`.
+        end_state: how it ended.
         reason: why, for a person; empty if it finished.
         exit_status: of its command; None if it is not known.
     """
     state, figures = context.state, dict[str, Any]()
     if run.job or run.attempt > 1:  # otherwise it has never run
-        earlier = state.last_finished(run.identity) if end_state == "finished" else None
-        figures = context.read_figures(context.sweep, run.name, earlier and earlier.name)
+        same = (each for each in reversed(state.runs) if each.identity == run.identity)
+        earlier = next((each.name for each in same if each.state == "finished"), None)
+        compared = earlier if end_state == "finished" else None
+        figures = context.read_figures(context.sweep, run.name, compared)
     # an unreadable ledger counts with all that the run may have spent
     unread = run.gpu_hours_limit if "unknown" in figures else None
     hours, now = float(figures.get("gpu_hours", unread or 0.0)), context.clock()

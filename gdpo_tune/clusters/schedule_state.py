@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AwareDatetime, BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from gdpo_tune.clusters.schedule_spec import Occasion
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
@@ -27,19 +27,18 @@ MONTH, DAY = timedelta(days=30), timedelta(hours=24)
 UNREAD = -1
 
 EndState = Literal["finished", "failed", "stopped"]
-RunState = Literal["starting", "running"] | EndState
-ACTIVE: tuple[RunState, ...] = ("starting", "running")
+ACTIVE = ("starting", "running")
 """States of a run that has not ended."""
 Time = Annotated[
     AwareDatetime, Ge(datetime(1970, 1, 1, tzinfo=UTC)), Le(datetime(9000, 1, 1, tzinfo=UTC))
 ]
-"""A time in UTC by a clock that may be wrong, far enough from the ends of the calendar."""
+"""A time by a clock that may be wrong, far enough from the ends of the calendar."""
 Hours = Annotated[FiniteFloat, Ge(0)]
 Number = Annotated[int, Ge(0), Le(2**53)]
 
 
 class Record(BaseModel):
-    """JSON that is refused if it was damaged or forged: all code behind it relies on its types."""
+    """JSON that is refused if it was damaged or forged: the code behind it relies on its types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -50,11 +49,11 @@ class JobHandle(Record):
     backend: str
     id: str
     directory: str = ""
-    """Directory with its logs, for `local` and `slurm`."""
+    """Directory with its logs; for `local` and `slurm`."""
     machine: str = ""
-    """Host name, for `local`."""
-    processes: list[tuple[int, FiniteFloat]] = []
-    """Pid and creation time of supervisor and sweep, for `local`."""
+    """Host name; for `local`, as is the next one."""
+    processes: list[Annotated[tuple[int, FiniteFloat], Field(strict=False)]] = []
+    """Pid and creation time of supervisor and sweep."""
 
 
 class ScheduledRun(Record):
@@ -71,10 +70,10 @@ class ScheduledRun(Record):
     """True if `run` has started it, not the schedule."""
     gpu_hours_limit: Hours | None = None
     """GPU-hours that it may spend, over all its attempts."""
-    attempt: Annotated[Number, Ge(1)] = 1
+    attempt: Number = 1
     earlier_attempts: Number = 0
-    """Attempts before it was resumed by name; they do not count towards `max_attempts`."""
-    state: RunState = "starting"
+    """Attempts before it was resumed; they do not count towards `max_attempts`."""
+    state: Literal["starting", "running"] | EndState = "starting"
     """`starting`: claimed, but no backend is known to have its newest attempt."""
     not_before: Time | None = None
     """When the newest attempt may be submitted; None: at once."""
@@ -95,7 +94,7 @@ class ScheduledRun(Record):
 
 
 class Notice(Record):
-    """An end of a run, or times without a run: the news for the webhook."""
+    """An end of a run, or times without a run: news for the webhook."""
 
     number: Number
     """Number of the change that it belongs to."""
@@ -107,9 +106,7 @@ class Notice(Record):
     """First and last time without a run."""
     why: str = ""
     """Why they have none: `missed`, `overlap`, `budget`, `disabled` or `stopped`."""
-    sent: bool = False
-    failed: bool = False
-    """True if the webhook did not take it at the first attempt."""
+    delivery: Literal["pending", "failed", "sent"] = "pending"
 
 
 class ScheduleState(Record):
@@ -141,18 +138,11 @@ class ScheduleState(Record):
 
         After a clock that was ahead it lies in the future, and nothing is due.
         """
-        if self.since is None or self.handled is None:
-            return self.since
-        return max(self.since, self.handled)
+        return max((time for time in (self.since, self.handled) if time), default=None)
 
     def run_for(self, due: datetime) -> ScheduledRun | None:
         """Return the run of a time."""
         return next((run for run in reversed(self.runs) if run.due == due), None)
-
-    def last_finished(self, identity: str) -> ScheduledRun | None:
-        """Return the newest finished run of a spec."""
-        runs = (run for run in reversed(self.runs) if run.state == "finished")
-        return next((run for run in runs if run.identity == identity), None)
 
     def gpu_hours_spent(self, now: datetime) -> float:
         """Return the GPU-hours of the last 30 days, and later ones of a clock that was ahead."""
@@ -160,16 +150,16 @@ class ScheduleState(Record):
 
     def handle(self, due: datetime) -> None:
         """Note that a time of the schedule, and all before it, need nothing more."""
-        self.handled = due if self.handled is None else max(self.handled, due)
+        self.handled = max(due, self.handled or due)
 
     def add_run(self, run: ScheduledRun) -> None:
-        """Append a new or resumed run; forget the oldest ones beyond `KEPT_RUNS`."""
+        """Append a new or resumed run; after a month forget all but `KEPT_RUNS`."""
         others = [each for each in self.runs if each is not run]
         recent = [each for each in others[:-KEPT_RUNS] if run.began - each.began < MONTH]
         self.runs = [*recent, *others[-KEPT_RUNS:], run]
 
     def add_notice(self, notice: Notice) -> None:
-        """Append a notice; forget the oldest ones beyond `KEPT_NOTICES` after a day."""
+        """Append a notice; after a day forget all but `KEPT_NOTICES`."""
         recent = [each for each in self.notices[:-KEPT_NOTICES] if notice.at - each.at < DAY]
         self.notices = [*recent, *self.notices[-KEPT_NOTICES:], notice]
 
@@ -197,7 +187,7 @@ class ScheduleHistory:
         """Read the state if another process has changed it.
 
         Raises:
-            StoreError: it cannot be read, or is older than before.
+            StoreError: it cannot be read, is damaged, or is older than before.
         """
         newest = max(self._numbers(), default=0)
         if newest < self._number:
@@ -210,10 +200,7 @@ class ScheduleHistory:
             self._number = newest
 
     def save(self) -> bool:
-        """Write the changed state; if another process was first, read its state instead.
-
-        Returns:
-            Whether the change was written.
+        """Write the changed state; if another process was first, read its state and return False.
 
         Raises:
             StoreError: it cannot be written; the next `refresh` reads the state again.
@@ -238,25 +225,21 @@ class ScheduleHistory:
                 self.storage.delete(self._path(old))
         return True
 
-    def describe_damage(self, number: int | None = None) -> StoreError:
-        """Build the error for a state file that no process can have written; None: the newest."""
-        path = self._path(self._number if number is None else number)
-        return StoreError(
-            f"storage {self.storage.address}: {path} is damaged, or was "
-            "written by a later version\n    fix: restore it, update this package, or move the "
-            "directory aside to begin a new history"
-        )
-
     def _read(self, number: int) -> ScheduleState:
         if not number:
             return ScheduleState()
+        error: ValidationError | None = None
         try:
             state = ScheduleState.model_validate_json(self.storage.read(self._path(number)))
-        except ValidationError as error:
-            raise self.describe_damage(number) from error
-        if state.number != number:
-            raise self.describe_damage(number)
-        return state
+            if state.number == number:
+                return state
+        except ValidationError as invalid:
+            error = invalid
+        raise StoreError(
+            f"storage {self.storage.address}: {self._path(number)} is damaged, or was written by a "
+            "later version\n    fix: restore it, update this package, or move the directory aside "
+            "to begin a new history"
+        ) from error
 
     def _numbers(self) -> list[int]:
         names = self.storage.names(self.directory)

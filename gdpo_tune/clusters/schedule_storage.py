@@ -4,6 +4,8 @@
 the name exists, and other processes see the file only once it is whole. Local disks and NFS keep
 to that. In an object store it is a conditional write (`If-None-Match: *` on S3), which s3fs, gcsfs
 and adlfs support. `check` finds out whether a store ignores the condition.
+
+Every method raises a `StoreError` if the place cannot be used.
 """
 
 from __future__ import annotations
@@ -19,16 +21,9 @@ from gdpo_tune.core.object_store import is_url, open_filesystem, unusable
 
 
 class ScheduleStorage:
-    """Files below one directory or address; their names are relative to it, with `/`."""
+    """Files below a directory or an address; their names are relative to it, with `/`."""
 
     def __init__(self, address: str) -> None:
-        """
-        Args:
-            address: a directory, or the address of an object store.
-
-        Raises:
-            StoreError: the scheme is unknown, or the package for it is not installed.
-        """
         self.address = address
         self._on_disk = not is_url(address)
         url = f"file://{os.path.abspath(address)}" if self._on_disk else address
@@ -39,7 +34,6 @@ class ScheduleStorage:
 
         Raises:
             FileExistsError: it exists already.
-            StoreError: it cannot be written.
         """
         with self._explaining_errors(FileExistsError):
             if self._on_disk:
@@ -48,11 +42,7 @@ class ScheduleStorage:
                 self._files.pipe_file(self._path(name), content, mode="create")
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in a directory, without its own; an empty list if it does not exist.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Return the names of the files in a directory; an empty list if it does not exist."""
         try:
             with self._explaining_errors(FileNotFoundError):
                 paths = self._files.ls(self._path(directory), detail=False)
@@ -61,11 +51,7 @@ class ScheduleStorage:
         return sorted(str(path).rpartition("/")[2] for path in paths)
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Return the content of a file."""
         with self._explaining_errors():
             return self._files.cat_file(self._path(name))
 
@@ -75,11 +61,7 @@ class ScheduleStorage:
             self._files.rm_file(self._path(name))
 
     def check(self) -> None:
-        """Refuse a storage in which files cannot be created, or can be created twice.
-
-        Raises:
-            StoreError: with the reason and a fix.
-        """
+        """Refuse a storage in which files cannot be created, or can be created twice."""
         name = f".schedule/probe-{uuid.uuid4().hex}"
         self.create(name, b"")
         try:
@@ -98,7 +80,6 @@ class ScheduleStorage:
 
     @contextmanager
     def _explaining_errors(self, *expected: type[OSError]) -> Generator[None]:
-        """Turn errors of the disk or the store into a `StoreError`, except the expected ones."""
         try:
             yield
         except expected:

@@ -193,7 +193,7 @@ REFUSED = {
         "systemd cannot express",
     ),
     "a backend without an image": ("kuberay", LOCAL, "", "", "pods need an image"),
-    "a backend without nodes": ("slurm", LOCAL, "", "", "slurm needs to know of nodes"),
+    "a backend without nodes": ("slurm", LOCAL, "", "", "slurm needs to know the number"),
     "the last day": ("kuberay", KUBERAY, "* * 1-5", "L * *", "L, LW and # are words"),
     "the second Monday": ("crontab", LOCAL, "* * 1-5", "* * 1#2", "L, LW and # are words"),
     "the last working day": ("systemd", LOCAL, "* * 1-5", "LW * *", "no last working day"),

@@ -42,7 +42,7 @@ CASES = {
         "/mnt/sweeps",
         "runs",
         "storage",
-        "which no pod sees",
+        "which pods do not see",
         "claim:",
     ),
     "nothing mounted": (
@@ -58,7 +58,7 @@ CASES = {
         "claim: sweeps",
         "claim: sweeps, working_dir: search",
         "backend.working_dir",
-        "neither a folder",
+        "neither a directory",
         "/srv/search",
     ),
     "a queue for a cluster that is there": (
@@ -66,7 +66,7 @@ CASES = {
         "claim: sweeps",
         "cluster: a, queue: b",
         "backend.queue",
-        "Kueue admits clusters",
+        "Kueue admits new clusters",
         "one of the two",
     ),
     "an underscore in the name": (
@@ -107,7 +107,7 @@ CASES = {
         "nodes: 2",
         "nodes: 2, options: [a100]",
         "backend.options",
-        "no option of sbatch",
+        "not an option of sbatch",
         "--constraint",
     ),
     "a misspelt backend": (

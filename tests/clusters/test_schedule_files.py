@@ -176,8 +176,8 @@ CASES = {
         "kind: slurm, folder: ~no-such-user/jobs",
         6,
         "backend.folder",
-        "no such user",
-        "from / on",
+        "no user of that name",
+        "begins with /",
     ),
     "an address as a folder": (
         "kind: local",
@@ -185,7 +185,7 @@ CASES = {
         6,
         "backend.folder",
         "an address",
-        "a folder",
+        "a directory",
     ),
     "a name that Kubernetes does not take": (
         "kind: local",
@@ -233,7 +233,7 @@ CASES = {
         2,
         "space",
         "there is no file",
-        "is looked for",
+        "relative to",
     ),
     "a space without a name": ("search_spaces/gpu.yaml", '""', 2, "space", "empty", "write a word"),
     "a storage without a name": ("storage: runs", 'storage: ""', 7, "storage", "empty", "a word"),
@@ -242,8 +242,8 @@ CASES = {
         "storage: ~no-such-user/runs",
         7,
         "storage",
-        "no such user",
-        "from / on",
+        "no user of that name",
+        "begins with /",
     ),
     "a number as a name": ("name: nightly", "name: 5", 1, "name", "not a piece of text", "quoted"),
     "a cluster with two addresses": (
@@ -267,7 +267,7 @@ CASES = {
         "storage: s3://bucket/sweeps",
         7,
         "storage",
-        "no journal can live",
+        "cannot hold a journal",
         "ledger: postgresql",
     ),
     "a storage that is a file": (
@@ -454,7 +454,7 @@ def test_what_is_no_file_is_not_read_and_keeps_no_other_from_running(tmp_path, m
     loaded = load_sweeps(tmp_path / "sweeps")
     assert [sweep.name for sweep in loaded.sweeps] == ["nightly"]
     assert loaded.error is not None
-    assert "x.yaml: not a file\n    fix: move it out of the folder" in str(loaded.error)
+    assert "x.yaml: not a file\n    fix: move it out of the directory" in str(loaded.error)
 
 
 def test_what_an_editor_keeps_beside_a_file_is_no_sweep(tmp_path):

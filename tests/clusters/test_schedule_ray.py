@@ -17,6 +17,7 @@ import pytest
 import gdpo_tune
 from gdpo_tune.clusters.backends import jobs_api, ray_jobs
 from gdpo_tune.clusters.backends.base import ScheduledJob
+from gdpo_tune.clusters.backends.jobs_api import JobsApi
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import list_overrides
 from gdpo_tune.clusters.schedule_state import JobHandle
@@ -44,14 +45,19 @@ def client() -> Client:
     return Client()
 
 
+class FakeApi(JobsApi):
+    """Calls of a client that is made up."""
+
+    def client(self) -> Client:
+        self.fake.headers = self.headers()
+        return self.fake
+
+
 def backend_with(client: Client, sweep) -> RayJobs:
     made = ray_jobs.build_backend(sweep)
-
-    def make(address: str, headers: dict[str, str]) -> Client:
-        client.headers = dict(headers)
-        return client
-
-    return replace(made, api=replace(made.api, make_client=make))
+    api = FakeApi(made.api.address, made.api.token, made.api.caller, made.api.token_fix)
+    object.__setattr__(api, "fake", client)
+    return replace(made, api=api)
 
 
 def job_for(sweep) -> ScheduledJob:

@@ -152,7 +152,7 @@ def test_a_controller_that_is_away(backend, controller, job):
     known = backend.submit(job)
     controller.says = ProgramAnswer(1, "", AWAY)
     for call in (backend.check, lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
-        with pytest.raises(BackendUnreachableError, match="the controller does not answer"):
+        with pytest.raises(BackendUnreachableError, match="backend slurm does not answer"):
             call()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import gdpo_tune
 from gdpo_tune import sweep
-from gdpo_tune.clusters.backends import jobs_api, runtime_env, submit
+from gdpo_tune.clusters.backends import jobs_api, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.jobs import Client, serve_dashboard, without_tokens
 
@@ -56,7 +56,7 @@ def test_a_sweep_is_sent_with_its_folder_and_the_package(head, client, capsys):
     assert sent["metadata"] == {"gdpo_tune_sweep": f"{here}/runs/code"}
     assert sent["runtime_env"] == {
         "working_dir": str(here),
-        "excludes": [*runtime_env.NEVER_SENT, "/runs"],
+        "excludes": [*jobs_api.NEVER_SENT, "/runs"],
         "env_vars": {"PYTHONUNBUFFERED": "1"},
         "py_modules": [str(Path(gdpo_tune.__file__).parent)],
     }
@@ -180,19 +180,19 @@ def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *elsewhere])
     nowhere = ["--working-dir", str(tmp_path / "no")]
     with pytest.raises(BackendError, match="is not a directory"):
-        runtime_env.build_runtime_env(tmp_path / "no", "s3://x", "x")
+        jobs_api.build_runtime_env(tmp_path / "no", "s3://x", "x")
     with pytest.raises(BackendError, match="is not in"):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *nowhere])
 
 
 def test_a_checkout_brings_the_package_by_itself():
     root = Path(gdpo_tune.__file__).parents[1]
-    assert "py_modules" not in runtime_env.build_runtime_env(root, "s3://bucket", "x")
+    assert "py_modules" not in jobs_api.build_runtime_env(root, "s3://bucket", "x")
 
 
 def test_storage_that_is_the_folder_itself_is_not_left_out(tmp_path):
-    assert runtime_env.list_excludes(str(tmp_path), tmp_path) == runtime_env.NEVER_SENT
-    assert runtime_env.list_excludes("s3://bucket/runs", tmp_path) == runtime_env.NEVER_SENT
+    assert jobs_api.list_excludes(str(tmp_path), tmp_path) == jobs_api.NEVER_SENT
+    assert jobs_api.list_excludes("s3://bucket/runs", tmp_path) == jobs_api.NEVER_SENT
 
 
 def test_rays_client_gets_the_address_that_was_given(monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import rounds
+from gdpo_tune.clusters import console
 from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.outcome import read_figures
 from gdpo_tune.clusters.schedule_context import ScheduleContext
@@ -141,14 +141,14 @@ def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
 ):
     scheduled(tmp_path, NIGHTLY)
     scheduled(tmp_path, NIGHTLY, name="other")
-    real = rounds.tick
+    real = console.tick
 
     def broken(context: ScheduleContext) -> None:
         if context.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
         real(context)
 
-    monkeypatch.setattr(rounds, "tick", broken)
+    monkeypatch.setattr(console, "tick", broken)
     assert call(tmp_path, "tick") == 1
     backend.clock.pass_by(hours=1)
     assert call(tmp_path, "tick") == 1

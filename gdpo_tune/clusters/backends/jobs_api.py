@@ -1,23 +1,21 @@
-"""The Jobs API of a Ray cluster, with time limits and errors that say how to fix a mistake."""
+"""The Jobs API of a Ray cluster, with time limits and clear errors, and the environment of jobs."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import re
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus
 from gdpo_tune.clusters.locations import dashboard_problem
 from gdpo_tune.clusters.outside_calls import call_within
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.object_store import is_url
 
 T = TypeVar("T")
 ANSWER_SECONDS = 10.0
@@ -31,6 +29,10 @@ NO_JOB = "404"
 """Part of the message of an untyped error: there is no such job."""
 ACTIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
+NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
+"""Patterns of files that only this machine needs; those of `.gitignore` are not sent either."""
+PACKAGE = Path(__file__).resolve().parents[2]
+"""Directory of this package."""
 _ENVIRONMENT = threading.Lock()
 
 
@@ -46,15 +48,9 @@ class JobsApi:
     """For messages: `backend ray-job`."""
     token_fix: str
     """How a user gives a token."""
-    make_client: Callable[[str, Mapping[str, str]], Any] | None = None
-    """For tests; None: Ray's own client."""
 
     def __post_init__(self) -> None:
-        """Refuse an address or a token that cannot be used.
-
-        Raises:
-            BackendError: with the reason.
-        """
+        """Raise a `BackendError` for an address or a token that cannot be used."""
         problem = dashboard_problem(self.address)
         if problem:
             raise BackendError(
@@ -75,23 +71,29 @@ class JobsApi:
             BackendError: it does not take the token, or is not a Ray cluster.
             BackendUnreachableError: it does not answer.
         """
+        import httpx
+
+        url, reason = f"{self.address}/api/version", ""
+        fix = "write the dashboard's address, which has port 8265 by default"
         try:
-            json.loads(call_within(ANSWER_SECONDS, self._fetch_version))["ray_version"]
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise self._refused(error.code) from None
-        except OSError as error:  # URLError and time-outs among them
-            raise self._unreachable(getattr(error, "reason", error)) from None
-        except (http.client.HTTPException, ValueError, KeyError, TypeError):
-            raise BackendError(
-                f"{self.caller}: {self.address} is not the dashboard of a Ray cluster\n"
-                "    fix: write the dashboard's address, which has port 8265 by default"
-            ) from None
+            answer = call_within(ANSWER_SECONDS, lambda: httpx.get(url, headers=self.headers()))
+            if answer.status_code in (401, 403):
+                reason = "does not take the token" if self.token else "asks for a token"
+                reason, fix = f"{reason} ({answer.status_code})", self.token_fix
+            elif not answer.is_success:
+                reason = f"answers {answer.status_code} to /api/version"
+                fix = "write the address of a Ray dashboard, or repair the proxy in front of it"
+            elif "ray_version" not in answer.json():
+                raise ValueError
+        except (OSError, httpx.NetworkError, httpx.TimeoutException) as error:
+            raise self._unreachable(error) from None
+        except (httpx.HTTPError, ValueError, TypeError):
+            reason = "is not the dashboard of a Ray cluster"
+        if reason:
+            raise BackendError(f"{self.caller}: {self.address} {reason}\n    fix: {fix}")
 
     def client(self) -> Any:
         """Build Ray's client for these jobs."""
-        if self.make_client is not None:
-            return self.make_client(self.address, self.headers())
         from ray.job_submission import JobSubmissionClient
 
         with _hide_variables(OVERRIDES):
@@ -112,9 +114,8 @@ class JobsApi:
         try:
             return call_within(CALL_SECONDS, lambda: call(self.client()))
         except ImportError as error:
-            raise BackendError(
-                f"{self.caller}: {error}\n    fix: pip install 'gdpo-tune[cluster]'"
-            ) from error
+            fix = "pip install 'gdpo-tune[cluster]'"
+            raise BackendError(f"{self.caller}: {error}\n    fix: {fix}") from error
         except OSError as error:  # errors of requests and time-outs are of this kind
             raise self._unreachable(error) from error
         except Exception as error:  # Ray's errors have no type of their own
@@ -125,21 +126,6 @@ class JobsApi:
             f"{self.caller}: {self.address} does not answer ({reason})\n"
             "    fix: start the cluster, or correct the address"
         )
-
-    def _fetch_version(self) -> bytes:
-        request = urllib.request.Request(f"{self.address}/api/version", headers=self.headers())
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-            return answer.read()
-
-    def _refused(self, code: int) -> BackendError:
-        reason, fix = (
-            f"answers {code} to /api/version",
-            ("write the address of a Ray dashboard, or repair the proxy in front of it"),
-        )
-        if code in (401, 403):
-            reason = f"{'does not take the token' if self.token else 'asks for a token'} ({code})"
-            fix = self.token_fix
-        return BackendError(f"{self.caller}: {self.address} {reason}\n    fix: {fix}")
 
 
 def state_of(job: Any) -> str:
@@ -155,13 +141,62 @@ def poll_job(client: Any, name: str) -> JobStatus:
         if NO_JOB not in str(error):
             raise
         return JobStatus(running=False, reason="the cluster does not know the job any more")
-    state = state_of(job)
+    state, message = state_of(job), " ".join((job.message or "").split())
     if state in ACTIVE:
         return JobStatus(running=True)
     if state == "SUCCEEDED":
         return JobStatus(running=False, exit_status=0)
-    message = " ".join((job.message or "").split())
     return JobStatus(False, job.driver_exit_code, f"{state.lower()}: {message}"[:500])
+
+
+def build_runtime_env(directory: Path, storage: str, caller: str) -> dict[str, Any]:
+    """Build the environment of a job whose working directory is a copy of `directory`.
+
+    Relative paths mean the same there as here. The package is sent along, so a job runs the code
+    that it was submitted with, whatever the cluster's image has; its requirements are not. Sweeps
+    in `storage` are not sent.
+
+    Raises:
+        BackendError: the directory cannot or should not be sent.
+    """
+    directory = directory.resolve()
+    if not directory.is_dir():
+        raise BackendError(f"{caller}: {directory} is not a directory that could be sent")
+    if directory in (Path("/"), Path.home().resolve()):
+        raise BackendError(
+            f"{caller}: {directory} is not sent to a cluster: it holds far more than a project\n"
+            "    fix: name the directory that holds the search space, or call from there"
+        )
+    code = {} if PACKAGE.is_relative_to(directory) else {"py_modules": [str(PACKAGE)]}
+    return {
+        "working_dir": str(directory),
+        "excludes": list_excludes(storage, directory),
+        "env_vars": {"PYTHONUNBUFFERED": "1"},  # so that the log can be followed
+        **code,
+    }
+
+
+def list_excludes(storage: str, directory: Path) -> list[str]:
+    """Return the patterns of files in `directory` that are not sent."""
+    kept = None if is_url(storage) else Path(storage).resolve()
+    if kept is None or kept == directory or not kept.is_relative_to(directory):
+        return list(NEVER_SENT)  # in the directory itself no pattern tells sweeps from the rest
+    return [*NEVER_SENT, f"/{kept.relative_to(directory)}"]
+
+
+def relative_space(directory: Path, space: Path, caller: str) -> str:
+    """Return the path of the search space within the directory that is sent.
+
+    Raises:
+        BackendError: it is not in there.
+    """
+    try:
+        return str(space.resolve().relative_to(directory.resolve()))
+    except ValueError:
+        raise BackendError(
+            f"{caller}: the search space {space} is not in {directory}, which is sent\n"
+            "    fix: name the directory that holds it"
+        ) from None
 
 
 @contextmanager

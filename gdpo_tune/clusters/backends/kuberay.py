@@ -18,7 +18,7 @@ from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.render.ray_job import build_ray_job
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.errors import BackendError
 
 ENDED = ("Complete", "Failed", "ValidationFailed")
 """`jobDeploymentStatus` of a RayJob that has ended."""
@@ -49,12 +49,7 @@ class KubeRay:
     call: Callable[[str, Sequence[str], str], ProgramAnswer] = call_program
 
     def check(self) -> None:
-        """Ask Kubernetes whether RayJobs may be created.
-
-        Raises:
-            BackendError: they may not, or KubeRay is not installed.
-            BackendUnreachableError: it does not answer.
-        """
+        """Ask Kubernetes whether RayJobs may be created."""
         answer = self._kubectl("auth", "can-i", "create", "rayjobs.ray.io")
         if "doesn't have a resource type" in answer.err:
             raise BackendError(
@@ -66,7 +61,7 @@ class KubeRay:
                 f"backend kuberay: no right to create RayJobs in {self.settings.namespace}\n"
                 "    fix: bind a role for rayjobs (ray.io), as `render --to kuberay` writes it"
             )
-        _refuse_error(answer)
+        answer.refuse_error(self.kind, AWAY)
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Create a RayJob, unless it exists."""
@@ -74,13 +69,13 @@ class KubeRay:
         manifest = build_ray_job(self.sweep, self.settings, name, job.command())
         answer = self._kubectl("create", "-f", "-", text=manifest)
         if "AlreadyExists" not in answer.err:
-            _refuse_error(answer)
+            answer.refuse_error(self.kind, AWAY)
         return JobHandle(backend=self.kind, id=name)
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a RayJob."""
         answer = self._kubectl("get", "rayjob", job.id, "--ignore-not-found", "-o", "json")
-        _refuse_error(answer)
+        answer.refuse_error(self.kind, AWAY)
         if not answer.out.strip():
             return JobStatus(running=False, reason="Kubernetes does not know the RayJob any more")
         status = _parse_status(answer.out)
@@ -98,30 +93,15 @@ class KubeRay:
     def stop(self, job: JobHandle, waited: float) -> None:
         """Delete the RayJob: KubeRay then asks Ray to stop the job, and removes the cluster."""
         words = ("delete", "rayjob", job.id, "--ignore-not-found", "--wait=false")
-        _refuse_error(self._kubectl(*words))
+        self._kubectl(*words).refuse_error(self.kind, AWAY)
 
     def _kubectl(self, *words: str, text: str = "") -> ProgramAnswer:
         command = ["kubectl", "--namespace", self.settings.namespace, *words]
         return self.call("kuberay", command, text)
 
 
-def _refuse_error(answer: ProgramAnswer) -> None:
-    if answer.exit_status == 0:
-        return
-    if AWAY.search(answer.message):
-        raise BackendUnreachableError(
-            f"backend kuberay: Kubernetes does not answer: {answer.message}\n"
-            "    fix: correct KUBECONFIG, or repair the cluster"
-        )
-    raise BackendError(f"backend kuberay: {answer.message}")
-
-
 def _parse_status(manifest: str) -> dict[str, Any]:
-    """Return the status of a RayJob; empty until KubeRay has looked at it.
-
-    Raises:
-        BackendError: the text is not a RayJob.
-    """
+    """Return the status of a RayJob; empty until KubeRay has looked at it."""
     try:
         status: Any = json.loads(manifest).get("status") or {}
     except (ValueError, AttributeError):

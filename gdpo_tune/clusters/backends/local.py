@@ -17,8 +17,10 @@ from typing import ClassVar
 
 import psutil
 
-from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
-from gdpo_tune.clusters.backends.job_directories import (
+from gdpo_tune.clusters.backends.base import (
+    CHECKPOINT_SECONDS,
+    JobStatus,
+    ScheduledJob,
     check_writable,
     describe_end,
     jobs_directory,
@@ -65,19 +67,11 @@ class Local:
     """True if jobs of other machines are dead unless they can be seen."""
 
     def check(self) -> None:
-        """Refuse a directory that cannot be written.
-
-        Raises:
-            BackendError: with the reason.
-        """
+        """Refuse a directory that cannot be written."""
         check_writable(self.directory, "local")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
-        """Start a process for a job, unless there was one.
-
-        Raises:
-            BackendError: it cannot be started.
-        """
+        """Start a process for a job, unless there was one."""
         directory = self.directory / job.id
         if not (directory / STATE).exists():
             about = {"command": job.command(sys.executable), "root": str(job.root)}
@@ -86,13 +80,9 @@ class Local:
                 write_whole(directory / JOB, json.dumps(about))
             except OSError as error:
                 raise BackendError(f"backend local: {directory}: {error.strerror}") from error
-            started = subprocess.run(
-                [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            )
+            words = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(directory)]
+            silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            started = subprocess.run(words, check=False, **silence)
             if started.returncode or not (directory / STATE).exists():
                 message = read_last_message(directory / LOG)
                 raise BackendError(f"backend local: the process did not start: {message}")
@@ -100,11 +90,7 @@ class Local:
         return JobHandle(backend=self.kind, id=job.id, directory=str(directory), **state)
 
     def poll(self, job: JobHandle) -> JobStatus:
-        """Return whether a job's processes live, or how the sweep ended.
-
-        Raises:
-            BackendUnreachableError: it runs on another machine, whose directory is not shared.
-        """
+        """Return whether a job's processes live, or how the sweep ended."""
         directory = Path(job.directory)
         if job.machine != socket.gethostname() and not directory.exists():
             if self.others_are_gone:
@@ -122,11 +108,7 @@ class Local:
         return JobStatus(False, exit_status, describe_end(exit_status, directory / LOG))
 
     def stop(self, job: JobHandle, waited: float) -> None:
-        """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children.
-
-        Raises:
-            BackendUnreachableError: it runs on another machine.
-        """
+        """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""
         if job.machine != socket.gethostname():
             raise BackendUnreachableError(
                 f"backend local: {Path(job.directory).name} runs on {job.machine}: stop it there"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
-from gdpo_tune.clusters.backends.jobs_api import JobsApi, poll_job
-from gdpo_tune.clusters.backends.runtime_env import build_runtime_env, relative_space
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.locations import resolve_path
 from gdpo_tune.clusters.schedule_spec import RayJobBackend
@@ -36,10 +35,10 @@ def build_backend(sweep: ScheduledSweep) -> RayJobs:
     address = settings.address or _read_variable(settings.address_env, "address_env")
     token = _read_variable(settings.token_env, "token_env") or ray_access.token(os.environ)
     fix = "write token_env: and the name of a variable that holds the cluster's token"
-    api = JobsApi(address, token, CALLER, fix)
+    api = jobs_api.JobsApi(address, token, CALLER, fix)
     directory = Path(resolve_path(settings.working_dir, sweep.root))
-    space = relative_space(directory, sweep.root / sweep.settings.space, CALLER)
-    return RayJobs(api, space, build_runtime_env(directory, sweep.storage, CALLER))
+    space = jobs_api.relative_space(directory, sweep.root / sweep.settings.space, CALLER)
+    return RayJobs(api, space, jobs_api.build_runtime_env(directory, sweep.storage, CALLER))
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class RayJobs:
     """The jobs of one cluster."""
 
     kind: ClassVar[str] = "ray-job"
-    api: JobsApi
+    api: jobs_api.JobsApi
     space: str
     """The search space, relative to the directory that is sent."""
     runtime_env: Mapping[str, Any]
@@ -78,7 +77,7 @@ class RayJobs:
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a job. A restarted cluster does not know it any more."""
-        return self.api.ask(lambda client: poll_job(client, job.id))
+        return self.api.ask(lambda client: jobs_api.poll_job(client, job.id))
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Let Ray stop a job: by SIGTERM, and by SIGKILL after a few seconds."""
@@ -86,11 +85,7 @@ class RayJobs:
 
 
 def _read_variable(name: str | None, key: str) -> str:
-    """Return the value of an environment variable; empty if no variable is named.
-
-    Raises:
-        BackendError: it is not set.
-    """
+    """Return the value of an environment variable; empty if no variable is named."""
     if name is None:
         return ""
     if not os.environ.get(name):

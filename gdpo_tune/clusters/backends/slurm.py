@@ -12,6 +12,7 @@ Each attempt has a directory that all nodes share:
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,6 @@ from gdpo_tune.clusters.backends.base import (
     CHECKPOINT_SECONDS,
     JobStatus,
     ScheduledJob,
-)
-from gdpo_tune.clusters.backends.job_directories import (
     check_writable,
     describe_end,
     jobs_directory,
@@ -33,7 +32,6 @@ from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.render.batch_script import build_job_script
 from gdpo_tune.clusters.schedule_spec import SlurmBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_whole
 
 ENDED = (
@@ -41,8 +39,9 @@ ENDED = (
     *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
 """States of a job that has ended. Slurm still reports them for a few minutes after the end."""
-AWAY = ("unable to contact slurm controller", "connection refused", "timed out")
-"""Parts of the messages of Slurm's commands if its controller does not answer."""
+AWAY = re.compile(r"unable to contact slurm controller|connection refused|timed out", re.IGNORECASE)
+"""Part of the messages of Slurm's commands if its controller does not answer."""
+ANYTHING = re.compile("")
 UNKNOWN = "invalid job id"
 """Part of the message about a job that ended a while ago."""
 
@@ -65,15 +64,8 @@ class Slurm:
     call: Callable[[str, Sequence[str], str], ProgramAnswer] = call_program
 
     def check(self) -> None:
-        """Ask whether Slurm's controller answers.
-
-        Raises:
-            BackendError: there is no Slurm here, or no directory for jobs.
-            BackendUnreachableError: it does not answer.
-        """
-        answer = self._call("scontrol", "ping")
-        if answer.exit_status != 0:
-            raise _unreachable(answer)
+        """Ask whether Slurm's controller answers."""
+        self._call("scontrol", "ping").refuse_error(self.kind, ANYTHING)
         check_writable(self.directory, "slurm")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
@@ -83,17 +75,10 @@ class Slurm:
         if not job_id:
             directory.mkdir(parents=True, exist_ok=True)
             script = directory / "job.sbatch"
-            text = build_job_script(
-                self.sweep,
-                self.settings,
-                sys.executable,
-                name=job.id,
-                command=job.command(),
-                directory=directory,
-            )
-            write_whole(script, text)
+            words = (sys.executable, job.id, job.command(), directory)
+            write_whole(script, build_job_script(self.sweep, self.settings, *words))
             answer = self._call("sbatch", "--parsable", str(script))
-            _refuse_error(answer)
+            answer.refuse_error(self.kind, AWAY)
             job_id = answer.out.strip().partition(";")[0]  # `id;cluster` if there are several
             write_whole(directory / "id", job_id)
         return JobHandle(backend=self.kind, id=job_id, directory=str(directory))
@@ -104,7 +89,7 @@ class Slurm:
         answer = self._call("squeue", *words, "--noheader", "--format", "%T")
         state = ""
         if UNKNOWN not in answer.message.lower():
-            _refuse_error(answer)
+            answer.refuse_error(self.kind, AWAY)
             state = answer.out.strip().partition("\n")[0]
         if state and state not in ENDED:
             return JobStatus(running=True)
@@ -126,7 +111,7 @@ class Slurm:
         else:
             return
         if UNKNOWN not in answer.message.lower():
-            _refuse_error(answer)
+            answer.refuse_error(self.kind, AWAY)
         signalled.touch()
 
     def _find_id(self, directory: Path, name: str) -> str:
@@ -136,28 +121,8 @@ class Slurm:
                 return job_id
         # its caller may have been killed before it wrote the id
         answer = self._call("squeue", "--me", "--name", name, "--noheader", "--format", "%i")
-        _refuse_error(answer)
+        answer.refuse_error(self.kind, AWAY)
         return answer.out.strip().partition("\n")[0]
 
     def _call(self, *words: str) -> ProgramAnswer:
         return self.call("slurm", words, "")
-
-
-def _refuse_error(answer: ProgramAnswer) -> None:
-    """Raise the error that an answer means.
-
-    Raises:
-        BackendError: Slurm refuses.
-        BackendUnreachableError: its controller does not answer.
-    """
-    if answer.exit_status == 0:
-        return
-    if any(words in answer.message.lower() for words in AWAY):
-        raise _unreachable(answer)
-    raise BackendError(f"backend slurm: {answer.message}")
-
-
-def _unreachable(answer: ProgramAnswer) -> BackendUnreachableError:
-    return BackendUnreachableError(
-        f"backend slurm: the controller does not answer: {answer.message}"
-    )

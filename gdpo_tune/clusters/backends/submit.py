@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.clusters.backends.jobs_api import ACTIVE, JobsApi, poll_job, state_of
-from gdpo_tune.clusters.backends.runtime_env import build_runtime_env, relative_space
+from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
@@ -64,24 +63,16 @@ class LogPrinter:
         self.printed = max(self.printed, self.received)
 
 
-def cluster_at(address: str) -> JobsApi:
-    """Return the jobs of the cluster with a dashboard at this address.
-
-    Raises:
-        BackendError: it is not an address.
-        UsageError: see `ray_access.token`.
-    """
+def cluster_at(address: str) -> jobs_api.JobsApi:
+    """Return the jobs of the cluster with a dashboard at this address."""
     fix = f"export {ray_access.FILE}=FILE with the cluster's token, or {ray_access.TOKEN}=..."
-    return JobsApi(address, ray_access.token(os.environ), CALLER, fix)
+    return jobs_api.JobsApi(address, ray_access.token(os.environ), CALLER, fix)
 
 
-def submit(submission: Submission, api: JobsApi, *, follow: bool) -> int:
+def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> int:
     """Run a sweep as a job, or find its job; return the exit status.
 
-    Args:
-        submission: the sweep.
-        api: the cluster.
-        follow: whether to print the job's log until its end. Otherwise the status is 0.
+    With `follow` the job's log is printed until its end; otherwise the status is 0.
 
     Raises:
         BackendError: the directory cannot be sent, or the cluster refuses the job.
@@ -92,9 +83,9 @@ def submit(submission: Submission, api: JobsApi, *, follow: bool) -> int:
             f"{CALLER}: following a log needs aiohttp\n"
             "    fix: pip install 'gdpo-tune[cluster]', or add --detach"
         )
-    space = relative_space(submission.directory, submission.space, CALLER)
+    space = jobs_api.relative_space(submission.directory, submission.space, CALLER)
     words = ["python", "-m", "gdpo_tune.sweep", space, *submission.options]
-    runtime_env = build_runtime_env(submission.directory, submission.storage, CALLER)
+    runtime_env = jobs_api.build_runtime_env(submission.directory, submission.storage, CALLER)
     location = f"{submission.storage}/{submission.sweep}"
     name = api.ask(lambda client: find_active_job(client, location))
     if name is not None:
@@ -121,13 +112,13 @@ def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
         is_ours = (job.metadata or {}).get(METADATA_KEY) == location and job.submission_id
-        if is_ours and state_of(job) in ACTIVE:
+        if is_ours and jobs_api.state_of(job) in jobs_api.ACTIVE:
             return str(job.submission_id)
     return None
 
 
 def follow_job(
-    api: JobsApi,
+    api: jobs_api.JobsApi,
     name: str,
     write: Callable[[str], object] | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -142,7 +133,7 @@ def follow_job(
         printer.received = 0
         try:
             _print_log(api.ask(lambda client: client), name, printer)
-            status = api.ask(lambda client: poll_job(client, name))
+            status = api.ask(lambda client: jobs_api.poll_job(client, name))
         except BackendUnreachableError as error:
             if missed >= PATIENCE:
                 raise

@@ -7,26 +7,13 @@ its file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 NEWEST_KUBERAY = (1, 7)
-
-
-@dataclass(frozen=True)
-class RenderTarget:
-    """Another scheduler."""
-
-    function: str
-    """`module:function` of a function `render(request) -> Rendered`."""
-    separator: str = "\n"
-    """Text between two of its files in one stream."""
-
-
-TARGETS: dict[str, RenderTarget] = {
-    "kuberay": RenderTarget("gdpo_tune.clusters.render.cron_job:render", "---\n"),
-    "rayjob": RenderTarget("gdpo_tune.clusters.render.ray_job:render", "---\n"),
-    "slurm": RenderTarget("gdpo_tune.clusters.render.batch_script:render"),
-    "systemd": RenderTarget("gdpo_tune.clusters.render.systemd:render"),
-    "crontab": RenderTarget("gdpo_tune.clusters.render.crontab:render"),
+TARGETS: dict[str, str] = {
+    "kuberay": "gdpo_tune.clusters.render.cron_job:render",
+    "rayjob": "gdpo_tune.clusters.render.ray_job:render",
+    "slurm": "gdpo_tune.clusters.render.batch_script:render",
+    "systemd": "gdpo_tune.clusters.render.systemd:render",
+    "crontab": "gdpo_tune.clusters.render.crontab:render",
 }
-"""Name -> how its files are written. Light: the command line needs it first of all."""
+"""Name -> `module:function` that returns the files of a `RenderRequest`, or raises a `SpecError` if
+the target cannot express the sweep. Light: the command line needs it first of all."""

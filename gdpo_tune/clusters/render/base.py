@@ -105,26 +105,17 @@ def render_all(
     kuberay: tuple[int, int] | None = None,
     ray_cron_job: bool = False,
 ) -> list[Rendered]:
-    """Render sweeps for a target.
-
-    Args:
-        sweeps: the sweeps.
-        target: one of `TARGETS`.
-        python: interpreter of this package.
-        directory: where the files will be.
-        now: the clock.
-        kuberay: version of KubeRay; None: the newest one.
-        ray_cron_job: whether KubeRay keeps the schedule.
+    """Render sweeps for a target; see `RenderRequest`.
 
     Raises:
-        SpecError: the target cannot express a sweep; it has every problem of all sweeps.
+        SpecError: the target cannot express a sweep; with every problem of all sweeps.
         UsageError: an option is for other targets.
     """
     if ray_cron_job and target != "kuberay":
         _refuse_option("--ray-cron-job", "kuberay", target)
     if kuberay and target not in ("kuberay", "rayjob"):
         _refuse_option("--kuberay", "kuberay and rayjob", target)
-    render = registry.load(TARGETS[target].function)
+    render = registry.load(TARGETS[target])
     fixed = (target, python, directory.absolute(), now, kuberay or NEWEST_KUBERAY, ray_cron_job)
     rendered: list[Rendered] = []
     problems: list[Problem] = []
@@ -156,11 +147,7 @@ def fill_template(template: str, **values: Any) -> str:
 
 
 def refuse(sweep: ScheduledSweep, key: str, value: str, reason: str, fix: str) -> NoReturn:
-    """Refuse a key of a sweep's file.
-
-    Raises:
-        SpecError: always.
-    """
+    """Raise a `SpecError` for a key of a sweep's file."""
     raise SpecError((Problem(str(sweep.file), key, value, reason, fix),))
 
 

@@ -19,18 +19,14 @@ MARGIN = 15 * 60
 
 
 def render(request: RenderRequest) -> dict[str, str]:
-    """Render script and line.
-
-    Raises:
-        SpecError: the sweep has another backend, or scrontab cannot express the schedule.
-    """
+    """Render script and line."""
     sweep, backend = request.sweep, request.sweep.settings.backend
     if not isinstance(backend, SlurmBackend):
         fix = "write backend: {kind: slurm, nodes: 1}"
         refuse(sweep, "backend.kind", backend.kind, "slurm needs to know the number of nodes", fix)
     script, line = f"{sweep.name}.sbatch", f"{sweep.name}.scrontab"
     stop = ["python", "-m", "gdpo_tune.schedule", request.file, "stop", sweep.name, "--here"]
-    values = list_script_values(sweep, backend, request.python)
+    values = _list_values(sweep, backend, request.python)
     values |= {"name": sweep.name, "log": str(sweep.root / f"{sweep.name}-%j.log")}
     values |= {"command": request.command("python", "--here"), "on_term": shlex.join(stop)}
     fields = format_five_fields(request, star_decides=False)
@@ -45,27 +41,20 @@ def build_job_script(
     sweep: ScheduledSweep,
     backend: SlurmBackend,
     python: str,
-    *,
     name: str,
     command: list[str],
     directory: Path,
 ) -> str:
     """Return the script of a backend's job, which keeps its pid and exit status in a directory."""
     quoted = shlex.quote(str(directory))
+    values = _list_values(sweep, backend, python) | {"name": name, "command": command}
+    values |= {"backend": backend, "log": str(directory / "log.txt"), "job_directory": quoted}
     return fill_template(
-        "slurm.sbatch.jinja",
-        name=name,
-        log=str(directory / "log.txt"),
-        command=command,
-        job_directory=quoted,
-        on_term=f'kill -TERM "$(cat {quoted}/pid)"',
-        backend=backend,
-        **list_script_values(sweep, backend, python),
+        "slurm.sbatch.jinja", on_term=f'kill -TERM "$(cat {quoted}/pid)"', **values
     )
 
 
-def list_script_values(sweep: ScheduledSweep, backend: SlurmBackend, python: str) -> dict[str, Any]:
-    """Return what all scripts of a sweep have in common."""
+def _list_values(sweep: ScheduledSweep, backend: SlurmBackend, python: str) -> dict[str, Any]:
     longest = sweep.settings.policy.max_runtime
     return {
         "root": shlex.quote(str(sweep.root)),

@@ -9,11 +9,7 @@ from gdpo_tune.clusters.render.cron_line import format_five_fields
 
 
 def render(request: RenderRequest) -> dict[str, str]:
-    """Render the line.
-
-    Raises:
-        SpecError: cron cannot express the schedule.
-    """
+    """Render the line."""
     name, root = f"{request.sweep.name}.crontab", shlex.quote(str(request.sweep.root))
     command = f"cd {root} && {shlex.join(request.command(request.python))}".replace("%", r"\%")
     fields = format_five_fields(request, star_decides=True)

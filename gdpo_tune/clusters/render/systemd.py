@@ -15,11 +15,7 @@ UNQUOTED = re.compile(r"[A-Za-z0-9_./:=@+-]+")
 
 
 def render(request: RenderRequest) -> dict[str, str]:
-    """Render service and timer.
-
-    Raises:
-        SpecError: systemd cannot express the schedule.
-    """
+    """Render service and timer."""
     values = {
         "command": " ".join(_escape_word(word) for word in request.command(request.python)),
         "events": format_calendar_events(request),
