@@ -18,21 +18,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.clusters.argument_types import (
-    parse_count,
-    parse_seconds,
-    parse_time,
-    parse_version,
-)
+from gdpo_tune.clusters import argument_types as types
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
 
 if TYPE_CHECKING:
@@ -51,38 +44,37 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("sweeps", metavar="SWEEPS", help="a directory of scheduled sweeps, or one")
     words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands = {
-        word: words.add_parser(word, help=text, allow_abbrev=False)
-        for word, (text, _) in COMMANDS.items()
-    }
-    text = "do not look at storage, variables and backends of this machine"
-    commands["validate"].add_argument("--files-only", action="store_true", help=text)
-    text = "times of each sweep (default: 5)"
-    commands["next"].add_argument("--count", type=parse_count, default=5, help=text)
-    for word, default in (("serve", 30.0), ("run", 10.0)):
-        text = f"seconds between two looks (default: {default:g})"
-        commands[word].add_argument("--every", type=parse_seconds, default=default, help=text)
-    for word in ("run", "stop"):
-        commands[word].add_argument("name", metavar="NAME", help="name of the sweep")
-        text = "as a process of this machine, which another scheduler gave to the run"
-        commands[word].add_argument("--here", action="store_true", help=text)
-    run, render = commands["run"], commands["render"]
-    which = run.add_mutually_exclusive_group()
-    text = "the run of that time, with zone"
-    which.add_argument("--at", type=parse_time, metavar="TIME", help=text)
-    which.add_argument("--now", action="store_true", help="a run of this second, always a new one")
-    run.add_argument("--wait", action="store_true", help="stay until it has ended")
-    text = "leave a run that failed or was stopped as it is; without this it is resumed"
-    run.add_argument("--once", action="store_true", help=text)
-    text = "the scheduler that keeps the schedule"
-    render.add_argument("--to", choices=TARGETS, required=True, dest="target", help=text)
-    text = "directory for the files (default: print them)"
-    render.add_argument("--out", type=Path, metavar="FOLDER", help=text)
-    newest = ".".join(str(number) for number in NEWEST_KUBERAY)
-    text = f"the operator's version, for kuberay and rayjob (default: {newest})"
-    render.add_argument("--kuberay", type=parse_version, metavar="VERSION", help=text)
-    text = "with kuberay: a RayCronJob (alpha) instead of a CronJob"
-    render.add_argument("--ray-cron-job", action="store_true", help=text)
+    for word, (summary, _) in COMMANDS.items():
+        command = words.add_parser(word, help=summary, allow_abbrev=False)
+        add = command.add_argument
+        if word in ("run", "stop"):
+            add("name", metavar="NAME", help="name of the sweep")
+            text = "as a process of this machine, which another scheduler gave to the run"
+            add("--here", action="store_true", help=text)
+        if word in ("serve", "run"):
+            default = 30.0 if word == "serve" else 10.0
+            text = f"seconds between two looks (default: {default:g})"
+            add("--every", type=types.parse_seconds, default=default, help=text)
+        if word == "validate":
+            add("--files-only", action="store_true", help="check the files, not this machine")
+        elif word == "next":
+            add("--count", type=types.parse_count, default=5, help="times of each (default: 5)")
+        elif word == "run":
+            which = command.add_mutually_exclusive_group()
+            text = "the run of that time, with zone (default: the schedule's last one)"
+            which.add_argument("--at", type=types.parse_time, metavar="TIME", help=text)
+            which.add_argument("--now", action="store_true", help="a new run, of this second")
+            add("--wait", action="store_true", help="stay until it has ended")
+            add("--once", action="store_true", help="resume no run that failed or was stopped")
+        elif word == "render":
+            add("--to", choices=TARGETS, required=True, dest="target", help="other scheduler")
+            text = "directory for the files (default: print them)"
+            add("--out", type=Path, metavar="DIRECTORY", help=text)
+            newest = ".".join(map(str, NEWEST_KUBERAY))
+            text = f"the operator's version, for kuberay and rayjob (default: {newest})"
+            add("--kuberay", type=types.parse_version, metavar="VERSION", help=text)
+            text = "with kuberay: a RayCronJob (alpha) instead of a CronJob"
+            add("--ray-cron-job", action="store_true", help=text)
     return parser
 
 
@@ -99,6 +91,7 @@ def read_clock() -> datetime:
 
 def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files and, unless told otherwise, of this machine."""
+    from gdpo_tune.clusters.console import print_errors
     from gdpo_tune.clusters.reach import find_errors, find_warnings
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
@@ -109,18 +102,17 @@ def validate(options: argparse.Namespace) -> int:
             if sweep.settings.enabled:
                 errors.append((sweep, error))
                 continue
-            reason = textwrap.shorten(str(error).splitlines()[0], 100, placeholder=" ...")
+            reason = str(error).splitlines()[0][:100]
             print(f"{sweep.file}: disabled; it could not run here: {reason}", file=sys.stderr)
     status = print_errors(loaded, errors)
     if not status:
-        names = ", ".join(sweep.name for sweep in loaded.sweeps)
-        print(f"{len(loaded.sweeps)} valid: {names}")
+        print(f"{len(loaded.sweeps)} valid:", ", ".join(sweep.name for sweep in loaded.sweeps))
     return status
 
 
 def show_next(options: argparse.Namespace) -> int:
     """Print the next times of every schedule."""
-    from gdpo_tune.clusters.console import print_next
+    from gdpo_tune.clusters.console import print_errors, print_next
 
     loaded = load(options)
     print_next(loaded.sweeps, read_clock(), options.count)
@@ -150,33 +142,21 @@ def serve(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters.console import Reporter
-    from gdpo_tune.clusters.named_runs import choose_due_time, hand_back_machine, run_by_name
+    from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
     from gdpo_tune.core.signals import on_signals
 
     context, ended = open_named(options), threading.Event()
-    due = choose_due_time(context, options.at, now=options.now)
-
-    def sleep(seconds: float) -> None:
-        if ended.wait(seconds):
-            hand_back_machine(context)
-            raise KeyboardInterrupt
-
-    # the other scheduler takes its machine back by a signal; elsewhere the run goes on without us
-    with on_signals(ended.set) if options.here else nullcontext():
-        return run_by_name(
-            context,
-            due,
-            wait=options.wait,
-            once=options.once,
-            every=options.every,
-            report=Reporter().print_news,
-            sleep=sleep,
-        )
+    due, report = choose_due_time(context, options.at, now=options.now), Reporter().print_news
+    flags = {"wait": options.wait, "once": options.once, "every": options.every}
+    if not options.here:  # on other machines the run goes on without this process
+        return run_by_name(context, due, report=report, **flags)
+    with on_signals(ended.set):
+        return run_by_name(context, due, report=report, taken_back=ended, **flags)
 
 
 def show_status(options: argparse.Namespace) -> int:
     """Print the state of runs as the last tick has left it."""
-    from gdpo_tune.clusters.console import print_status
+    from gdpo_tune.clusters.console import print_errors, print_status
     from gdpo_tune.clusters.schedule_context import open_context
     from gdpo_tune.core.errors import GdpoTuneError
 
@@ -207,7 +187,7 @@ def stop(options: argparse.Namespace) -> int:
 
 def render(options: argparse.Namespace) -> int:
     """Write the schedules for another scheduler, and print what that cannot express."""
-    from gdpo_tune.clusters.render.base import render_all
+    from gdpo_tune.clusters.render.base import find_left_out, render_all
     from gdpo_tune.core.files import write_whole, writing
 
     loaded = load(options)
@@ -216,13 +196,13 @@ def render(options: argparse.Namespace) -> int:
     rendered = render_all(
         loaded.sweeps,
         options.target,
-        python=sys.executable,
-        directory=options.out or Path.cwd(),
-        now=read_clock(),
-        kuberay=options.kuberay,
+        sys.executable,
+        options.out or Path.cwd(),
+        read_clock(),
+        options.kuberay,
         ray_cron_job=options.ray_cron_job,
     )
-    texts = {file: text for each in rendered for file, text in each.files.items()}
+    texts = {file: text for files in rendered for file, text in files.items()}
     if options.out is None:
         is_yaml = all(file.endswith(".yaml") for file in texts)
         print(("---\n" if is_yaml else "\n").join(texts.values()), end="")
@@ -232,8 +212,8 @@ def render(options: argparse.Namespace) -> int:
             for file, text in texts.items():
                 write_whole(options.out / file, text)
                 print(options.out / file)
-    for sweep, each in zip(loaded.sweeps, rendered, strict=True):
-        for left_out in each.left_out:
+    for sweep, files in zip(loaded.sweeps, rendered, strict=True):
+        for left_out in find_left_out(files):
             print(f"{sweep.name}: left out: {left_out}", file=sys.stderr)
     return 0
 
@@ -251,23 +231,8 @@ def open_named(options: argparse.Namespace) -> ScheduleContext:
     from gdpo_tune.clusters.schedule_context import open_context
 
     context = open_context(load(options).find(options.name), read_clock)
-    if options.here:
-        context.build_backend = local.build_backend_here
+    context.build_backend = local.build_backend_here if options.here else context.build_backend
     return context
-
-
-def print_errors(
-    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()
-) -> int:
-    """Print the errors of sweeps and of files that are wrong; return the exit status."""
-    from gdpo_tune.clusters.console import worst_status
-
-    for sweep, error in errors:
-        print(f"error: {sweep.file}: {error}", file=sys.stderr)
-    if loaded.error is not None:
-        print(f"error: {loaded.error}", file=sys.stderr)
-    wrong = [] if loaded.error is None else [loaded.error]
-    return worst_status([*(error for _, error in errors), *wrong])
 
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int]]] = {

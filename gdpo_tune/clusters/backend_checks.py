@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdpo_tune.clusters.locations import dashboard_problem, resolve_path
+from gdpo_tune.clusters.locations import address_problem, resolve_path
 from gdpo_tune.clusters.schedule_spec import (
     KubeRayBackend,
     LocalBackend,
@@ -65,7 +65,7 @@ def _check_ray_job(settings: SweepFile, backend: RayJobBackend, project: Path) -
         reason = "both address and address_env" if backend.address else "no address"
         fix = "write address: http://HOST:8265, or address_env: RAY_API_SERVER_ADDRESS"
         yield ("backend",), reason, fix
-    reason = dashboard_problem(backend.address) if backend.address else ""
+    reason = address_problem(backend.address) if backend.address else ""
     if reason:
         yield ("backend", "address"), reason, "write http://HOST:8265"
     directory = Path(resolve_path(backend.working_dir, project)).resolve()

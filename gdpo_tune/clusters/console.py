@@ -7,7 +7,7 @@ import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
+from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.schedule_context import Clock, ScheduleContext, open_context
 from gdpo_tune.clusters.schedule_decisions import ON_TIME
 from gdpo_tune.clusters.schedule_state import ACTIVE
@@ -87,6 +87,18 @@ class Rounds:
 def worst_status(errors: Sequence[GdpoTuneError]) -> int:
     """Return the exit status of several errors: a user's mistake comes before an outage."""
     return min((error.exit_status for error in errors), default=0)
+
+
+def print_errors(
+    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()
+) -> int:
+    """Print the errors of sweeps and of files that are wrong; return the exit status."""
+    for sweep, error in errors:
+        print(f"error: {sweep.file}: {error}", file=sys.stderr)
+    if loaded.error is not None:
+        print(f"error: {loaded.error}", file=sys.stderr)
+    wrong = [] if loaded.error is None else [loaded.error]
+    return worst_status([*(error for _, error in errors), *wrong])
 
 
 def print_events(context: ScheduleContext) -> None:

@@ -39,11 +39,7 @@ NICKNAMES = {
 
 
 def check_line(line: str) -> str:
-    """Return a cron line that can be used.
-
-    Raises:
-        PydanticCustomError: with reason and fix.
-    """
+    """Return a cron line that can be used; refuse others with reason and fix."""
     if line.strip() in NICKNAMES:
         raise refused("not five fields", f'write cron: "{NICKNAMES[line.strip()]}"')
     example = 'such as "0 2 * * *" for two at night'
@@ -65,11 +61,7 @@ def check_line(line: str) -> str:
 
 
 def check_zone(name: str) -> str:
-    """Return the name of a time zone that exists.
-
-    Raises:
-        PydanticCustomError: it does not; the fix names a similar one.
-    """
+    """Return the name of a time zone that exists; refuse others with a similar name."""
     try:
         zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # `../x`, and `Europe`

@@ -17,15 +17,7 @@ from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.checks import check_name
 from gdpo_tune.spec.load import NAME
-from gdpo_tune.spec.problems import (
-    KeyPath,
-    Mark,
-    Node,
-    Problems,
-    Unreadable,
-    did_you_mean,
-    dotted,
-)
+from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, Unreadable, did_you_mean, dotted
 from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import missing_file_fix, parse, read_text
 

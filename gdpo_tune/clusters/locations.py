@@ -16,11 +16,7 @@ def resolve_path(path: str, root: Path) -> str:
 
 
 def check_location(path: str) -> str:
-    """Return an address, or a path that can be a directory of this machine.
-
-    Raises:
-        PydanticCustomError: it begins with the home of an unknown user.
-    """
+    """Return an address or a path; refuse the home of an unknown user."""
     if not is_url(path) and os.path.expanduser(path).startswith("~"):
         fix = "write an absolute path, which begins with /"
         raise refused("there is no user of that name", fix)
@@ -28,24 +24,21 @@ def check_location(path: str) -> str:
 
 
 def check_directory(path: str) -> str:
-    """Return a path that can be a directory of this machine.
-
-    Raises:
-        PydanticCustomError: it cannot.
-    """
+    """Return a path that can be a directory of this machine; refuse others."""
     if is_url(path):
         raise refused("an address, not a directory", "write a directory of this machine")
     return check_location(path)
 
 
-def dashboard_problem(address: str) -> str:
-    """Return why an address is not that of a Ray dashboard, without its password; else ''."""
+def address_problem(address: str, *, query: bool = False) -> str:
+    """Return why an address cannot be called, without its password; empty if it can.
+
+    `query` allows a query and a fragment.
+    """
     try:
         parts = split_service_url(address)
     except ValueError as error:
         return str(error)
     if parts.username or parts.password:
         return "it has a user or a password, which would not be sent"
-    if parts.query or parts.fragment:
-        return "it has something behind ? or #"
-    return ""
+    return "it has something behind ? or #" if (parts.query or parts.fragment) and not query else ""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
 
+from gdpo_tune.clusters import schedule_decisions as decisions
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS
 from gdpo_tune.clusters.notify import send_notices
 from gdpo_tune.clusters.schedule_context import ScheduleContext
-from gdpo_tune.clusters.schedule_decisions import (
-    ON_TIME,
-    begin_run,
-    request_stop,
-    resolve_overlap,
-    skip_times,
-)
 from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleEvent
 from gdpo_tune.clusters.tick import look_after_run
 from gdpo_tune.core.errors import BackendError, UsageError
@@ -35,7 +30,7 @@ def choose_due_time(context: ScheduleContext, at: datetime | None, *, now: bool)
         UsageError: the time lies in the future, or there is no schedule.
     """
     clock, schedule = context.clock(), context.sweep.settings.schedule
-    if at is not None and at - clock > ON_TIME:
+    if at is not None and at - clock > decisions.ON_TIME:
         # the schedule would start no run for the times before it
         raise UsageError(
             f"--at {at.isoformat()}: that time has not come\n"
@@ -58,7 +53,7 @@ def run_by_name(
     once: bool = False,
     every: float = 10.0,
     report: Callable[[ScheduleContext], None] = lambda _: None,
-    sleep: Callable[[float], None] = time.sleep,
+    taken_back: threading.Event | None = None,
 ) -> int:
     """Run a sweep for a time; return the exit status. Repeating the call changes nothing.
 
@@ -67,11 +62,12 @@ def run_by_name(
         due: the time.
         wait: whether to stay until the run has ended.
         once: whether a run that failed or was stopped stays so; otherwise it is resumed.
-        every: seconds between two looks.
-        report: called after each look.
-        sleep: how to wait.
+        every: seconds between two looks, after each of which `report` is called.
+        report: gets the context.
+        taken_back: set when another scheduler takes this machine back.
 
     Raises:
+        KeyboardInterrupt: the machine was taken back; the job has ended as by Ctrl-C.
         BackendError, BackendUnreachableError: the backend would not take a job now.
     """
     since: int | None = None
@@ -92,7 +88,11 @@ def run_by_name(
             return EXIT_STATUS[run.state]
         if not wait:
             return 0
-        sleep(every)
+        if taken_back is None:
+            time.sleep(every)
+        elif taken_back.wait(every):
+            _end_job(context)
+            raise KeyboardInterrupt
         since, once = context.state.number, True
         context.history.refresh()
 
@@ -102,18 +102,16 @@ def stop_by_name(context: ScheduleContext) -> bool:
     while True:
         queued, run = context.state.queued, context.state.active
         if queued is not None:
-            context.record(skip_times(context, [queued], "stopped", "stopped by name"))
+            context.record(decisions.skip_times(context, [queued], "stopped", "stopped by name"))
         elif run is not None and not run.stop_reason:
-            context.record(request_stop(run, context.clock(), "stopped by name"))
+            context.record(decisions.request_stop(run, context.clock(), "stopped by name"))
         else:
             break
     look_after_run(context)
     return run is not None
 
 
-def hand_back_machine(
-    context: ScheduleContext, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def _end_job(context: ScheduleContext) -> None:
     """Ask the job on this machine to end, and wait for its checkpoints.
 
     Nothing is written down: for the next call the machine was lost, and the run goes on.
@@ -123,7 +121,7 @@ def hand_back_machine(
         return
     while waited < CHECKPOINT_SECONDS and context.backend.poll(run.job).running:
         context.backend.stop(run.job, waited)
-        sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
         waited += POLL_SECONDS
 
 
@@ -150,10 +148,10 @@ def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> Sched
     if run is not None and (run is active or (has_ended and queued != due)):
         return None
     if active is None:
-        return begin_run(context, due, by_name=True)
+        return decisions.begin_run(context, due, by_name=True)
     if queued == due:
         return None
-    return resolve_overlap(context, active, due, by_name=True)
+    return decisions.resolve_overlap(context, active, due, by_name=True)
 
 
 def _why_skipped(context: ScheduleContext, due: datetime, since: int) -> str:

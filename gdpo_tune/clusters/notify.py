@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gdpo_tune.clusters.locations import address_problem
 from gdpo_tune.clusters.outside_calls import call_within
 from gdpo_tune.clusters.schedule_context import ScheduleContext
 from gdpo_tune.clusters.schedule_state import DAY, Notice, ScheduleEvent
-from gdpo_tune.core.service_url import split_service_url
 
 SECONDS = 5.0
 """Longest time for an answer of the webhook."""
@@ -74,15 +74,8 @@ def post(address: str, message: dict[str, Any]) -> str:
 
 def webhook_problem(address: str) -> str:
     """Return why nothing can be sent to an address, without showing it; empty if it can."""
-    if not address:
-        return "not set"
-    try:
-        parts = split_service_url(address)
-    except ValueError as error:
-        return f"not the address of a webhook: {error}"
-    if parts.username or parts.password:
-        return "an address with a user or a password, which would not be sent"
-    return ""
+    problem = address_problem(address, query=True) if address else ""
+    return f"not the address of a webhook: {problem}" if problem else "" if address else "not set"
 
 
 def _find_notice(context: ScheduleContext, number: int) -> Notice | None:

@@ -16,18 +16,12 @@ VERDICTS = {"left": "better", "right": "worse"}
 
 
 def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
-    """Read the figures of a run from its ledger, as JSON.
-
-    Args:
-        sweep: its file.
-        run: its name.
-        earlier: the last finished run of the same spec, to compare it with.
+    """Read the figures of a run from its ledger; compare it with an earlier run of the same spec.
 
     Returns:
-        `gpu_hours`, `trials`, `failed_trials`, `front` (members), `hypervolume` with its interval
-        at 95 %, and `comparison`; only `gpu_hours` for a run that never began. If the ledger
-        cannot be read from here, `unknown` alone, with the reason: the machine that ticks may not
-        see the cluster's directories.
+        JSON: `gpu_hours`, `trials`, `failed_trials`, `front` (members), `hypervolume` with its
+        interval at 95 %, `comparison`; for a run that never began only `gpu_hours`; for a ledger
+        that cannot be read from here (another machine's directory) only `unknown`, the reason.
     """
     # Imported only here: numpy and Optuna take a second, and most ticks find no run that ended.
     from gdpo_tune.core.costs import gpu_hours

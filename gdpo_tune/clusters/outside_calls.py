@@ -58,12 +58,7 @@ class ProgramAnswer:
         return " ".join((self.err.strip() or self.out.strip()).split())[:500] or "no reason given"
 
     def refuse_error(self, backend: str, away: re.Pattern[str]) -> None:
-        """Raise the error of a program that failed.
-
-        Raises:
-            BackendUnreachableError: the message matches `away`.
-            BackendError: any other one.
-        """
+        """Raise a `BackendError` if the program failed; an unreachable one for `away`."""
         if self.exit_status == 0:
             return
         if away.search(self.message):

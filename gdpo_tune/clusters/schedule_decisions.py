@@ -16,7 +16,7 @@ from typing import Any
 from gdpo_tune.clusters.outcome import describe_figures
 from gdpo_tune.clusters.schedule_context import ScheduleContext
 from gdpo_tune.clusters.schedule_spec import format_duration
-from gdpo_tune.clusters.schedule_state import EndState, Notice, ScheduledRun, ScheduleEvent
+from gdpo_tune.clusters.schedule_state import EndState, ScheduledRun, ScheduleEvent
 
 ON_TIME = timedelta(minutes=10)
 """Delay allowed under `missed: skip`: `tick` may be called only every few minutes."""
@@ -62,10 +62,7 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
 def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False) -> ScheduleEvent:
     """Start or resume the run of a time; skip it if the 30 days' budget is spent.
 
-    Args:
-        context: has no active run.
-        due: the time.
-        by_name: whether `run` asks for it, not the schedule; so in all functions here.
+    `by_name`, here and below, says that `run` asks for it, not the schedule. No run is active.
 
     Raises:
         BackendError, BackendUnreachableError: the backend would not take a job now.
@@ -123,14 +120,9 @@ def skip_times(
     *,
     by_name: bool = False,
 ) -> ScheduleEvent:
-    """Start no run for some times, and add a notice.
+    """Start no run for some times in order, and add a notice.
 
-    Args:
-        context: the schedule.
-        times: in order; only the first, the last and their count are recorded.
-        why: `missed`, `overlap`, `budget`, `disabled` or `stopped`.
-        reason: the same for a person.
-        by_name: see `begin_run`.
+    `why` is `missed`, `overlap`, `budget`, `disabled` or `stopped`, `reason` the same for a person.
     """
     state, now, first, last = context.state, context.clock(), times[0], times[-1]
     if state.queued is not None and first <= state.queued <= last:
@@ -143,10 +135,8 @@ def skip_times(
     text = f"{runs} skipped ({why}): {reason}."
     details = {"first": first.isoformat(), "last": last.isoformat(), "count": len(times)}
     details |= {"why": why, "reason": reason}
-    occasion = "budget" if why == "budget" else "skipped"
-    notice = Notice(number=state.number + 1, at=now, occasion=occasion, text=text, details=details)
+    notice = state.add_notice(now, "budget" if why == "budget" else "skipped", text, details)
     notice.skipped, notice.why = (first, last), why
-    state.add_notice(notice)
     return ScheduleEvent("skipped", now, text)
 
 
@@ -189,14 +179,9 @@ def end_run(
     reason: str,
     exit_status: int | None,
 ) -> ScheduleEvent:
-    """Note the end of the active run, with its figures, and add a notice.
+    """Note the end of the active run with its figures, and add a notice.
 
-    Args:
-        context: the schedule.
-        run: the active run.
-        end_state: how it ended.
-        reason: why, for a person; empty if it finished.
-        exit_status: of its command; None if it is not known.
+    `reason` is empty if it finished; `exit_status` is None if it is not known.
     """
     state, figures = context.state, dict[str, Any]()
     if run.job or run.attempt > 1:  # otherwise it has never run
@@ -215,7 +200,5 @@ def end_run(
     details |= {"status": exit_status} if exit_status is not None else {}
     because = f": {reason}" if reason else ""
     text = f"{run.name} {end_state}{because}. {description}".rstrip()
-    notice = Notice(number=state.number + 1, at=now, occasion=end_state, text=text, details=details)
-    notice.details |= figures
-    state.add_notice(notice)
+    state.add_notice(now, end_state, text, details | figures)
     return ScheduleEvent("ended", now, text)

@@ -6,8 +6,9 @@ Written by `python -m gdpo_tune.clusters.schedule_reference docs/schedule.md`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -19,8 +20,8 @@ from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.reference import bound, table
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
-OTHER_DEFAULTS = {"name": "the file's stem"}
-HEAD = ("key", "values", "default", "what")
+KINDS = {int: "whole number", float: "number", bool: "true, false"}
+DURATION = "length of time: `90m`, `6h`, `1d12h`"
 
 
 def fill_page(page: str) -> str:
@@ -40,55 +41,47 @@ def fill_page(page: str) -> str:
 
 
 def _format_section(title: str, section: type[BaseModel], prefix: str) -> str:
-    rows = [
-        (
-            f"`{prefix}{name}`",
-            describe_values(field),
-            _format_default(name, field),
-            " ".join((field.description or "").split()),
-        )
-        for name, field in section.model_fields.items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for name, field in section.model_fields.items():
+        description = " ".join((field.description or "").split())
+        values, default = _describe_values(field), _format_default(name, field)
+        rows.append((f"`{prefix}{name}`", values, default, description))
     summary = (section.__doc__ or "").partition("\n")[0]
-    return f"### {title}\n\n{summary}\n\n{table(HEAD, rows)}"
+    return f"### {title}\n\n{summary}\n\n{table(('key', 'values', 'default', 'what'), rows)}"
 
 
-def describe_values(field: FieldInfo) -> str:
+def _describe_values(field: FieldInfo) -> str:
     """Return the values that a key may have, by its type and its bounds."""
-    kinds = [field.annotation, *get_args(field.annotation)]
-    bounds = [*field.metadata]
-    for kind in kinds:
-        if get_origin(kind) is Annotated:
-            inner, *more = get_args(kind)
-            kinds.append(inner)
-            bounds += more
-    if schedule_spec.DURATION_VALIDATOR in bounds:
-        return "length of time: `90m`, `6h`, `1d12h`"
-    if tuple[str, ...] in kinds:
+    parts = [*_flatten(field.annotation), *field.metadata]
+    if schedule_spec.DURATION_VALIDATOR in parts:
+        return DURATION
+    if tuple[str, ...] in parts:
         return "list of words"
-    if any(get_origin(kind) is tuple for kind in kinds):
-        return "some of " + one_of(schedule_spec.EVERY_OCCASION)
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            return one_of(get_args(kind))
-    words = {int: "whole number", float: "number", bool: "true, false"}
-    word = next((words[kind] for kind in kinds if kind in words), "")
-    return ", ".join(part for part in (word, *map(bound, bounds)) if part and word)
+    literal = next((part for part in parts if get_origin(part) is Literal), None)
+    if literal is not None:
+        is_list = any(get_origin(part) is tuple for part in parts)
+        return ("some of " if is_list else "") + one_of(get_args(literal))
+    kind = next((KINDS[part] for part in parts if isinstance(part, type) and part in KINDS), "")
+    return ", ".join(filter(None, [kind, *map(bound, parts)])) if kind else ""
+
+
+def _flatten(kind: object) -> Iterator[Any]:
+    yield kind
+    for part in get_args(kind) if get_origin(kind) is not Literal else ():
+        yield from _flatten(part)
 
 
 def _format_default(name: str, field: FieldInfo) -> str:
     value: Any = field.default
-    if value is PydanticUndefined:
-        return "required"
-    if name in OTHER_DEFAULTS:
-        return OTHER_DEFAULTS[name]
-    if isinstance(value, BaseModel):
-        return "below"
+    if name == "name":
+        return "the file's stem"
+    if isinstance(value, BaseModel) or value is PydanticUndefined:
+        return "required" if value is PydanticUndefined else "below"
     if value in ("", None):
         return ""
     if value == schedule_spec.EVERY_OCCASION:
         return "all"
-    is_duration = describe_values(field).startswith("length")
+    is_duration = _describe_values(field) == DURATION
     return f"`{schedule_spec.format_duration(value) if is_duration else show(value)}`"
 
 

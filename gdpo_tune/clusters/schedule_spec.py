@@ -22,11 +22,7 @@ SHORTEST, LONGEST = UNITS["m"], 366 * UNITS["d"]
 
 
 def parse_duration(text: Any) -> int:
-    """Return the seconds that a text such as `1d12h` means.
-
-    Raises:
-        PydanticCustomError: it is not such a text, or is too short or too long.
-    """
+    """Return the seconds that a text such as `1d12h` means; refuse other values."""
     match = DURATION.fullmatch(text) if isinstance(text, str) and text else None
     if match is None:
         raise refused("not a length of time", "write it like 90m, 6h or 1d12h")

@@ -158,10 +158,15 @@ class ScheduleState(Record):
         recent = [each for each in others[:-KEPT_RUNS] if run.began - each.began < MONTH]
         self.runs = [*recent, *others[-KEPT_RUNS:], run]
 
-    def add_notice(self, notice: Notice) -> None:
+    def add_notice(
+        self, at: datetime, occasion: Occasion, text: str, details: dict[str, Any]
+    ) -> Notice:
         """Append a notice; after a day forget all but `KEPT_NOTICES`."""
-        recent = [each for each in self.notices[:-KEPT_NOTICES] if notice.at - each.at < DAY]
+        number = self.number + 1
+        notice = Notice(number=number, at=at, occasion=occasion, text=text, details=details)
+        recent = [each for each in self.notices[:-KEPT_NOTICES] if at - each.at < DAY]
         self.notices = [*recent, *self.notices[-KEPT_NOTICES:], notice]
+        return notice
 
 
 @dataclass(frozen=True)

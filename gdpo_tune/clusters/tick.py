@@ -6,16 +6,11 @@ between the two, the next tick does it again under the same name.
 
 from __future__ import annotations
 
+from gdpo_tune.clusters import schedule_decisions as decisions
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
 from gdpo_tune.clusters.notify import send_notices
 from gdpo_tune.clusters.schedule_context import ScheduleContext
-from gdpo_tune.clusters.schedule_decisions import (
-    end_run,
-    next_schedule_event,
-    retry_run,
-    stop_if_needed,
-)
 from gdpo_tune.clusters.schedule_state import ScheduledRun, ScheduleEvent
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
@@ -27,7 +22,7 @@ def tick(context: ScheduleContext) -> None:
     """Do everything that is to be done now."""
     look_after_run(context)
     try:
-        while (event := next_schedule_event(context)) is not None:
+        while (event := decisions.next_schedule_event(context)) is not None:
             context.record(event)
             look_after_run(context)
     except BackendUnreachableError as error:
@@ -59,7 +54,7 @@ def build_job(sweep: ScheduledSweep, run: ScheduledRun) -> ScheduledJob:
 
 def _advance_run(context: ScheduleContext, run: ScheduledRun) -> bool:
     """Do the next thing for the active run; return whether anything changed."""
-    now, event = context.clock(), stop_if_needed(context, run)
+    now, event = context.clock(), decisions.stop_if_needed(context, run)
     if event is None and run.job is None:
         return _start_attempt(context, run)
     if event is None and run.job is not None:
@@ -84,7 +79,7 @@ def _advance_run(context: ScheduleContext, run: ScheduledRun) -> bool:
 def _start_attempt(context: ScheduleContext, run: ScheduledRun) -> bool:
     now, attempt = context.clock(), run.attempt
     if run.stop_reason:
-        context.record(end_run(context, run, "stopped", run.stop_reason, None))
+        context.record(decisions.end_run(context, run, "stopped", run.stop_reason, None))
         return True
     if run.not_before is not None and now < run.not_before:
         return False
@@ -110,10 +105,10 @@ def _start_attempt(context: ScheduleContext, run: ScheduledRun) -> bool:
 def _end_attempt(context: ScheduleContext, run: ScheduledRun, status: JobStatus) -> ScheduleEvent:
     """Decide what follows the end of an attempt: the next one, or the end of the run."""
     if status.exit_status == 0:
-        return end_run(context, run, "finished", "", 0)
+        return decisions.end_run(context, run, "finished", "", 0)
     if run.stop_reason:
-        return end_run(context, run, "stopped", run.stop_reason, status.exit_status)
+        return decisions.end_run(context, run, "stopped", run.stop_reason, status.exit_status)
     if run.attempt - run.earlier_attempts < context.sweep.settings.policy.max_attempts:
         refused = status.exit_status == REFUSED
-        return retry_run(run, context.clock(), status.reason, refused=refused)
-    return end_run(context, run, "failed", status.reason, status.exit_status)
+        return decisions.retry_run(run, context.clock(), status.reason, refused=refused)
+    return decisions.end_run(context, run, "failed", status.reason, status.exit_status)

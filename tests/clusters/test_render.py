@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from gdpo_tune import schedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.render import TARGETS
+from gdpo_tune.clusters.render.base import find_left_out
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, files, render
 from tests.support.schedule import ROOT, scheduled
@@ -75,9 +76,10 @@ def test_every_limit_is_named_in_every_file(tmp_path, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_left_out_is_in_every_file(tmp_path, target):
     found = render(scheduled(tmp_path, TEXT_OF[target]), target)
-    assert found.left_out
-    for text in found.files.values():
-        for each in found.left_out:
+    left_out = find_left_out(found)
+    assert left_out
+    for text in found.values():
+        for each in left_out:
             assert f"# Left out: {each}." in text
 
 
@@ -100,13 +102,13 @@ def test_what_targets_leave_out(tmp_path, target, old, new, told):
     text = text.replace(old, new) if old else text + new
     if "2026-03-30" in told:  # a Monday after the Sunday on which Berlin's clocks change
         text, told = text.replace("1-5", "*"), "the run of 2026-03-29: systemd leaves out"
-    assert any(told in each for each in render(scheduled(tmp_path, text), target).left_out)
+    assert any(told in each for each in find_left_out(render(scheduled(tmp_path, text), target)))
 
 
 def test_a_schedule_outside_of_the_missing_hour_loses_no_run(tmp_path):
     text = LOCAL.replace("30 2 * * 1-5", "30 3 * * *")
     assert not any(
-        "clocks" in each for each in render(scheduled(tmp_path, text), "systemd").left_out
+        "clocks" in each for each in find_left_out(render(scheduled(tmp_path, text), "systemd"))
     )
 
 
@@ -168,12 +170,12 @@ def test_paths_with_spaces_and_percents(tmp_path):
     folder = tmp_path / "100% mine $now"
     folder.mkdir()
     sweep = scheduled(folder, LOCAL)
-    (crontab,) = render(sweep, "crontab").files.values()
+    (crontab,) = render(sweep, "crontab").values()
     (line,) = [line for line in crontab.splitlines() if line.startswith("30 2")]
     command = line.split(" ", 5)[5].replace("\\%", "%")
     assert shlex.split(command)[:2] == ["cd", str(folder)]
     assert "%" not in line.replace("\\%", "")
-    service = render(sweep, "systemd").files["gdpo-nightly.service"]
+    service = render(sweep, "systemd")["gdpo-nightly.service"]
     assert f"WorkingDirectory={tmp_path}/100%% mine $now\n" in service
 
 
@@ -234,9 +236,9 @@ def test_versions_of_kuberay(tmp_path):
         render(queued, "kuberay", ray_cron_job=True)
     in_utc = scheduled(tmp_path, KUBERAY.replace("Europe/Berlin", "UTC"))
     found = render(in_utc, "kuberay", kuberay=(1, 6), ray_cron_job=True)
-    (document,) = documents(*found.files.values())
+    (document,) = documents(*found.values())
     assert "timeZone" not in document["spec"]
-    assert any("the operator's own clock" in each for each in found.left_out)
+    assert any("the operator's own clock" in each for each in find_left_out(found))
     assert "jobTemplate" in document["spec"]
 
 
@@ -318,7 +320,7 @@ def test_shipped_sweeps_are_rendered(file):
     assert loaded.error is None
     (sweep,) = loaded.sweeps
     for target in SHIPPED[file]:
-        for name, text in render(sweep, target).files.items():
+        for name, text in render(sweep, target).items():
             assert text.splitlines()[text.startswith("#!")].startswith(
                 f"# {name}: {sweep.settings.space}"
             )

@@ -108,7 +108,7 @@ def test_calendar_events(line, events):
 
 def test_several_events_are_several_lines(tmp_path):
     sweep = scheduled(tmp_path, LOCAL.replace("* * 1-5", "1 * 1"))
-    timer = render(sweep, "systemd").files["gdpo-nightly.timer"]
+    timer = render(sweep, "systemd")["gdpo-nightly.timer"]
     assert timer.count("OnCalendar=") == 2
 
 

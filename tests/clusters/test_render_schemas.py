@@ -212,9 +212,9 @@ def test_the_check_itself_refuses(schemas, tmp_path):
 def test_shipped_sweeps(schemas):
     for file in ("kuberay_code.yaml",):
         (sweep,) = load_sweeps(ROOT / "sweeps" / file).sweeps
-        for document in documents(*render(sweep, "kuberay").files.values()):
+        for document in documents(*render(sweep, "kuberay").values()):
             check_kubernetes(schemas, document)
-        check_kuberay(schemas, *documents(*render(sweep, "rayjob").files.values()))
+        check_kuberay(schemas, *documents(*render(sweep, "rayjob").values()))
 
 
 needs_systemd = pytest.mark.skipif(
@@ -227,7 +227,7 @@ needs_systemd = pytest.mark.skipif(
 def test_units(tmp_path, text):
     folder = tmp_path / "100% mine"
     folder.mkdir()
-    for name, unit in render(scheduled(folder, text), "systemd").files.items():
+    for name, unit in render(scheduled(folder, text), "systemd").items():
         (tmp_path / name).write_text(unit.replace("/srv/search/.venv/bin/python", sys.executable))
     units = [str(tmp_path / f"gdpo-nightly.{kind}") for kind in ("service", "timer")]
     words = ["systemd-analyze", "verify", "--user", "--man=no", *units]
@@ -275,7 +275,7 @@ LINES = [
 def test_timers_elapse_when_the_line_is_due(tmp_path, line):
     zone = "Asia/Kolkata"  # without changes of the clock, which systemd sees otherwise
     text = LOCAL.replace("30 2 * * 1-5", line).replace("Europe/Berlin", zone)
-    timer = render(scheduled(tmp_path, text), "systemd").files["gdpo-nightly.timer"]
+    timer = render(scheduled(tmp_path, text), "systemd")["gdpo-nightly.timer"]
     count, start = 60, datetime(2026, 1, 1, tzinfo=UTC)
     due = CronSchedule(cron=line, timezone=zone).times_after(start)
     found = sorted({each for event in events_of(timer) for each in elapses(event, count)})
@@ -295,7 +295,7 @@ def test_systemd_leaves_out_what_spring_leaves_out():
 @pytest.mark.parametrize("line", [line for line in LINES if not re.search(r"[L#]", line)])
 def test_crontabs_by_a_parser(tmp_path, line):
     text = LOCAL.replace("30 2 * * 1-5", line)
-    (crontab,) = render(scheduled(tmp_path, text), "crontab").files.values()
+    (crontab,) = render(scheduled(tmp_path, text), "crontab").values()
     zone, entry = [each for each in crontab.splitlines() if not each.startswith("#")]
     assert zone == "CRON_TZ=Europe/Berlin"
     fields = " ".join(entry.split()[:5])

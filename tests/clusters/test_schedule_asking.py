@@ -11,7 +11,7 @@ from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name, stop_by_
 from gdpo_tune.clusters.schedule_context import ScheduleContext
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
-from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene
+from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, Waiting
 
 
 def test_a_run_is_stopped_after_its_longest_time_and_goes_on_by_name(tmp_path):
@@ -52,7 +52,9 @@ def test_waiting_for_a_run_ends_with_its_status(tmp_path, plan, status):
         slept.append(seconds)
         scene.clock.pass_by(seconds=seconds)
 
-    assert run_by_name(scene.context, FIRST, wait=True, every=600, sleep=sleep) == status
+    assert (
+        run_by_name(scene.context, FIRST, wait=True, every=600, taken_back=Waiting(sleep)) == status
+    )
     assert len(slept) > 6
 
 
@@ -64,7 +66,7 @@ def test_a_run_that_is_stopped_while_somebody_waits(tmp_path):
         if scene.clock.now > START + timedelta(hours=2):
             stop_by_name(scene.open())
 
-    assert run_by_name(scene.context, FIRST, wait=True, every=600, sleep=sleep) == 5
+    assert run_by_name(scene.context, FIRST, wait=True, every=600, taken_back=Waiting(sleep)) == 5
 
 
 def test_a_run_by_name_that_overlaps_is_skipped_or_waits(tmp_path):
@@ -90,7 +92,7 @@ def test_a_run_by_name_takes_the_place_of_another(tmp_path):
     later = START + timedelta(hours=3)
     scene.clock.now = later
     sleep = lambda seconds: scene.clock.pass_by(seconds=seconds)  # noqa: E731
-    assert run_by_name(scene.context, later, wait=True, every=60, sleep=sleep) == 0
+    assert run_by_name(scene.context, later, wait=True, every=60, taken_back=Waiting(sleep)) == 0
     assert [run.state for run in scene.context.state.runs] == ["stopped", "finished"]
 
 
@@ -148,7 +150,7 @@ def test_who_waits_for_a_run_that_is_given_up_does_not_ask_for_it_again(tmp_path
                 assert run_by_name(other, later + timedelta(minutes=1), wait=False) == 0
         done.append(None)
 
-    status = run_by_name(scene.context, later, wait=True, every=60, sleep=sleep)
+    status = run_by_name(scene.context, later, wait=True, every=60, taken_back=Waiting(sleep))
     assert status == (5 if policy == "queue" else 3)
     assert len(done) == 1
     context = scene.open()
@@ -181,5 +183,10 @@ def test_a_run_under_way_is_waited_for_whatever_its_backend_says(tmp_path):
         said.extend(map(str, context.trouble))
         context.trouble.clear()
 
-    assert run_by_name(scene.context, FIRST, wait=True, every=600, report=report, sleep=sleep) == 0
+    assert (
+        run_by_name(
+            scene.context, FIRST, wait=True, every=600, report=report, taken_back=Waiting(sleep)
+        )
+        == 0
+    )
     assert set(said) == {"Internal error occurred: etcdserver: no leader"}

@@ -11,19 +11,21 @@ import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gdpo_tune import schedule
+from gdpo_tune.clusters import named_runs
 from gdpo_tune.clusters.backends import local, supervise
 from gdpo_tune.clusters.backends.local import Local
-from gdpo_tune.clusters.named_runs import hand_back_machine, run_by_name
+from gdpo_tune.clusters.named_runs import run_by_name
 from gdpo_tune.clusters.schedule_context import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import KUBERAY, LOCAL
-from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, context_of, scheduled
+from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, Waiting, context_of, scheduled
 
 
 def elsewhere(directory: Path) -> JobHandle:
@@ -80,7 +82,11 @@ def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
 
     def run(*, once: bool) -> int:
         return run_by_name(
-            context, at, wait=True, once=once, sleep=lambda _: clock.pass_by(minutes=30)
+            context,
+            at,
+            wait=True,
+            once=once,
+            taken_back=Waiting(lambda _: clock.pass_by(minutes=30)),
         )
 
     assert run(once=True) == 1
@@ -120,7 +126,8 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     sweep = scheduled(tmp_path, LOCAL)
     monkeypatch.setattr(schedule, "read_clock", clock)
     monkeypatch.setattr(local, "build_backend_here", lambda _: backend)
-    monkeypatch.setattr(hand_back_machine, "__defaults__", (lambda s: clock.pass_by(seconds=s),))
+    sleep = SimpleNamespace(sleep=lambda seconds: clock.pass_by(seconds=seconds))
+    monkeypatch.setattr(named_runs, "time", sleep)
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
     with pytest.raises(KeyboardInterrupt):
         schedule.main([*words, "--here"])
@@ -135,10 +142,13 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
 
 
 def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
-    clock = Clock()
-    hand_back_machine(
-        context_of(scheduled(tmp_path, LOCAL), clock, FakeBackend(clock, lambda _: Plan(1)))
-    )
+    clock, taken_back = Clock(), threading.Event()
+    backend = FakeBackend(clock, lambda _: Plan(0, status=2))  # refused: the next attempt waits
+    context = context_of(scheduled(tmp_path, LOCAL), clock, backend)
+    taken_back.set()
+    with pytest.raises(KeyboardInterrupt):
+        run_by_name(context, clock(), wait=True, taken_back=taken_back)
+    assert not backend.stops
 
 
 def test_a_second_supervisor_tells_nothing_before_the_first_has_begun(tmp_path):

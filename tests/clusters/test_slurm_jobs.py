@@ -65,7 +65,7 @@ def test_rendered_scripts_would_be_taken(tmp_path, programs):
     script = tmp_path / "nightly.sbatch"
 
     def tested(old: str, new: str) -> subprocess.CompletedProcess[str]:
-        text = render(sweep_in(tmp_path, programs), "slurm").files["nightly.sbatch"]
+        text = render(sweep_in(tmp_path, programs), "slurm")["nightly.sbatch"]
         script.write_text(text.replace(old, new))
         words = ["sbatch", "--test-only", str(script)]
         return subprocess.run(words, capture_output=True, text=True, check=False)
@@ -117,7 +117,7 @@ def test_jobs_from_their_begin_to_their_end(tmp_path, programs):
 def test_a_rendered_sweep_that_is_told_to_stop_and_goes_on(tmp_path, programs):
     sweep = sweep_in(tmp_path, Path(f"{programs}:{Path(sys.executable).parent}"))
     script = tmp_path / "nightly.sbatch"
-    text = render(sweep, "slurm").files["nightly.sbatch"]
+    text = render(sweep, "slurm")["nightly.sbatch"]
     script.write_text(text.replace("--wait", "--at 2026-01-01T02:00:00Z --wait --every 1"))
 
     def run() -> Any:

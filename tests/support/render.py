@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.base import Rendered, render_all
+from gdpo_tune.clusters.render.base import render_all
 from tests.support.schedule import ROOT, scheduled
 
 PROJECT = "/srv/search"
@@ -31,8 +31,8 @@ def render(
     *,
     kuberay: tuple[int, int] | None = None,
     ray_cron_job: bool = False,
-) -> Rendered:
-    """What a target makes of one sweep."""
+) -> dict[str, str]:
+    """The files of one sweep for a target."""
     (found,) = render_all(
         [sweep],
         target,
@@ -47,5 +47,5 @@ def render(
 
 def files(folder: Path, text: str, target: str, **options: bool) -> dict[str, str]:
     """The files of a sweep `nightly`, as they would be in /srv/search."""
-    found = render(scheduled(folder, text), target, **options).files
+    found = render(scheduled(folder, text), target, **options)
     return {name: each.replace(str(folder), PROJECT) for name, each in found.items()}

@@ -47,6 +47,17 @@ class Clock:
         self.now += timedelta(**span)
 
 
+@dataclass
+class Waiting:
+    """An event that never comes, for which tests wait in a way of their own."""
+
+    wait_for: Callable[[float], None]
+
+    def wait(self, seconds: float) -> bool:
+        self.wait_for(seconds)
+        return False
+
+
 class MemoryStorage(ScheduleStorage):
     """Files in a dict."""
 

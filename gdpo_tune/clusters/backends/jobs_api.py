@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus
-from gdpo_tune.clusters.locations import dashboard_problem
+from gdpo_tune.clusters.locations import address_problem
 from gdpo_tune.clusters.outside_calls import call_within
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.object_store import is_url
@@ -51,7 +51,7 @@ class JobsApi:
 
     def __post_init__(self) -> None:
         """Raise a `BackendError` for an address or a token that cannot be used."""
-        problem = dashboard_problem(self.address)
+        problem = address_problem(self.address)
         if problem:
             raise BackendError(
                 f"{self.caller}: the address is not one of a dashboard: {problem}\n"

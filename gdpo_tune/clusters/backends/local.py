@@ -17,15 +17,8 @@ from typing import ClassVar
 
 import psutil
 
-from gdpo_tune.clusters.backends.base import (
-    CHECKPOINT_SECONDS,
-    JobStatus,
-    ScheduledJob,
-    check_writable,
-    describe_end,
-    jobs_directory,
-    read_last_message,
-)
+from gdpo_tune.clusters.backends import base
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import LocalBackend
@@ -43,7 +36,7 @@ def build_backend(sweep: ScheduledSweep) -> Local:
     """Build the backend of a sweep."""
     settings = sweep.settings.backend
     assert isinstance(settings, LocalBackend), settings.kind
-    return Local(jobs_directory(sweep, settings.folder))
+    return Local(base.jobs_directory(sweep, settings.folder))
 
 
 def build_backend_here(sweep: ScheduledSweep) -> Local:
@@ -53,7 +46,7 @@ def build_backend_here(sweep: ScheduledSweep) -> Local:
     gone.
     """
     temporary = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
-    directory = temporary if is_url(sweep.storage) else jobs_directory(sweep)
+    directory = temporary if is_url(sweep.storage) else base.jobs_directory(sweep)
     return Local(directory, others_are_gone=True)
 
 
@@ -68,7 +61,7 @@ class Local:
 
     def check(self) -> None:
         """Refuse a directory that cannot be written."""
-        check_writable(self.directory, "local")
+        base.check_writable(self.directory, "local")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Start a process for a job, unless there was one."""
@@ -84,7 +77,7 @@ class Local:
             silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             started = subprocess.run(words, check=False, **silence)
             if started.returncode or not (directory / STATE).exists():
-                message = read_last_message(directory / LOG)
+                message = base.read_last_message(directory / LOG)
                 raise BackendError(f"backend local: the process did not start: {message}")
         state = json.loads((directory / STATE).read_bytes())
         return JobHandle(backend=self.kind, id=job.id, directory=str(directory), **state)
@@ -105,7 +98,7 @@ class Local:
         if not (directory / END).exists():
             return JobStatus(running=False, reason="its process is gone without an exit status")
         exit_status = json.loads((directory / END).read_bytes())["status"]
-        return JobStatus(False, exit_status, describe_end(exit_status, directory / LOG))
+        return JobStatus(False, exit_status, base.describe_end(exit_status, directory / LOG))
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""
@@ -117,7 +110,7 @@ class Local:
         if sweep is None:
             return
         with suppress(psutil.NoSuchProcess, FileExistsError):
-            if waited >= CHECKPOINT_SECONDS:
+            if waited >= base.CHECKPOINT_SECONDS:
                 for process in [*sweep.children(recursive=True), sweep]:
                     process.kill()
                 return

@@ -19,14 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gdpo_tune.clusters.backends.base import (
-    CHECKPOINT_SECONDS,
-    JobStatus,
-    ScheduledJob,
-    check_writable,
-    describe_end,
-    jobs_directory,
-)
+from gdpo_tune.clusters.backends import base
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.render.batch_script import build_job_script
@@ -50,7 +44,7 @@ def build_backend(sweep: ScheduledSweep) -> Slurm:
     """Build the backend of a sweep."""
     settings = sweep.settings.backend
     assert isinstance(settings, SlurmBackend), settings.kind
-    return Slurm(sweep, settings, jobs_directory(sweep, settings.folder))
+    return Slurm(sweep, settings, base.jobs_directory(sweep, settings.folder))
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Slurm:
     def check(self) -> None:
         """Ask whether Slurm's controller answers."""
         self._call("scontrol", "ping").refuse_error(self.kind, ANYTHING)
-        check_writable(self.directory, "slurm")
+        base.check_writable(self.directory, "slurm")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Submit a job, unless it was submitted before."""
@@ -96,7 +90,9 @@ class Slurm:
         end = directory / "end"
         if end.exists() and state in ("", "COMPLETED", "FAILED"):
             exit_status = int(end.read_text())
-            return JobStatus(False, exit_status, describe_end(exit_status, directory / "log.txt"))
+            return JobStatus(
+                False, exit_status, base.describe_end(exit_status, directory / "log.txt")
+            )
         reason = state.lower().replace("_", " ") or "Slurm does not know the job any more"
         return JobStatus(running=False, reason=reason)
 
@@ -104,7 +100,7 @@ class Slurm:
         """Signal the script once, which stops the sweep; after a while cancel the job."""
         signalled = Path(job.directory, "stop")
         queue = self._call("squeue", "--jobs", job.id, "--noheader", "--format", "%T")
-        if waited >= CHECKPOINT_SECONDS or queue.out.strip() == "PENDING":
+        if waited >= base.CHECKPOINT_SECONDS or queue.out.strip() == "PENDING":
             answer = self._call("scancel", job.id)
         elif not signalled.exists():
             answer = self._call("scancel", "--batch", "--signal=TERM", job.id)

@@ -50,7 +50,6 @@ class Submission:
 class LogPrinter:
     """Prints a job's log once, although each connection sends it from its beginning."""
 
-    write: Callable[[str], object]
     printed: int = 0
     """Characters that were printed."""
     received: int = 0
@@ -58,7 +57,7 @@ class LogPrinter:
 
     def add(self, text: str) -> None:
         """Print the new part of `text`, the next part of the log."""
-        self.write(text[max(0, self.printed - self.received) :])
+        print(text[max(0, self.printed - self.received) :], end="", flush=True)
         self.received += len(text)
         self.printed = max(self.printed, self.received)
 
@@ -118,17 +117,14 @@ def find_active_job(client: Any, location: str) -> str | None:
 
 
 def follow_job(
-    api: jobs_api.JobsApi,
-    name: str,
-    write: Callable[[str], object] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    api: jobs_api.JobsApi, name: str, sleep: Callable[[float], None] = time.sleep
 ) -> int:
     """Print a job's log until it has ended; return its exit status, or 1 if that is not known.
 
     Raises:
         BackendUnreachableError: the cluster has not answered for `PATIENCE`.
     """
-    printer, missed = LogPrinter(write or (lambda text: print(text, end="", flush=True))), 0.0
+    printer, missed = LogPrinter(), 0.0
     while True:
         printer.received = 0
         try:

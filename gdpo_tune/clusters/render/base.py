@@ -82,30 +82,17 @@ class RenderRequest:
         return fill_template(template, request=self, file=file, **common, **values)
 
 
-@dataclass(frozen=True)
-class Rendered:
-    """The files of one sweep for one target."""
-
-    files: dict[str, str]
-    """Name -> text."""
-
-    @property
-    def left_out(self) -> list[str]:
-        """What the sweep's file says and the target cannot express, by the comments of a file."""
-        return list(dict.fromkeys(LEFT_OUT.findall("\n".join(self.files.values()))))
-
-
 def render_all(
     sweeps: Sequence[ScheduledSweep],
     target: str,
-    *,
     python: str,
     directory: Path,
     now: datetime,
     kuberay: tuple[int, int] | None = None,
+    *,
     ray_cron_job: bool = False,
-) -> list[Rendered]:
-    """Render sweeps for a target; see `RenderRequest`.
+) -> list[dict[str, str]]:
+    """Return the files of each sweep for a target: name -> text. See `RenderRequest`.
 
     Raises:
         SpecError: the target cannot express a sweep; with every problem of all sweeps.
@@ -117,17 +104,22 @@ def render_all(
         _refuse_option("--kuberay", "kuberay and rayjob", target)
     render = registry.load(TARGETS[target])
     fixed = (target, python, directory.absolute(), now, kuberay or NEWEST_KUBERAY, ray_cron_job)
-    rendered: list[Rendered] = []
+    rendered: list[dict[str, str]] = []
     problems: list[Problem] = []
     for sweep in sweeps:
         try:
             request = RenderRequest(sweep, _find_schedule(sweep, target), *fixed)
-            rendered.append(Rendered(render(request)))
+            rendered.append(render(request))
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(tuple(problems))
     return rendered
+
+
+def find_left_out(files: dict[str, str]) -> list[str]:
+    """Return what a sweep's file says and the target cannot express, by the files' comments."""
+    return list(dict.fromkeys(LEFT_OUT.findall("\n".join(files.values()))))
 
 
 def fill_template(template: str, **values: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import zoneinfo
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import NoReturn
 
@@ -24,42 +23,6 @@ TWO_DIGITS = [f"{number:02}" for number in range(61)]
 WEEK = 7
 
 
-@dataclass(frozen=True)
-class CronFields:
-    """The five fields of a line as numbers."""
-
-    texts: tuple[str, str, str, str, str]
-    minutes: frozenset[int]
-    hours: frozenset[int]
-    days: frozenset[int]
-    """Days of the month; `CronSim.LAST` for its last one."""
-    months: frozenset[int]
-    weekdays: frozenset[int]
-    """1 is Monday, 7 Sunday."""
-    special: tuple[tuple[int, int], ...]
-    """Weekday and which one of the month, or `CronSim.LAST`."""
-    both: bool
-    """True if a day must fit month and week; otherwise one of them suffices."""
-
-
-def parse_fields(text: str) -> CronFields:
-    """Return the fields of a valid line."""
-    parsed = CronSim(text, datetime(2000, 1, 1, tzinfo=UTC))
-    minute, hour, day, month, weekday = text.upper().split()
-    plain = [each for each in parsed.weekdays if isinstance(each, int)]
-    special = [each for each in parsed.weekdays if not isinstance(each, int)]
-    return CronFields(
-        (minute, hour, day, month, weekday),
-        frozenset(parsed.minutes),
-        frozenset(parsed.hours),
-        frozenset(parsed.days),
-        frozenset(parsed.months),
-        frozenset(each % WEEK or WEEK for each in plain),
-        tuple(sorted((each % WEEK or WEEK, which) for each, which in special)),
-        parsed.day_and,
-    )
-
-
 def format_five_fields(request: RenderRequest, *, star_decides: bool) -> str:
     """Return the line for a scheduler that reads five fields.
 
@@ -71,21 +34,23 @@ def format_five_fields(request: RenderRequest, *, star_decides: bool) -> str:
     Raises:
         SpecError: the scheduler cannot express it.
     """
-    fields = parse_fields(request.schedule.cron)
-    if fields.special or min(fields.days) < 0:
+    parsed = _parse(request)
+    weekdays, special = _split_weekdays(parsed)
+    if special or min(parsed.days) < 0:
         _refuse_line(request, "L, LW and # are words of few crontabs")
-    minute, hour, day, month, weekday = fields.texts
+    *others, weekday = request.schedule.cron.upper().split()
+    day = others[2]
     steps = [text for text in (day, weekday) if text.startswith("*") and text != "*"]
     if steps and "*" not in (day, weekday) and not star_decides:
         _refuse_line(request, f"{steps[0]} with another day means 'both' to cron, 'either' there")
-    numbers = (fields.minutes, fields.hours, fields.days, fields.months)
+    numbers = (parsed.minutes, parsed.hours, parsed.days, parsed.months)
     written = [
         text if COMMON_SYNTAX.fullmatch(text) else format_list(values, "-")
-        for text, values in zip((minute, hour, day, month), numbers, strict=True)
+        for text, values in zip(others, numbers, strict=True)
     ]
-    names_sunday_7 = any("7" in part.split("/")[0] for part in weekday.split(","))
-    if names_sunday_7 or not COMMON_SYNTAX.fullmatch(weekday):
-        weekday = format_list({each % WEEK for each in fields.weekdays}, "-")
+    has_sunday_7 = any("7" in part.split("/")[0] for part in weekday.split(","))
+    if has_sunday_7 or not COMMON_SYNTAX.fullmatch(weekday):
+        weekday = format_list({each % WEEK for each in weekdays}, "-")
     return " ".join([*written, weekday])
 
 
@@ -95,37 +60,43 @@ def format_calendar_events(request: RenderRequest) -> list[str]:
     Raises:
         SpecError: systemd cannot express it.
     """
-    fields = parse_fields(request.schedule.cron)
-    any_day, any_weekday = fields.days >= set(range(1, 32)), len(fields.weekdays) == WEEK
-    if CronSim.LAST_WEEKDAY in fields.days:
+    parsed = _parse(request)
+    weekdays, special = _split_weekdays(parsed)
+    any_day, any_weekday = parsed.days >= set(range(1, 32)), len(weekdays) == WEEK
+    if CronSim.LAST_WEEKDAY in parsed.days:
         _refuse_line(request, "systemd has no last working day of a month")
-    if fields.both and fields.special and not any_day:
+    if parsed.day_and and special and not any_day:
         _refuse_line(request, "systemd has no day that is one of the month and the nth of its week")
-    months = _format_part(fields.months, 12)
-    weekdays = format_list(fields.weekdays, "..", DAYS)
-    by_month, by_week = _list_month_days(fields, months), _list_weekdays(fields, months, weekdays)
-    if not fields.both:
-        days = [*by_month, *by_week]
+    months, names = _format_part(parsed.months, 12), format_list(weekdays, "..", DAYS)
+    plain = [day for day in parsed.days if day > 0]
+    by_month = [f"*-{months}-{_format_part(plain, 31)}"] if plain else []
+    by_month += [f"*-{months}~01"] if CronSim.LAST in parsed.days else []
+    by_week = [f"{names} *-{months}-*"] if names else []
+    for weekday, which in special:
+        first = WEEK * which - WEEK + 1
+        part = "~07/1" if which == CronSim.LAST else f"-{first:02}..{min(first + 6, 31)}"
+        by_week.append(f"{DAYS[weekday]} *-{months}{part}")
+    if not parsed.day_and:
+        days = by_month + by_week
     elif any_weekday or any_day:
         days = by_month if any_weekday else by_week
     else:
-        days = [f"{weekdays} {each}" for each in by_month]
-    clock = f"{_format_part(fields.hours, 24)}:{_format_part(fields.minutes, 60)}:00"
+        days = [f"{names} {each}" for each in by_month]
+    clock = f"{_format_part(parsed.hours, 24)}:{_format_part(parsed.minutes, 60)}:00"
     return [f"{each} {clock} {request.schedule.timezone}" for each in days]
 
 
 def find_skipped_days(request: RenderRequest) -> list[date]:
     """Return days of the next year on which a time lies in the hour that spring skips."""
-    schedule = request.schedule
-    zone, fields = zoneinfo.ZoneInfo(schedule.timezone), parse_fields(schedule.cron)
-    days: list[date] = []
+    schedule, parsed, days = request.schedule, _parse(request), list[date]()
+    zone = zoneinfo.ZoneInfo(schedule.timezone)
     for begin in (request.now + timedelta(days=day) for day in range(366)):
         end = begin + timedelta(days=1)
         if begin.astimezone(zone).utcoffset() == end.astimezone(zone).utcoffset():
             continue
         for due in schedule.times_between(begin, end):
             local = due.astimezone(zone)
-            if local.hour not in fields.hours or local.minute not in fields.minutes:
+            if local.hour not in parsed.hours or local.minute not in parsed.minutes:
                 days.append(local.date())
     return days
 
@@ -147,19 +118,15 @@ def _format_part(values: Collection[int], size: int) -> str:
     return "*" if len(values) == size else format_list(values, "..", TWO_DIGITS)
 
 
-def _list_month_days(fields: CronFields, months: str) -> list[str]:
-    plain = [day for day in fields.days if day > 0]
-    days = [f"*-{months}-{_format_part(plain, 31)}"] if plain else []
-    return [*days, *([f"*-{months}~01"] if CronSim.LAST in fields.days else [])]
+def _parse(request: RenderRequest) -> CronSim:
+    return CronSim(request.schedule.cron, datetime(2000, 1, 1, tzinfo=UTC))
 
 
-def _list_weekdays(fields: CronFields, months: str, weekdays: str) -> list[str]:
-    days = [f"{weekdays} *-{months}-*"] if weekdays else []
-    for weekday, which in fields.special:
-        first = WEEK * which - WEEK + 1
-        part = "~07/1" if which == CronSim.LAST else f"-{first:02}..{min(first + 6, 31)}"
-        days.append(f"{DAYS[weekday]} *-{months}{part}")
-    return days
+def _split_weekdays(parsed: CronSim) -> tuple[set[int], list[tuple[int, int]]]:
+    """Return the days of every week (1: Monday, 7: Sunday), and days with their week."""
+    plain = {each % WEEK or WEEK for each in parsed.weekdays if isinstance(each, int)}
+    special = [each for each in parsed.weekdays if not isinstance(each, int)]
+    return plain, sorted((day % WEEK or WEEK, which) for day, which in special)
 
 
 def _refuse_line(request: RenderRequest, reason: str) -> NoReturn:
