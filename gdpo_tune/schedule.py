@@ -49,11 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
         add = command.add_argument
         if word in ("run", "stop"):
             add("name", metavar="NAME", help="name of the sweep")
-            text = "as a process of this machine, which another scheduler gave to the run"
-            add("--here", action="store_true", help=text)
+            add("--here", action="store_true", help="on this machine, from another scheduler")
         if word in ("serve", "run"):
-            default = 30.0 if word == "serve" else 10.0
-            text = f"seconds between two looks (default: {default:g})"
+            default, text = 30.0 if word == "serve" else 10.0, "seconds between two looks"
             add("--every", type=types.parse_seconds, default=default, help=text)
         if word == "validate":
             add("--files-only", action="store_true", help="check the files, not this machine")

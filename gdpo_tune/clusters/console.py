@@ -49,21 +49,15 @@ class Rounds:
 
     def tick_all(self) -> int:
         """Tick every sweep once; return the exit status."""
-        errors: list[GdpoTuneError] = []
-        messages: list[str] = []
         try:
             loaded = load_sweeps(self.directory)
         except GdpoTuneError as error:
             self._reporter.print_messages("error", [str(error)])
             return error.exit_status
-        if loaded.error is not None:
-            errors, messages = [loaded.error], [str(loaded.error)]
-        for sweep in loaded.sweeps:
-            trouble = self._tick(sweep)
-            errors += trouble
-            messages += [f"{sweep.file}: {error}" for error in trouble]
+        errors = [(sweep, error) for sweep in loaded.sweeps for error in self._tick(sweep)]
+        messages, status = _describe_errors(loaded, errors)
         self._reporter.print_messages("error", messages)
-        return worst_status(errors)
+        return status
 
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
         """Tick one sweep; return its errors, which keep no other sweep from running."""
@@ -84,21 +78,14 @@ class Rounds:
         return context.trouble
 
 
-def worst_status(errors: Sequence[GdpoTuneError]) -> int:
-    """Return the exit status of several errors: a user's mistake comes before an outage."""
-    return min((error.exit_status for error in errors), default=0)
-
-
 def print_errors(
     loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()
 ) -> int:
     """Print the errors of sweeps and of files that are wrong; return the exit status."""
-    for sweep, error in errors:
-        print(f"error: {sweep.file}: {error}", file=sys.stderr)
-    if loaded.error is not None:
-        print(f"error: {loaded.error}", file=sys.stderr)
-    wrong = [] if loaded.error is None else [loaded.error]
-    return worst_status([*(error for _, error in errors), *wrong])
+    messages, status = _describe_errors(loaded, errors)
+    for message in messages:
+        print(f"error: {message}", file=sys.stderr)
+    return status
 
 
 def print_events(context: ScheduleContext) -> None:
@@ -144,6 +131,18 @@ def print_status(context: ScheduleContext) -> None:
     rows.append(("  GPU-hours of 30 days", spent + (f" of {limit:.4g}" if limit else "")))
     print(sweep.name)
     _print_columns(rows)
+
+
+def _describe_errors(
+    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]]
+) -> tuple[list[str], int]:
+    """Return messages and exit status: a user's mistake comes before an outage."""
+    messages = [f"{sweep.file}: {error}" for sweep, error in errors]
+    statuses = [error.exit_status for _, error in errors]
+    if loaded.error is not None:
+        messages.append(str(loaded.error))
+        statuses.append(loaded.error.exit_status)
+    return messages, min(statuses, default=0)
 
 
 def _next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:

@@ -57,9 +57,9 @@ class ProgramAnswer:
         """Its error message in one line."""
         return " ".join((self.err.strip() or self.out.strip()).split())[:500] or "no reason given"
 
-    def refuse_error(self, backend: str, away: re.Pattern[str]) -> None:
-        """Raise a `BackendError` if the program failed; an unreachable one for `away`."""
-        if self.exit_status == 0:
+    def refuse_error(self, backend: str, away: re.Pattern[str], expected: str = "") -> None:
+        """Raise a `BackendError` for an error that is not expected; an unreachable one if away."""
+        if self.exit_status == 0 or (expected and expected in self.message.lower()):
             return
         if away.search(self.message):
             raise BackendUnreachableError(

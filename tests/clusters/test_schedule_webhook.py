@@ -97,7 +97,7 @@ def test_old_news_are_not_told(tmp_path, hook):
         ("", "not set"),
         ("http://127.0.0.1:9/x?key=secret", "does not answer"),
         ("secret", "not the address of a webhook"),
-        ("http://me:secret@127.0.0.1:9/x", "an address with a user or a password"),
+        ("http://me:secret@127.0.0.1:9/x", "it has a user or a password"),
         ("http://[secret", "not the address of a webhook"),
         ("file:///etc/secret", "not the address of a webhook"),
         ("http://127.0.0.1:9/\nsecret", "not the address of a webhook"),

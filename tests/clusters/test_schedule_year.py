@@ -101,7 +101,7 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, limited, tmp_path):
     assert len(backend.submissions) == len(set(backend.submissions))
     never_two_at_once(backend)
     several = Counter(oracle.fates.values())
-    assert several["started"] > 50
+    assert several["started"] > 30
     assert several["missed"] > 3
     assert several["overlap"] > 3 or limited or scene == "on time or not at all"
     assert (several["budget"] > 3) == limited
@@ -158,7 +158,7 @@ def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene,
     assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
     expected = {t for t in times if state.since < t <= state.handled} - {state.queued}
     assert set(dict(fates)) == expected  # none missing
-    assert Counter(dict(fates).values())["started"] > 5
+    assert Counter(dict(fates).values())["started"] > 3
     never_two_at_once(backend)
 
 

@@ -68,8 +68,7 @@ class KubeRay:
         name = job.id.lower()
         manifest = build_ray_job(self.sweep, self.settings, name, job.command())
         answer = self._kubectl("create", "-f", "-", text=manifest)
-        if "AlreadyExists" not in answer.err:
-            answer.refuse_error(self.kind, AWAY)
+        answer.refuse_error(self.kind, AWAY, expected="alreadyexists")
         return JobHandle(backend=self.kind, id=name)
 
     def poll(self, job: JobHandle) -> JobStatus:

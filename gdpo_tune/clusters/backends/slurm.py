@@ -81,10 +81,8 @@ class Slurm:
         """Return the state of a job, by the file that it leaves or by what Slurm says."""
         directory, words = Path(job.directory), ("--jobs", job.id, "--states", "all")
         answer = self._call("squeue", *words, "--noheader", "--format", "%T")
-        state = ""
-        if UNKNOWN not in answer.message.lower():
-            answer.refuse_error(self.kind, AWAY)
-            state = answer.out.strip().partition("\n")[0]
+        answer.refuse_error(self.kind, AWAY, UNKNOWN)
+        state = answer.out.strip().partition("\n")[0]
         if state and state not in ENDED:
             return JobStatus(running=True)
         end = directory / "end"
@@ -106,8 +104,7 @@ class Slurm:
             answer = self._call("scancel", "--batch", "--signal=TERM", job.id)
         else:
             return
-        if UNKNOWN not in answer.message.lower():
-            answer.refuse_error(self.kind, AWAY)
+        answer.refuse_error(self.kind, AWAY, UNKNOWN)
         signalled.touch()
 
     def _find_id(self, directory: Path, name: str) -> str:
