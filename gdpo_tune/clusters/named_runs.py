@@ -102,7 +102,7 @@ def stop_by_name(context: ScheduleContext) -> bool:
     while True:
         queued, run = context.state.queued, context.state.active
         if queued is not None:
-            context.record(decisions.skip_times(context, [queued], "stopped", "stopped by name"))
+            context.record(decisions.skip_queued(context, queued, "stopped", "stopped by name"))
         elif run is not None and not run.stop_reason:
             context.record(decisions.request_stop(run, context.clock(), "stopped by name"))
         else:

@@ -32,7 +32,7 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
         return ScheduleEvent("seen", now)
     if state.queued is not None:
         if not sweep.settings.enabled:
-            return skip_times(context, [state.queued], "disabled", "the schedule was disabled")
+            return skip_queued(context, state.queued, "disabled", "the schedule was disabled")
         if state.active is None:
             return begin_run(context, state.queued, by_name=state.queued_by_name)
     schedule, policy, start = sweep.settings.schedule, sweep.settings.policy, state.due_after
@@ -105,11 +105,16 @@ def resolve_overlap(
         return skip_times(context, [due], "overlap", reason, by_name=by_name)
     if state.queued is not None:
         reason = f"{context.run_name(due)} replaces it"
-        return skip_times(context, [state.queued], "overlap", reason, by_name=by_name)
+        return skip_queued(context, state.queued, "overlap", reason)
     state.queued, state.queued_by_name = due, by_name
     if not by_name:
         state.handle(due)
     return ScheduleEvent("queued", context.clock(), f"{context.run_name(due)} is queued.")
+
+
+def skip_queued(context: ScheduleContext, queued: datetime, why: str, reason: str) -> ScheduleEvent:
+    """Start no run for the queued time."""
+    return skip_times(context, [queued], why, reason, by_name=context.state.queued_by_name)
 
 
 def skip_times(
