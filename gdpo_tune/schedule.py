@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gdpo_tune.core.errors import GdpoTuneError
 
 
-def build_parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Build the command line without importing anything heavy: `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.schedule",
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Do what `arguments` ask for and return the exit status."""
-    options = build_parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     return COMMANDS[options.command][1](options)
 
 

@@ -66,9 +66,7 @@ def test_the_command_takes_the_machine_whatever_the_backend(tmp_path, monkeypatc
     text = KUBERAY.replace("/mnt/sweeps", str(tmp_path / "sweeps.d"))
     scheduled(tmp_path, text)
     words = [str(tmp_path / "sweeps"), "run", "nightly"]
-    plain, here = (
-        schedule.build_parser().parse_args([*words, *more]) for more in ((), ("--here",))
-    )
+    plain, here = (schedule.parser().parse_args([*words, *more]) for more in ((), ("--here",)))
     assert schedule.open_named(here).build_backend is local.build_backend_here
     assert schedule.open_named(plain).build_backend is not local.build_backend_here
 

@@ -146,7 +146,7 @@ def test_a_run_with_one_wrong_value_is_named(tmp_path, key, value):
     scene = Scene(tmp_path)
     assert scene.at(2) == ["started", "submitted"]
     forge(scene, key, value)
-    with pytest.raises(StoreError, match="00000003.json is damaged"):
+    with pytest.raises(StoreError, match=r"00000003\.json is damaged"):
         scene.open()
 
 
