@@ -88,7 +88,7 @@ def read_clock() -> datetime:
 
 
 def validate(options: argparse.Namespace) -> int:
-    """Print every problem of the files and, unless told otherwise, of this machine."""
+    """Print every problem of the files and, without --files-only, of this machine."""
     from gdpo_tune.clusters.console import print_errors
     from gdpo_tune.clusters.reach import find_errors, find_warnings
 

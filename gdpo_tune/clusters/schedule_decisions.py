@@ -130,7 +130,7 @@ def skip_times(
     `why` is `missed`, `overlap`, `budget`, `disabled` or `stopped`, `reason` the same for a person.
     """
     state, now, first, last = context.state, context.clock(), times[0], times[-1]
-    if state.queued is not None and first <= state.queued <= last:
+    if state.queued in times:
         state.queued = None
     if not by_name:
         state.handle(last)

@@ -91,9 +91,9 @@ def test_what_is_left_out_is_in_every_file(tmp_path, target):
         ("systemd", "", "enabled: false\n", "leave the timer disabled"),
         ("systemd", "30 2", "30 2", "the run of 2026-03-30"),
         ("slurm", "missed_grace: 3h", "overlap: replace", "overlap replace: a time that comes"),
-        ("slurm", "max_runtime: 10h, ", "", "the partition's own ends the job"),
+        ("slurm", "max_runtime: 10h, ", "", "that of the partition ends the job"),
         ("kuberay", "", "", "overlap skip: a time that comes during a run is made up for"),
-        ("rayjob", "claim: sweeps", "cluster: shared", "backoffLimit needs a cluster of its own"),
+        ("rayjob", "claim: sweeps", "cluster: shared", "backoffLimit needs a new cluster"),
     ],
 )
 def test_what_targets_leave_out(tmp_path, target, old, new, told):
@@ -101,7 +101,7 @@ def test_what_targets_leave_out(tmp_path, target, old, new, told):
     assert old in text
     text = text.replace(old, new) if old else text + new
     if "2026-03-30" in told:  # a Monday after the Sunday on which Berlin's clocks change
-        text, told = text.replace("1-5", "*"), "the run of 2026-03-29: systemd leaves out"
+        text, told = text.replace("1-5", "*"), "the run of 2026-03-29: systemd skips"
     assert any(told in each for each in find_left_out(render(scheduled(tmp_path, text), target)))
 
 
@@ -238,7 +238,7 @@ def test_versions_of_kuberay(tmp_path):
     found = render(in_utc, "kuberay", kuberay=(1, 6), ray_cron_job=True)
     (document,) = documents(*found.values())
     assert "timeZone" not in document["spec"]
-    assert any("the operator's own clock" in each for each in find_left_out(found))
+    assert any("the operator's clock is used" in each for each in find_left_out(found))
     assert "jobTemplate" in document["spec"]
 
 
