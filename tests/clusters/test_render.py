@@ -42,7 +42,7 @@ def documents(text: str) -> list[dict]:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_in_full(tmp_path, example):
-    """Read them in tests/data/rendered; a change there is a change for whoever has applied one."""
+    """The examples are in tests/data/rendered; users have applied such files."""
     text, options = EXAMPLES[example]
     target = "kuberay" if example == "ray_cron_job" else example
     for name, found in files(tmp_path, text, target, **options).items():
@@ -84,7 +84,7 @@ def test_what_is_left_out_is_in_every_file(tmp_path, target):
 
 
 @pytest.mark.parametrize(
-    ("target", "old", "new", "told"),
+    ("target", "old", "new", "message"),
     [
         ("crontab", "missed_grace: 3h", "missed: skip", "CRON_TZ"),
         ("systemd", "missed_grace: 3h", "overlap: queue", "overlap queue: no second run"),
@@ -96,13 +96,13 @@ def test_what_is_left_out_is_in_every_file(tmp_path, target):
         ("rayjob", "claim: sweeps", "cluster: shared", "backoffLimit needs a new cluster"),
     ],
 )
-def test_what_targets_leave_out(tmp_path, target, old, new, told):
+def test_what_targets_leave_out(tmp_path, target, old, new, message):
     text = TEXT_OF[target]
     assert old in text
     text = text.replace(old, new) if old else text + new
-    if "2026-03-30" in told:  # a Monday after the Sunday on which Berlin's clocks change
-        text, told = text.replace("1-5", "*"), "the run of 2026-03-29: systemd skips"
-    assert any(told in each for each in find_left_out(render(scheduled(tmp_path, text), target)))
+    if "2026-03-30" in message:  # a Monday after the Sunday on which Berlin's clocks change
+        text, message = text.replace("1-5", "*"), "the run of 2026-03-29: systemd skips"
+    assert any(message in each for each in find_left_out(render(scheduled(tmp_path, text), target)))
 
 
 def test_a_schedule_outside_of_the_missing_hour_loses_no_run(tmp_path):
@@ -141,7 +141,7 @@ def test_policies_reach_a_ray_job(tmp_path):
     assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
 
 
-def test_a_ray_job_on_a_cluster_that_is_there(tmp_path):
+def test_a_ray_job_on_an_existing_cluster(tmp_path):
     text = KUBERAY.replace("claim: sweeps", "cluster: shared")
     spec = documents(*files(tmp_path, text, "rayjob").values())[0]["spec"]
     assert spec["clusterSelector"] == {"ray.io/cluster": "shared"}
@@ -213,13 +213,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_targets_refuse(tmp_path, case):
-    target, text, old, new, told = REFUSED[case]
+    target, text, old, new, message = REFUSED[case]
     sweep = scheduled(tmp_path, text.replace(old, new))
     with pytest.raises(SpecError) as caught:
         render(sweep, target)
     (problem,) = caught.value.problems
     assert problem.where == str(sweep.file)
-    assert told in problem.reason
+    assert message in problem.reason
     assert caught.value.exit_status == 2
 
 
@@ -250,13 +250,13 @@ def test_the_command_prints_or_writes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(schedule, "read_clock", lambda: datetime(2026, 1, 1, tzinfo=UTC))
     scheduled(tmp_path, LOCAL)
     assert call(tmp_path, "--to", "systemd") == 0
-    told = capsys.readouterr()
-    assert told.out.count("# gdpo-nightly.") == 2
-    assert "nightly: left out: missed_grace" in told.err
+    printed = capsys.readouterr()
+    assert printed.out.count("# gdpo-nightly.") == 2
+    assert "nightly: left out: missed_grace" in printed.err
     assert call(tmp_path, "--to", "systemd", "--out", str(tmp_path / "units")) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     names = ["gdpo-nightly.service", "gdpo-nightly.timer"]
-    assert told.out.splitlines() == [str(tmp_path / "units" / name) for name in names]
+    assert printed.out.splitlines() == [str(tmp_path / "units" / name) for name in names]
     assert "OnCalendar=" in (tmp_path / "units" / names[1]).read_text()
 
 
@@ -277,18 +277,18 @@ def test_every_problem_of_all_sweeps_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--to", "kubray"), "invalid choice: 'kubray'"),
         ((), "required: --to"),
         (("--to", "kuberay", "--kuberay", "new"), "'new' is no version"),
     ],
 )
-def test_words_that_are_wrong(tmp_path, capsys, words, told):
+def test_wrong_arguments(tmp_path, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
         call(tmp_path, *words)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_an_option_for_another_target(tmp_path):
@@ -299,7 +299,7 @@ def test_an_option_for_another_target(tmp_path):
         call(tmp_path, "--to", "systemd", "--kuberay", "1.5")
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_directory_that_cannot_be_written(tmp_path):
     sweep = scheduled(tmp_path, LOCAL)
     for place in (sweep.file, sweep.file / "below", tmp_path / ("x" * 300)):
         with pytest.raises(UsageError, match="cannot be written"):

@@ -1,4 +1,4 @@
-"""Cron lines as others read them: by a second parser, and by what systemd makes of them."""
+"""Cron lines as other schedulers read them: by a second parser, and as calendar events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.schedule import scheduled
 
 
 def request_of(line: str, zone: str = "UTC") -> RenderRequest:
-    """A request of which nothing but the schedule counts."""
+    """A request of which only the schedule is used."""
     when = CronSchedule(cron=line, timezone=zone)
     file = SimpleNamespace(file="sweeps/nightly.yaml")
     return RenderRequest(file, when, target="here", python="", directory=Path(), now=NOW)
@@ -123,7 +123,7 @@ def test_several_events_are_several_lines(tmp_path):
         ("15 2 * * *", "Australia/Lord_Howe", ["2026-10-04"]),
     ],
 )
-def test_runs_that_spring_moves(line, zone, days):
+def test_days_that_spring_moves(line, zone, days):
     skipped = cron_line.find_skipped_days(request_of(line, zone))
     assert [str(day) for day in skipped] == days
 

@@ -1,4 +1,4 @@
-"""Rendered files, read by those that they are for: schemas of Kubernetes, KubeRay and systemd."""
+"""Rendered files, checked by schemas of Kubernetes and KubeRay, and by systemd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMAS = "kubernetes-validate==1.37.0"
 KUBERNETES = ("v1.30.0", "v1.37.0")
 """The oldest version whose CronJobs have all that is used here, and the newest one known."""
 PLACE = "/api/_definitions.json"
-"""Where those schemas look for each other."""
+"""Address under which the schemas refer to each other."""
 KUBERAY_KEYS = ROOT / "tests" / "data" / "kuberay_keys.txt"
 TYPES = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
 VARIANTS = {
@@ -123,7 +123,7 @@ def check_keys(schemas: Path, known: dict[str, str], path: str, value: Any) -> N
 
 
 def check_whole(document: dict[str, Any]) -> None:
-    """Against the definition as KubeRay ships it, where KUBERAY_CRDS names the folder of them."""
+    """Against the definition as KubeRay ships it, where KUBERAY_CRDS names their directory."""
     if "KUBERAY_CRDS" in os.environ:
         schema = definition(f"ray.io_{document['kind'].lower()}s.yaml")
         jsonschema.Draft202012Validator(schema).validate(document)
@@ -193,7 +193,7 @@ def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
     assert len(document["metadata"]["name"]) <= 47
 
 
-def test_the_check_itself_refuses(schemas, tmp_path):
+def test_the_checks_refuse_wrong_manifests(schemas, tmp_path):
     (text,) = files(tmp_path, KUBERAY, "rayjob").values()
     for old, new in (
         ("backoffLimit: 2", "backOffLimit: 2"),
@@ -283,7 +283,7 @@ def test_timers_elapse_when_the_line_is_due(tmp_path, line):
 
 
 @needs_systemd
-def test_systemd_leaves_out_what_spring_leaves_out():
+def test_systemd_skips_the_hour_that_spring_skips():
     """The note in the unit is true: measured, not read."""
     found = list(elapses("*-*-* 02:30:00 Europe/Berlin", 120))
     days = {each.date().isoformat() for each in found}

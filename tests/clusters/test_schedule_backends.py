@@ -1,4 +1,4 @@
-"""What a file gets wrong about KubeRay and Slurm: file, line, key, reason, fix."""
+"""Mistakes in files for KubeRay and Slurm: file, line, key, reason, fix."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_longest_name_fits(tmp_path):
     assert len(job) == 47
 
 
-def test_a_tracking_file_in_a_pod_is_doubted(tmp_path):
+def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
     (doubt,) = reach.find_warnings(scheduled(tmp_path, KUBERAY))
     assert "lies in the job's own directory" in doubt
     assert not reach.find_warnings(scheduled(tmp_path, SLURM))

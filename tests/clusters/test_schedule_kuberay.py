@@ -1,4 +1,4 @@
-"""RayJobs, by a `kubectl` that is made up and answers as the real one does."""
+"""RayJobs, by a fake `kubectl` that answers as the real one does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cluster:
         self.jobs: dict[str, dict] = {}
         self.calls: list[list[str]] = []
         self.says: ProgramAnswer | None = None
-        """To whatever is asked next."""
+        """The answer to all calls, instead of the usual ones."""
 
     def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
         self.calls.append([backend, *words])
@@ -125,7 +125,7 @@ def test_a_job_is_created_once(backend, cluster):
         ),
     ],
 )
-def test_how_a_job_does(backend, cluster, status, running, seen, reason):
+def test_the_state_of_a_job(backend, cluster, status, running, seen, reason):
     known = backend.submit(job_for(backend))
     cluster.jobs[known.id]["status"] = status
     state = backend.poll(known)
@@ -144,7 +144,7 @@ def test_a_job_that_is_stopped_is_gone(backend, cluster):
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "told"),
+    ("answer", "error", "message"),
     [
         (ProgramAnswer(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
         (ProgramAnswer(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
@@ -167,14 +167,14 @@ def test_a_job_that_is_stopped_is_gone(backend, cluster):
         ),
     ],
 )
-def test_what_check_finds_out(backend, cluster, answer, error, told):
+def test_the_check_of_kubernetes(backend, cluster, answer, error, message):
     backend.check()
     cluster.says = answer
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         backend.check()
 
 
-def test_nobody_answers(backend, cluster):
+def test_kubernetes_does_not_answer(backend, cluster):
     known = backend.submit(job_for(backend))
     cluster.says = ProgramAnswer(1, "", REFUSED)
     for call in (lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
@@ -188,14 +188,14 @@ def test_nobody_answers(backend, cluster):
 
 
 @pytest.mark.parametrize("shown", ["Warning: x", "[]", '{"status": 5}', '{"status": [1]}'])
-def test_what_is_no_ray_job(backend, cluster, shown):
+def test_output_that_is_not_a_ray_job(backend, cluster, shown):
     known = backend.submit(job_for(backend))
     cluster.says = ProgramAnswer(0, shown, "")
     with pytest.raises(BackendError, match="kubectl shows no RayJob"):
         backend.poll(known)
 
 
-def test_programs_that_are_not_there_or_hang(monkeypatch):
+def test_programs_that_are_missing_or_hang(monkeypatch):
     with pytest.raises(BackendError, match="backend kuberay: there is no program kubectl-of-mine"):
         call_program("kuberay", ["kubectl-of-mine"])
     assert call_program("kuberay", ["cat"], "hello").out == "hello"

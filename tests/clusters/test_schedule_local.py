@@ -1,4 +1,4 @@
-"""A scheduled sweep on this machine, for real: it outlives whoever started it, and `kill -9`."""
+"""A real scheduled sweep on this machine: it survives its caller, and `kill -9`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WAIT = 240.0
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one scheduled sweep, away from any cluster."""
+    """A directory with one scheduled sweep, without a cluster."""
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "small.yaml").write_text(SPACE)
     (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)

@@ -1,4 +1,4 @@
-"""What a run has come to, from its ledger: figures, and the comparison with the last run."""
+"""The figures of a run from its ledger, and its comparison with the last run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster, by a client that is made up and a dashboard that knows its version."""
+"""Jobs of a Ray cluster, by a fake client and a dashboard that knows its version."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def client() -> Client:
 
 
 class FakeApi(JobsApi):
-    """Calls of a client that is made up."""
+    """Calls of a fake client."""
 
     def client(self) -> Client:
         self.fake.headers = self.headers()
@@ -102,7 +102,7 @@ def test_the_space_is_named_as_it_is_found_in_what_is_sent(tmp_path, head, clien
         ("STOPPED", None, False, None, "stopped:"),
     ],
 )
-def test_how_a_job_does(tmp_path, head, client, status, code, running, seen, reason):
+def test_the_state_of_a_job(tmp_path, head, client, status, code, running, seen, reason):
     sweep = scheduled(tmp_path, TEXT)
     backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
@@ -114,7 +114,7 @@ def test_how_a_job_does(tmp_path, head, client, status, code, running, seen, rea
     assert state.reason.startswith(reason)
 
 
-def test_a_job_that_the_cluster_forgot(tmp_path, head, client):
+def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
     backend = backend_with(client, scheduled(tmp_path, TEXT))
     state = backend.poll(JobHandle(backend="ray-job", id="gone"))
     assert not state.running
@@ -130,7 +130,7 @@ def test_a_job_is_stopped(tmp_path, head, client):
     assert not backend.poll(known).running
 
 
-def test_what_the_cluster_says_no_to(tmp_path, head, client):
+def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
     sweep = scheduled(tmp_path, TEXT)
     backend = backend_with(client, sweep)
 
@@ -175,7 +175,7 @@ def test_a_token_that_ray_finds_by_itself_is_sent_too(tmp_path, head, monkeypatc
     ray_jobs.build_backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
 
 
-def test_an_address_where_nobody_is(tmp_path, head, monkeypatch):
+def test_an_address_that_does_not_answer(tmp_path, head, monkeypatch):
     monkeypatch.setenv("RAY_HEAD", "http://127.0.0.1:9")
     backend = ray_jobs.build_backend(scheduled(tmp_path, TEXT))
     with pytest.raises(BackendUnreachableError, match=r"127.0.0.1:9 does not answer \(.*refused"):
@@ -183,7 +183,7 @@ def test_an_address_where_nobody_is(tmp_path, head, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["head:8265", "ray://head:10001", "http://"])
-def test_an_address_that_is_none(tmp_path, head, monkeypatch, address):
+def test_an_address_that_is_not_valid(tmp_path, head, monkeypatch, address):
     monkeypatch.setenv("RAY_HEAD", address)
     with pytest.raises(BackendError, match="write http://HOST:8265"):
         ray_jobs.build_backend(scheduled(tmp_path, TEXT))
@@ -198,7 +198,7 @@ def test_an_address_of_something_else(tmp_path, head):
 @pytest.mark.parametrize(
     "says", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"]
 )
-def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypatch, says):
+def test_an_address_of_another_protocol(tmp_path, head, monkeypatch, says):
     def answer(server: socket.socket) -> None:
         with server.accept()[0] as connection:
             connection.recv(9999)
@@ -214,7 +214,7 @@ def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("RAY_HEAD", "http://me:secret@127.0.0.1:9", "it has a user or a password"),
         ("RAY_HEAD", "http://127.0.0.1:9/?token=secret", "it has something behind . or #"),
@@ -223,8 +223,10 @@ def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypat
         ("RAY_TOKEN", "secret\u20ac", "the token has characters that cannot be sent"),
     ],
 )
-def test_what_cannot_be_sent_is_not_shown_either(tmp_path, head, monkeypatch, name, value, told):
+def test_secrets_that_cannot_be_sent_are_not_shown(
+    tmp_path, head, monkeypatch, name, value, message
+):
     monkeypatch.setenv(name, value)
-    with pytest.raises(BackendError, match=told) as caught:
+    with pytest.raises(BackendError, match=message) as caught:
         ray_jobs.build_backend(scheduled(tmp_path, TEXT))
     assert "sec" not in str(caught.value).replace("such as", "")

@@ -36,12 +36,12 @@ def test_every_key_has_a_line_of_its_own():
         assert rows, key
 
 
-def test_a_page_without_the_marks_is_left_alone():
+def test_a_page_without_the_marks_is_refused():
     with pytest.raises(ValueError, match="the page lacks"):
         fill_page("nothing")
 
 
-def test_the_example_is_sound(tmp_path):
+def test_the_example_is_valid(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     sweep = scheduled(tmp_path, example.replace("code.yaml", "gpu.yaml"))
     assert sweep.settings.policy.max_runtime == 36_000
@@ -77,12 +77,12 @@ def test_lengths_of_time(text, seconds):
 @pytest.mark.parametrize(
     "text", ["", "6", "h", "6 h", "1h1d", "-1h", "1.5h", "6H", 6, None, "1h ", "9" * 5000 + "h"]
 )
-def test_what_is_no_length_of_time(text):
+def test_text_that_is_not_a_length_of_time(text):
     with pytest.raises(ValueError, match="not a length of time"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["0s", "0d0h", "59s", "367d", "999999999d"])
-def test_lengths_of_time_that_make_no_sense(text):
+def test_lengths_of_time_that_are_too_short_or_too_long(text):
     with pytest.raises(ValueError, match="must be 1m to 366d"):
         parse_duration(text)

@@ -1,4 +1,4 @@
-"""What a schedule does with runs: attempts, the longest time, budgets, and their commands."""
+"""Runs of a schedule: attempts, budgets, clocks, and their commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_attempt_that_was_refused_waits_before_the_next(tmp_path):
     assert scene.run.state == "finished"
 
 
-def test_a_job_that_is_not_taken_counts_as_an_attempt(tmp_path):
+def test_a_refused_job_counts_as_an_attempt(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {max_attempts: 1}\n")
 
     def refuse(_: object) -> None:
@@ -46,7 +46,7 @@ def test_a_job_that_is_not_taken_counts_as_an_attempt(tmp_path):
     assert scene.run.summary == "too large"
 
 
-def test_a_backend_that_is_away_is_asked_again_until_the_grace_is_over(tmp_path):
+def test_a_backend_that_does_not_answer_is_asked_again_within_the_grace(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {missed_grace: 2h}\n")
     scene.backend.down = True
     assert scene.at(2) == []
@@ -79,7 +79,7 @@ def test_a_month_of_gpu_hours(tmp_path):
     assert scene.at(24 * 31 + 2)[-2:] == ["started", "submitted"]
 
 
-def test_a_ledger_that_nobody_can_read_counts_with_all_that_it_may_have_cost(tmp_path):
+def test_an_unreadable_ledger_counts_with_all_that_the_run_may_have_spent(tmp_path):
     scene = Scene(tmp_path, GPUS + "budget: {gpu_hours: 40, gpu_hours_per_30d: 100}\n")
     scene.context.read_figures = lambda *_: {"unknown": "out of reach"}
     for day in range(3):
@@ -89,7 +89,7 @@ def test_a_ledger_that_nobody_can_read_counts_with_all_that_it_may_have_cost(tmp
     assert scene.at(24 * 3 + 2) == ["skipped"]
 
 
-def test_a_schedule_that_changes_owes_nothing_for_the_time_before(tmp_path):
+def test_a_changed_schedule_makes_up_for_no_earlier_time(tmp_path):
     scene = Scene(tmp_path)
     scene.at(2)
     scene.at(4)
@@ -115,7 +115,7 @@ def test_the_command_of_a_run(tmp_path):
     )
 
 
-def test_runs_without_an_experiment_of_their_own_share_one(tmp_path):
+def test_runs_without_an_experiment_share_one(tmp_path):
     scene = Scene(tmp_path)
     space = tmp_path / "search_spaces" / "code.yaml"
     space.write_text(space.read_text().replace(", experiment: code", ""))
@@ -124,7 +124,7 @@ def test_runs_without_an_experiment_of_their_own_share_one(tmp_path):
     assert build_job(sweep, scene.run).arguments[-1] == "tracking.experiment=nightly"
 
 
-def test_a_run_that_is_taken_up_again_gets_what_is_left_by_then(tmp_path):
+def test_a_resumed_run_gets_the_rest_of_the_budget(tmp_path):
     text = GPUS + "budget: {gpu_hours: 60, gpu_hours_per_30d: 100}\npolicy: {max_attempts: 1}\n"
     scene = Scene(tmp_path, text, a1=Plan(1, 1, 20))
     for day in range(4):
@@ -137,7 +137,7 @@ def test_a_run_that_is_taken_up_again_gets_what_is_left_by_then(tmp_path):
     assert "search.budget.gpu_hours=40.0" in build_job(scene.sweep, first).arguments
 
 
-def test_hours_that_a_clock_ahead_has_noted_are_spent_all_the_same(tmp_path):
+def test_hours_recorded_by_a_clock_that_was_ahead_are_spent(tmp_path):
     scene = Scene(tmp_path, GPUS + "budget: {gpu_hours_per_30d: 100}\n", a1=Plan(1, 0, 150))
     scene.at(2)
     scene.at(5)

@@ -1,4 +1,4 @@
-"""Jobs of Slurm, by commands that are made up, and scripts that run without it."""
+"""Jobs of Slurm by fake commands, and scripts that run without Slurm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = "slurm_load_jobs error: Invalid job id specified"
 
 
 class Controller:
-    """What Slurm's commands do with jobs."""
+    """A fake of Slurm's commands."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, str]] = {}
@@ -106,7 +106,7 @@ def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller
     assert not controller.jobs
 
 
-def test_how_a_job_does(backend, controller, job):
+def test_the_state_of_a_job(backend, controller, job):
     known = backend.submit(job)
     folder = Path(known.directory)
     for state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
@@ -127,7 +127,7 @@ def test_how_a_job_does(backend, controller, job):
     assert "does not know the job" in backend.poll(known).reason
 
 
-def test_a_job_is_told_once_and_cancelled_in_the_end(backend, controller, job):
+def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, job):
     known = backend.submit(job)
     controller.jobs["40"]["state"] = "RUNNING"
     for waited in (0.0, 30.0):
@@ -147,7 +147,7 @@ def test_a_job_that_waits_is_cancelled_at_once(backend, controller, job):
     assert controller.jobs["40"]["state"] == "CANCELLED"
 
 
-def test_a_controller_that_is_away(backend, controller, job):
+def test_a_controller_that_does_not_answer(backend, controller, job):
     backend.check()
     known = backend.submit(job)
     controller.says = ProgramAnswer(1, "", AWAY)
@@ -156,7 +156,7 @@ def test_a_controller_that_is_away(backend, controller, job):
             call()
 
 
-def test_what_slurm_says_no_to(backend, controller, job):
+def test_a_job_that_slurm_refuses(backend, controller, job):
     def refuse(words: list[str]) -> ProgramAnswer:
         return ProgramAnswer(1, "", "sbatch: error: invalid partition specified: gpu")
 
@@ -165,7 +165,7 @@ def test_what_slurm_says_no_to(backend, controller, job):
         backend.submit(job)
 
 
-def test_a_folder_that_cannot_be(backend, controller, tmp_path):
+def test_a_directory_that_cannot_be_created(backend, controller, tmp_path):
     (tmp_path / "file").touch()
     made = Slurm(backend.sweep, backend.settings, tmp_path / "file" / "jobs", controller)
     with pytest.raises(BackendError, match="write folder: and another one"):
@@ -182,7 +182,7 @@ PROGRAMS = {
 def run_script(
     tmp_path: Path, backend: Slurm, job: ScheduledJob, body: str
 ) -> tuple[subprocess.Popen[bytes], Path]:
-    """The script as a node would run it, with programs that stand for the real ones."""
+    """Run the script as a node would, with fake programs."""
     known = backend.submit(job)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -209,7 +209,7 @@ def test_the_script_keeps_the_exit_status(backend, job, tmp_path):
     assert (tmp_path / "seen").read_text() == f"node1:6379 {words}\n"
 
 
-def test_the_script_tells_the_sweep_and_waits_for_its_checkpoints(backend, job, tmp_path):
+def test_the_script_signals_the_sweep_and_waits_for_its_checkpoints(backend, job, tmp_path):
     body = 'trap "sleep 0.5; touch saved; exit 130" TERM; touch ready; while :; do sleep 0.1; done'
     script, folder = run_script(tmp_path, backend, job, body)
     deadline = time.monotonic() + 20

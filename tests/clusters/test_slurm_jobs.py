@@ -1,4 +1,4 @@
-"""Jobs and batch scripts on a real Slurm; only `ray symmetric-run` is made up."""
+"""Jobs and batch scripts on a real Slurm; only `ray symmetric-run` is a fake."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sweep_in(folder: Path, programs: Path) -> Any:
     return scheduled(folder, SWEEP.format(path=programs))
 
 
-def test_rendered_scripts_would_be_taken(tmp_path, programs):
+def test_slurm_accepts_rendered_scripts(tmp_path, programs):
     script = tmp_path / "nightly.sbatch"
 
     def tested(old: str, new: str) -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ def test_rendered_scripts_would_be_taken(tmp_path, programs):
     assert "unrecognized option" in tested("--requeue", "--reqeue").stderr
 
 
-def test_jobs_from_their_begin_to_their_end(tmp_path, programs):
+def test_jobs_from_start_to_end(tmp_path, programs):
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     program(stubs, "python", STUB)
@@ -114,7 +114,7 @@ def test_jobs_from_their_begin_to_their_end(tmp_path, programs):
     assert (tmp_path / "project" / "saved").exists()
 
 
-def test_a_rendered_sweep_that_is_told_to_stop_and_goes_on(tmp_path, programs):
+def test_a_rendered_sweep_that_is_stopped_and_resumed(tmp_path, programs):
     sweep = sweep_in(tmp_path, Path(f"{programs}:{Path(sys.executable).parent}"))
     script = tmp_path / "nightly.sbatch"
     text = render(sweep, "slurm")["nightly.sbatch"]
@@ -140,7 +140,7 @@ def test_a_rendered_sweep_that_is_told_to_stop_and_goes_on(tmp_path, programs):
     assert f"{second} PENDING" in queued()  # --dependency=singleton
     subprocess.run(["scancel", "--batch", "--signal=TERM", first], check=True)
     wait_for(lambda: run().state == "stopped", 120)
-    wait_for(lambda: run().state in ("starting", "running"), 60)  # the second one takes it up
+    wait_for(lambda: run().state in ("starting", "running"), 60)  # the second one resumes it
     wait_for(lambda: run().state == "finished", 400)
     assert run().attempt == 2
     wait_for(lambda: not queued(), 60)

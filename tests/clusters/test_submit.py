@@ -1,4 +1,4 @@
-"""`--submit`: a sweep as a job, by a client that is made up; and what `--address` means."""
+"""`--submit`: a sweep as a job, by a fake client; and what `--address` means."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def job_of(client: Client) -> str:
     return name
 
 
-def test_a_sweep_is_sent_with_its_folder_and_the_package(head, client, capsys):
+def test_a_sweep_is_sent_with_its_directory_and_the_package(head, client, capsys):
     options = ["--set", "search.trials=3", "--set", "tracking.uri=http://mlflow:5000", "--fresh"]
     assert sweep.main(["code.yaml", "--submit", head.url, "--detach", *options]) == 0
     (sent,) = client.submitted
@@ -60,10 +60,10 @@ def test_a_sweep_is_sent_with_its_folder_and_the_package(head, client, capsys):
         "env_vars": {"PYTHONUNBUFFERED": "1"},
         "py_modules": [str(Path(gdpo_tune.__file__).parent)],
     }
-    told = capsys.readouterr()
-    assert f"kept in {here}/runs/code, as the nodes of the cluster see it" in told.out
-    assert f"ray job stop --address {head.url} {job_of(client)}" in told.out
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert f"kept in {here}/runs/code, as the nodes of the cluster see it" in printed.out
+    assert f"ray job stop --address {head.url} {job_of(client)}" in printed.out
+    assert printed.err == ""
 
 
 def test_a_tracking_file_that_ray_would_delete_is_warned_of(head, client, capsys):
@@ -81,7 +81,7 @@ def test_a_tracking_file_that_ray_would_delete_is_warned_of(head, client, capsys
         "ledger=postgresql://me@db/sweeps?password=secret",
     ],
 )
-def test_no_password_is_sent_along_for_all_to_see(head, client, override):
+def test_no_password_is_sent(head, client, override):
     with pytest.raises(UsageError) as caught:
         sweep.main(["code.yaml", "--submit", head.url, "--detach", "--set", override])
     assert "sec" not in str(caught.value).replace("tracking", "")
@@ -104,7 +104,7 @@ def test_the_same_command_finds_its_job_again_while_it_runs(head, client, capsys
     assert submit.find_active_job(client, f"{Path.cwd()}/runs/another") is None
 
 
-def test_a_log_is_shown_once_though_it_breaks_off(head, client, monkeypatch, capsys):
+def test_a_log_is_printed_once_although_the_connection_breaks(head, client, monkeypatch, capsys):
     monkeypatch.setattr(submit.time, "sleep", lambda _: None)
     client.logs = [["one\n", "two\n", ""], ["one\ntwo\nth", ""], ["one\ntwo\nthree\n"]]
     tail = client.tail_job_logs
@@ -139,7 +139,7 @@ def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys
     assert "does not know the job any more" in capsys.readouterr().err
 
 
-def test_a_cluster_that_stops_answering_is_waited_for_and_then_given_up(head, client, capsys):
+def test_a_cluster_that_stops_answering_is_given_up_after_a_while(head, client, capsys):
     waits: list[float] = []
     away = submit.cluster_at("http://127.0.0.1:9")
     with pytest.raises(BackendUnreachableError):
@@ -169,7 +169,7 @@ def test_a_cluster_that_asks_for_a_token(head, client, monkeypatch, tmp_path):
     assert sweep.main(["code.yaml", "--submit", head.url, "--detach"]) == 0
 
 
-def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
+def test_a_directory_that_is_not_sent(head, client, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     with pytest.raises(BackendError, match="holds far more than a project"):
         sweep.main(["code.yaml", "--submit", head.url, "--detach"])
@@ -185,12 +185,12 @@ def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *nowhere])
 
 
-def test_a_checkout_brings_the_package_by_itself():
+def test_a_checkout_contains_the_package():
     root = Path(gdpo_tune.__file__).parents[1]
     assert "py_modules" not in jobs_api.build_runtime_env(root, "s3://bucket", "x")
 
 
-def test_storage_that_is_the_folder_itself_is_not_left_out(tmp_path):
+def test_storage_that_is_the_sent_directory_is_not_excluded(tmp_path):
     assert jobs_api.list_excludes(str(tmp_path), tmp_path) == jobs_api.NEVER_SENT
     assert jobs_api.list_excludes("s3://bucket/runs", tmp_path) == jobs_api.NEVER_SENT
 
@@ -216,7 +216,7 @@ def test_options_of_submit_alone_are_refused(option: str):
         sweep.main(["code.yaml", option])
 
 
-def test_an_address_is_where_ray_is_looked_for(monkeypatch):
+def test_an_address_becomes_that_of_ray(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     sweep.parsed(["code.yaml", "--address", "auto"])
     assert os.environ["RAY_ADDRESS"] == "auto"

@@ -1,4 +1,4 @@
-"""Sweeps for other schedulers, written as if the project lay in /srv/search."""
+"""Sweeps for other schedulers, as if the project were in /srv/search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock, a store and a backend that tests hold in their hands, and sweeps to schedule."""
+"""A clock, a storage and a backend under the control of a test, and sweeps to schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
-    """The sweep that a file says, in a project with the code search space."""
+    """Load the sweep of a file, in a project with the code search space."""
     (folder / "sweeps").mkdir(parents=True, exist_ok=True)
     (folder / "search_spaces").mkdir(exist_ok=True)
     space = (ROOT / "search_spaces" / "code.yaml").read_text()
@@ -35,7 +35,7 @@ def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that only a test sets."""
 
     def __init__(self, now: datetime = START) -> None:
         self.now = now
@@ -49,7 +49,7 @@ class Clock:
 
 @dataclass
 class Waiting:
-    """An event that never comes, for which tests wait in a way of their own."""
+    """An event that never comes; a test decides what waiting for it does."""
 
     wait_for: Callable[[float], None]
 
@@ -83,7 +83,7 @@ class MemoryStorage(ScheduleStorage):
 
 @dataclass
 class Plan:
-    """What an attempt will do."""
+    """Duration, exit status and cost of an attempt."""
 
     hours: float
     status: int | None = 0
@@ -98,7 +98,7 @@ class FakeBackend:
     clock: Clock
     plan: Callable[[str], Plan]
     jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
-    """Id -> when it began, and what it does."""
+    """Id -> when it began, and its plan."""
     stops: dict[str, datetime] = field(default_factory=dict[str, Any])
     down: bool = False
     submissions: list[str] = field(default_factory=list[str])
@@ -134,7 +134,7 @@ class FakeBackend:
         self.stops.setdefault(job.id, self.clock())
 
     def gpu_hours(self, run: str) -> float:
-        """Spent on a run, over all its attempts."""
+        """Return what was spent on a run, over all its attempts."""
         known = [
             (name, plan) for name, (_, plan) in self.jobs.items() if name.startswith(f"{run}-a")
         ]
@@ -170,7 +170,7 @@ FIRST = datetime(2026, 1, 1, 2, tzinfo=UTC)
 
 
 class Scene:
-    """A schedule that was seen at midnight, and is called when the test says so."""
+    """A schedule that was first seen at midnight; the test calls its ticks."""
 
     def __init__(self, folder: Path, text: str = NIGHTLY, **plans: Plan) -> None:
         self.clock = Clock(START)

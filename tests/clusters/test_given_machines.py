@@ -1,4 +1,4 @@
-"""Runs on machines that another scheduler gave to them, and jobs of backends that are strangers."""
+"""Runs on machines that another scheduler provides, and jobs of other backends."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_a_machine_that_was_lost_with_its_disk(tmp_path):
     assert status.reason == "its machine another is gone"
 
 
-def test_a_machine_that_still_beats_is_not_lost(tmp_path):
+def test_a_machine_with_a_recent_heartbeat_is_not_lost(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "beat").touch()
     job = elsewhere(tmp_path / "jobs")
     assert Local(tmp_path, others_are_gone=True).poll(job).running
 
 
-def test_where_jobs_of_a_given_machine_lie(tmp_path):
+def test_the_directory_of_jobs_on_a_given_machine(tmp_path):
     backend = local.build_backend_here(scheduled(tmp_path, LOCAL))
     assert backend.directory == tmp_path / "runs" / ".schedule" / "nightly" / "jobs"
     sweep = scheduled(tmp_path, LOCAL)
@@ -61,7 +61,7 @@ def test_where_jobs_of_a_given_machine_lie(tmp_path):
     assert backend.others_are_gone
 
 
-def test_the_command_takes_the_machine_whatever_the_backend(tmp_path, monkeypatch):
+def test_here_runs_on_this_machine_for_every_backend(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = KUBERAY.replace("/mnt/sweeps", str(tmp_path / "sweeps.d"))
     scheduled(tmp_path, text)
@@ -149,8 +149,8 @@ def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
     assert not backend.stops
 
 
-def test_a_second_supervisor_tells_nothing_before_the_first_has_begun(tmp_path):
-    """Else its caller would take the job for one that did not start, and begin the next attempt."""
+def test_a_second_supervisor_waits_until_the_first_has_begun(tmp_path):
+    """Otherwise its caller would see a job that did not start, and begin the next attempt."""
     command = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(tmp_path)]
     with (tmp_path / supervise.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

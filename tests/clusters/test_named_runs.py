@@ -1,4 +1,4 @@
-"""Runs that somebody asks for by name, waits for, or stops."""
+"""Runs that are started, waited for, or stopped by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageEr
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, Waiting
 
 
-def test_a_run_is_stopped_after_its_longest_time_and_goes_on_by_name(tmp_path):
+def test_a_run_is_stopped_after_max_runtime_and_resumed_by_name(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {max_runtime: 3h}\n", a1=Plan(2, 1), a2=Plan(9))
     scene.at(2)
     scene.at(4)
@@ -27,7 +27,7 @@ def test_a_run_is_stopped_after_its_longest_time_and_goes_on_by_name(tmp_path):
     assert scene.run.state == "finished"
 
 
-def test_a_run_by_name_is_the_same_however_often_it_is_asked_for(tmp_path):
+def test_repeated_requests_for_a_run_by_name_mean_the_same_run(tmp_path):
     scene = Scene(tmp_path)
     scene.clock.now = FIRST + timedelta(minutes=1)
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_waiting_for_a_run_ends_with_its_status(tmp_path, plan, status):
     assert len(slept) > 6
 
 
-def test_a_run_that_is_stopped_while_somebody_waits(tmp_path):
+def test_a_run_is_stopped_while_a_process_waits_for_it(tmp_path):
     scene = Scene(tmp_path, a1=Plan(50))
 
     def sleep(seconds: float) -> None:
@@ -69,7 +69,7 @@ def test_a_run_that_is_stopped_while_somebody_waits(tmp_path):
     assert run_by_name(scene.context, FIRST, wait=True, every=600, taken_back=Waiting(sleep)) == 5
 
 
-def test_a_run_by_name_that_overlaps_is_skipped_or_waits(tmp_path):
+def test_a_run_by_name_that_overlaps_is_skipped_or_queued(tmp_path):
     scene = Scene(tmp_path, a1=Plan(5))
     scene.at(2)
     later = START + timedelta(hours=3)
@@ -86,7 +86,7 @@ def test_a_run_by_name_that_overlaps_is_skipped_or_waits(tmp_path):
     assert queue.run.due == later
 
 
-def test_a_run_by_name_takes_the_place_of_another(tmp_path):
+def test_a_run_by_name_replaces_another(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {overlap: replace}\n", a1=Plan(5))
     scene.at(2)
     later = START + timedelta(hours=3)
@@ -96,7 +96,7 @@ def test_a_run_by_name_takes_the_place_of_another(tmp_path):
     assert [run.state for run in scene.context.state.runs] == ["stopped", "finished"]
 
 
-def test_stop_ends_the_run_and_lets_none_that_waits_begin(tmp_path):
+def test_stop_ends_the_active_run_and_skips_the_queued_one(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(100))
     scene.at(2)
     assert scene.at(26) == ["queued"]
@@ -107,14 +107,14 @@ def test_stop_ends_the_run_and_lets_none_that_waits_begin(tmp_path):
     assert not stop_by_name(scene.context)
 
 
-def test_stop_reaches_a_run_that_no_backend_has_yet(tmp_path):
+def test_stop_ends_a_run_that_no_backend_has_yet(tmp_path):
     scene = Scene(tmp_path, a1=Plan(0, 2))
     scene.at(2)
     assert stop_by_name(scene.context)
     assert scene.run.state == "stopped"
 
 
-def test_no_time_has_come(tmp_path):
+def test_a_schedule_without_a_past_time(tmp_path):
     scene = Scene(tmp_path, "space: search_spaces/code.yaml\n")
     with pytest.raises(UsageError, match="give --now, or --at TIME"):
         choose_due_time(scene.context, None, now=False)
@@ -122,7 +122,7 @@ def test_no_time_has_come(tmp_path):
     assert run_by_name(scene.context, START, wait=False) == 0
 
 
-def test_a_run_by_name_is_refused_while_no_backend_answers(tmp_path):
+def test_a_run_by_name_is_refused_while_the_backend_does_not_answer(tmp_path):
     scene = Scene(tmp_path)
     scene.backend.down = True
     with pytest.raises(BackendUnreachableError):
@@ -131,7 +131,7 @@ def test_a_run_by_name_is_refused_while_no_backend_answers(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["stopped by name", "replaced by another"])
-def test_who_waits_for_a_run_that_is_given_up_does_not_ask_for_it_again(tmp_path, how):
+def test_waiting_for_a_queued_run_ends_when_it_is_skipped(tmp_path, how):
     policy = "queue" if how == "stopped by name" else "replace"
     scene = Scene(tmp_path, NIGHTLY + f"policy: {{overlap: {policy}}}\n", a1=Plan(50))
     scene.at(2)
@@ -158,7 +158,7 @@ def test_who_waits_for_a_run_that_is_given_up_does_not_ask_for_it_again(tmp_path
     assert context.state.queued == (None if policy == "queue" else later + timedelta(minutes=1))
 
 
-def test_a_time_that_has_not_come(tmp_path):
+def test_a_time_in_the_future_is_refused(tmp_path):
     scene = Scene(tmp_path)
     soon, later = START + timedelta(minutes=9), START + timedelta(minutes=11)
     assert choose_due_time(scene.context, soon, now=False) == soon  # another clock's now
@@ -166,9 +166,9 @@ def test_a_time_that_has_not_come(tmp_path):
         choose_due_time(scene.context, later, now=False)
 
 
-def test_a_run_under_way_is_waited_for_whatever_its_backend_says(tmp_path):
+def test_an_active_run_is_waited_for_despite_errors_of_its_backend(tmp_path):
     scene = Scene(tmp_path, a1=Plan(2))
-    poll, said = scene.backend.poll, list[str]()
+    poll, reported = scene.backend.poll, list[str]()
 
     def refuse(job: JobHandle) -> JobStatus:
         if scene.clock.now < START + timedelta(hours=1):
@@ -180,7 +180,7 @@ def test_a_run_under_way_is_waited_for_whatever_its_backend_says(tmp_path):
         scene.clock.pass_by(seconds=seconds)
 
     def report(context: ScheduleContext) -> None:
-        said.extend(map(str, context.trouble))
+        reported.extend(map(str, context.trouble))
         context.trouble.clear()
 
     assert (
@@ -189,4 +189,4 @@ def test_a_run_under_way_is_waited_for_whatever_its_backend_says(tmp_path):
         )
         == 0
     )
-    assert set(said) == {"Internal error occurred: etcdserver: no leader"}
+    assert set(reported) == {"Internal error occurred: etcdserver: no leader"}

@@ -83,7 +83,7 @@ def test_the_last_states_are_kept(storage: ScheduleStorage):
     assert names == [f"{number:08}.json" for number in range(6, KEPT_STATES + 6)]
 
 
-def test_a_process_that_slept_through_all_kept_states_comes_too_late(storage: ScheduleStorage):
+def test_a_process_that_slept_through_all_kept_states_is_too_late(storage: ScheduleStorage):
     sleeper, other = (ScheduleHistory(storage, "nightly") for _ in range(2))
     for history in (sleeper, other):
         history.refresh()
