@@ -1,4 +1,4 @@
-"""`--submit` to a real cluster that asks for a token, and lacks folder and package."""
+"""`--submit` to a real cluster that asks for a token, and lacks directory and package."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(
         assert "submitted small as job small-" in done.stdout
         assert "py_modules_files" in done.stdout, "the package is not the one that was sent"
         assert (project / "runs" / "small" / "ledger.journal").exists()
-        print(done.stdout)  # what a person has seen, for who runs this by hand
+        print(done.stdout)  # for a person who runs this by hand
