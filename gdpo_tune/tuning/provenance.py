@@ -1,4 +1,4 @@
-"""What a sweep ran on: source revision, package versions, hardware."""
+"""The machine that a sweep runs on: source revision, package versions, hardware."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import psutil
 PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
 
 
-def provenance() -> dict[str, Any]:
-    """As JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+def describe_machine() -> dict[str, Any]:
+    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+    versions = {name: read_version(name) for name in PACKAGES}
     return {
-        "git": git_revision(),
-        "packages": {name: found for name in PACKAGES if (found := package_version(name))},
+        "git": read_git_revision(),
+        "packages": {name: version for name, version in versions.items() if version},
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpus": os.cpu_count(),
@@ -26,16 +27,16 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def package_version(name: str) -> str | None:
-    """An installed package's version."""
+def read_version(name: str) -> str | None:
+    """Return an installed package's version; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def git_revision() -> str:
-    """Commit of this package's source, with `+` if it was changed; empty outside of a checkout."""
+def read_git_revision() -> str:
+    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return ""

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import scale_executor
 import scale_trials
+from gdpo_tune.tuning.ray.setup import Setup
 from scale_executor import START, Clock, SimulatedActors, Tally
 
-from gdpo_tune.tuning.ray.reporter import HALT
-from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.ray.stopping import HALT
 from tests.support.tuning import spec_in
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from gdpo_tune.tuning.ray.mirror import Mirror
 
 from gdpo_tune import export, load_sweep, report
 from gdpo_tune.core.errors import UsageError
@@ -20,7 +21,6 @@ from gdpo_tune.ledger.table import TABLE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.ray.mirror import Mirror
 from tests.support.mlflow_servers import PostgresServer, postgres_server
 from tests.support.s3_servers import BUCKET, S3Server, s3_server
 

@@ -13,7 +13,7 @@ from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.kept_checkpoints import tidy
-from gdpo_tune.tuning.ray.reporter import HALT
+from gdpo_tune.tuning.ray.stopping import HALT
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 from gdpo_tune.tuning.search.plan import is_finished
 from tests.support.search_driver import Driver

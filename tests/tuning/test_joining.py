@@ -1,4 +1,4 @@
-"""A cluster of others is asked before Ray is: who is nobody, who wants a token, who is no node."""
+"""A cluster that exists already: its head is asked before Ray is, and watched from then on."""
 
 from __future__ import annotations
 
@@ -109,3 +109,50 @@ def test_a_name_that_no_host_can_have(monkeypatch, tmp_path):
     without_tokens(monkeypatch, tmp_path)
     with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
         joining.check_head("a..b:6379")
+
+
+# The head, once joined
+
+
+class Silent:
+    """A head that answers until it does not, and a clock."""
+
+    def __init__(self) -> None:
+        self.now, self.there, self.left = 100.0, True, 0
+        self.watch = joining.HeadWatch(lambda: self.there, self.leave, lambda: self.now)
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def after(self, seconds: float) -> joining.HeadWatch:
+        self.now += seconds
+        self.watch.check()
+        return self.watch
+
+
+def test_a_head_is_silent_and_then_lost_and_then_somebody_has_to_leave():
+    found = Silent()
+    assert not found.after(1000.0).is_silent()
+    found.there = False
+    assert not found.after(2.0).is_silent()
+    assert found.after(5.0).is_silent()
+    assert not found.watch.is_lost()
+    assert found.after(joining.SILENT_SECONDS).is_lost()
+    assert found.left == 0
+    found.after(joining.LEAVE_SECONDS)
+    assert found.left == 1
+
+
+def test_a_head_that_answers_again_was_never_lost():
+    found = Silent()
+    found.there = False
+    found.after(joining.SILENT_SECONDS - 1)
+    found.there = True
+    assert not found.after(2.0).is_silent()
+
+
+def test_who_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert joining.answers(address)
+    assert not joining.answers(address)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from gdpo_tune.tuning.ray.lost import StoreAwayError
+from gdpo_tune.tuning.ray.setup import Setup, Store
 
 from gdpo_tune.core import outages
 from gdpo_tune.core.checkpoint_names import whole_checkpoints
@@ -17,9 +19,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray import reporter, stored, trainable
-from gdpo_tune.tuning.ray.lost import StoreAwayError
 from gdpo_tune.tuning.ray.reporter import HALT, Reporter
-from gdpo_tune.tuning.ray.setup import Setup, Store
 from gdpo_tune.tuning.ray.trainable import run_trial
 
 SWEEP = "memory://bucket/night"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from gdpo_tune.tuning.ray.mirror import Mirror, own_folder
 
 from gdpo_tune.core.checkpoint_names import whole_checkpoints
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, ObjectFolder
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray.mirror import Mirror, own_folder
 
 PLACE = "memory://bucket/night/trials/3"
 

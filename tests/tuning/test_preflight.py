@@ -1,0 +1,166 @@
+"""Clusters whose nodes do not see the same folder are refused before anything runs on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gdpo_tune.core.errors import ClusterError
+from gdpo_tune.spec import Resources
+from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray.preflight import NodeAnswer, check_nodes, list_needed_paths, probe_node
+from tests.support.tuning import spec_in
+
+TABLE = [
+    {"NodeID": "aaaaaaaaaa", "NodeManagerHostname": "one", "Resources": {"CPU": 2.0}},
+    {"NodeID": "bbbbbbbbbb", "NodeManagerHostname": "two", "Resources": {"CPU": 2.0}},
+]
+
+
+class Asked:
+    """Nodes, some of which have a disk of their own at that path, or none that is writable."""
+
+    def __init__(self, tmp_path: Path, *, local: Sequence[str] = (), lacking: str = "") -> None:
+        self.local, self.lacking, self.elsewhere = local, lacking, tmp_path / "elsewhere"
+        self.elsewhere.mkdir()
+
+    def __call__(
+        self, mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]
+    ) -> list[NodeAnswer]:
+        answers: list[NodeAnswer] = []
+        for node in nodes:
+            seen = self.elsewhere / mark.name if node.host in self.local else mark
+            paths = [f"{path}-nowhere" if node.host == self.lacking else path for path in needed]
+            answers.append(probe_node(seen, f"{mark.name}-{node.id}", paths))
+        return answers
+
+
+class Table:
+    """Ray's table of nodes."""
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return [{**row, "Alive": row["NodeManagerHostname"] not in self.lost} for row in TABLE]
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def nodes(table: Table) -> Nodes:
+    return Nodes(table)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "runs" / "code"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, nodes):
+    check_nodes(spec_in(tmp_path), folder, nodes, Asked(tmp_path))
+    assert os.listdir(folder) == []
+
+
+def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes):
+    with pytest.raises(ClusterError, match=r"is another folder on node two \(bbbbbbbb\)") as caught:
+        check_nodes(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
+    assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
+    assert os.listdir(folder) == []
+
+
+def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(tmp_path, folder, nodes):
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[NodeAnswer]:
+        return [NodeAnswer(sees=True) for _ in asked]
+
+    with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
+        check_nodes(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_a_node_that_may_not_write(tmp_path, folder, nodes, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[NodeAnswer]:
+        monkeypatch.setattr(Path, "touch", refuse)
+        return [probe_node(mark, "x", needed) for _ in asked]
+
+    with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's folder \(Perm"):
+        check_nodes(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_a_node_without_room_for_a_trial_is_not_asked(tmp_path, folder, nodes):
+    spec = spec_in(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[NodeAnswer]:
+        assert not asked
+        return []
+
+    check_nodes(spec, folder, nodes, probe)
+
+
+def test_what_trials_read_has_to_be_everywhere(tmp_path, folder, nodes):
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    spec = spec_in(tmp_path).model_copy(update={"policy": str(policy)})
+    assert list_needed_paths(spec) == [str(policy)]
+    assert list_needed_paths(spec_in(tmp_path)) == []
+    with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
+        check_nodes(spec, folder, nodes, Asked(tmp_path, lacking="two"))
+
+
+def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
+    file = tmp_path / "mine.py"
+    file.touch()
+    spec = spec_in(tmp_path).model_copy(update={"task": f"{file}:Mine"})
+    assert list_needed_paths(spec) == [str(file)]
+
+
+def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(
+    tmp_path, folder, nodes, table
+):
+    died = ClusterError("node two cannot run trials: The node died.")
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[object]:
+        return [probe_node(mark, f"{mark.name}-{asked[0].id}", needed), died]
+
+    with pytest.raises(ClusterError) as caught:
+        check_nodes(spec_in(tmp_path), folder, nodes, probe)
+    assert caught.value is died
+    died = None  # Ray would not place a task there
+    check_nodes(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(tmp_path, folder, nodes, table):
+    died = ClusterError("node two cannot run trials: The node died.")
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[object]:
+        table.lost.add("two")
+        return [probe_node(mark, f"{mark.name}-{asked[0].id}", needed), died]
+
+    check_nodes(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_of_an_object_store_a_node_says_whether_it_can_write_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    assert probe_node("memory://bucket/runs", "", []) == NodeAnswer(True)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    answer = probe_node("memory://bucket/runs", "", ["/nowhere"])
+    assert str(answer) == (
+        "lacks /nowhere and cannot write into the sweep's folder "
+        "(storage memory://bucket/runs: Access Denied)"
+    )
