@@ -165,7 +165,7 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
     from driver import report_only
     from ray import tune
 
-    from gdpo_tune.tuning.ray.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import open_cluster
 
     samples = Samples(max(1, spec.search.trials // SAMPLES))
     ended = 0
@@ -183,7 +183,7 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
             samples.take(ended)
 
     spec.directory.mkdir(parents=True)
-    with ray_cluster(spec.directory / "ray.processes"):
+    with open_cluster(spec.directory / "ray.processes"):
         tune.Tuner(
             tune.with_resources(report_only, {"cpu": spec.resources.cpus}),
             param_space={"results": tune.grid_search(list(counts))},

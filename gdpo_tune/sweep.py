@@ -73,7 +73,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: options that mean nothing together, or an address that is none.
     """
-    options = build_parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     for name in ("detach", "working_dir"):
         if getattr(options, name) and options.submit is None:
             raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
@@ -85,7 +85,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def build_parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Return the command line, without importing anything heavy: `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.sweep",

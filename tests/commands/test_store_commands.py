@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from gdpo_tune.tuning.ray.mirror import Mirror
 
 from gdpo_tune import export, load_sweep, report
 from gdpo_tune.core.errors import UsageError
@@ -21,6 +20,7 @@ from gdpo_tune.ledger.table import TABLE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.ray.remote import RemoteTrial
 from tests.support.mlflow_servers import PostgresServer, postgres_server
 from tests.support.s3_servers import BUCKET, S3Server, s3_server
 
@@ -59,11 +59,11 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
             folder = node / str(number)
-            mirror = Mirror(ObjectFolder(f"{spec.address}/trials/{number}"), folder)
-            mirror.down("this")
+            remote = RemoteTrial(ObjectFolder(f"{spec.address}/trials/{number}"), folder)
+            remote.download("this")
             append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
             write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
-            mirror.up()
+            remote.upload()
             values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
             checkpoint = ledger.trial_directory(number) / "checkpoint-4"
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core import outages
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import (
     CACHE,
@@ -38,8 +38,8 @@ def empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made, in a time in which nothing else takes any."""
     pauses: list[float] = []
-    monkeypatch.setattr(outages.time, "sleep", pauses.append)
-    monkeypatch.setattr(outages.time, "monotonic", lambda: sum(pauses))
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(pauses))
     return pauses
 
 
@@ -131,6 +131,67 @@ def test_a_store_that_takes_nothing_is_told_at_once(
         check_writable(PLACE)
     assert caught.value.exit_status == 2
     assert clock == []
+
+
+class Status(Exception):
+    """An error of a package that tells its HTTP status."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"status {code}")
+        self.code = code
+
+
+class NoCredentialsError(Exception):
+    """What botocore calls it."""
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        PermissionError("Access Denied"),
+        FileNotFoundError("The specified bucket does not exist"),
+        Status(403),
+        NoCredentialsError("Unable to locate credentials"),
+    ],
+)
+def test_a_refusal_is_no_outage(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], refusal: Exception
+):
+    said: list[str] = []
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(99, refusal, lambda: None))
+    with pytest.raises(StoreError, match=f"storage {PLACE}: {refusal}\n    fix: "):
+        ObjectFolder(PLACE, say=said.append).write("a", b"1")
+    assert (said, clock) == ([], [])
+
+
+@pytest.mark.parametrize("outage", [OSError("no route"), TimeoutError(), Status(503)])
+def test_an_outage_is_no_refusal(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], outage: Exception
+):
+    works = MemoryFileSystem.pipe_file
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(2, outage, works))
+    ObjectFolder(PLACE).write("a", b"1")
+    assert clock == [1, 2]
+
+
+def test_a_marker_is_written_last_and_deleted_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    names = ["checkpoint-2/complete.json", "checkpoint-2/weights", "steps.jsonl"]
+    calls: list[list[str]] = []
+
+    def record(*arguments: list[str]) -> None:
+        calls.append([path.removeprefix("/bucket/night/") for path in arguments[-1]])
+
+    for method in ("put", "copy", "rm"):
+        monkeypatch.setattr(MemoryFileSystem, method, record)
+    files = ObjectFolder(PLACE)
+    files.upload(dict.fromkeys(names, tmp_path / "file"))
+    files.copy({name: name for name in names})
+    files.delete(names)
+    marker, others = names[:1], names[1:]
+    assert calls == [others, marker, others, marker, marker, others]
 
 
 def test_a_scheme_that_nobody_reads():

@@ -109,7 +109,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(t
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         _, told = process.communicate()
         assert process.returncode == 130, told
-    assert f"Go on with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
     checkpoint = newest_valid_checkpoint(trial)
     assert checkpoint is not None
     stopped = read_checkpoint(checkpoint).step
@@ -133,7 +133,7 @@ def test_a_killed_server_of_ray_ends_the_command_which_then_goes_on(tmp_path: Pa
         _, told = process.communicate(timeout=WAIT)
         assert process.returncode == 1, told
     assert "error: a server of Ray is gone" in told
-    assert f"Go on with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
     _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial goes on writing
     assert alive == []
     written, checkpoint = step_lines(trial), newest_valid_checkpoint(trial)

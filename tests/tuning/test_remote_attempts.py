@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from gdpo_tune.tuning.ray.lost import StoreAwayError
-from gdpo_tune.tuning.ray.setup import Setup, Store
 
-from gdpo_tune.core import outages
-from gdpo_tune.core.checkpoint_names import whole_checkpoints
+from gdpo_tune.core.checkpoint_names import iterate_whole_checkpoints
 from gdpo_tune.core.errors import NonFiniteError, StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, ObjectFolder
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report, TrialConfig
+from gdpo_tune.spec.model import SPEC
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray import reporter, stored, trainable
-from gdpo_tune.tuning.ray.reporter import HALT, Reporter
+from gdpo_tune.tuning.ray import remote, reporter, trainable
+from gdpo_tune.tuning.ray.messages import (
+    AttemptConfig,
+    Failed,
+    Fatal,
+    Finished,
+    Interrupted,
+    Setup,
+    StoreAwayError,
+    TrialMessage,
+    TrialNotice,
+    TrialUpdate,
+    pack,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray.remote import RemoteStopFlag
 from gdpo_tune.tuning.ray.trainable import run_trial
 
 SWEEP = "memory://bucket/night"
@@ -54,35 +68,32 @@ def fill(folder: Path) -> None:
     (folder / "weights").write_bytes(b"w" * 10)
 
 
-class Glance:
-    """The window, without Ray: this test shares a disk with itself."""
-
-    def __init__(self, name: str) -> None:
-        assert name == "window"
-
-    def exist(self, *paths: Path) -> bool:
-        return any(path.exists() for path in paths)
-
-
 @pytest.fixture(autouse=True)
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrialMessage]]:
     """What the driver is told."""
-    found: list[dict[str, Any]] = []
+    found: list[TrialMessage] = []
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    monkeypatch.setattr(reporter.tune, "report", found.append)
+    monkeypatch.setattr(reporter.tune, "report", lambda told: found.append(message(told)))
     monkeypatch.setattr(trainable, "_trials_served", 0)
-    monkeypatch.setattr(trainable, "memory_limit", lambda cpus: float("inf"))  # which asks Ray
-    monkeypatch.setattr(stored, "Window", Glance)
+    # which asks Ray
+    monkeypatch.setattr(trainable, "compute_memory_limit", lambda cpus: float("inf"))
+    monkeypatch.setattr(remote, "ASK_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     yield found
     at_step.clear()
 
 
-def run(driver: Path, steps: int = 6, begun: str = "this") -> dict[str, Any]:
-    setup = Setup(f"{__name__}:train", driver / "stop", 1.0, store=Store(SWEEP, "window"))
+def message(told: dict[str, Any]) -> TrialMessage:
+    found = unpack_message(told)
+    assert found is not None
+    return found
+
+
+def run(driver: Path, steps: int = 6, begun: str = "this") -> TrialMessage:
+    setup = Setup(f"{__name__}:train", driver / SPEC, 1.0, address=SWEEP)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=steps), driver / "3")
-    return run_trial({"trial": trial, "setup": setup, "ends_at": (), "begun": begun})
+    return message(run_trial(pack(AttemptConfig(trial, setup, begun=begun))))
 
 
 def files() -> ObjectFolder:
@@ -90,12 +101,13 @@ def files() -> ObjectFolder:
 
 
 def newest() -> str:
-    return next(whole_checkpoints(files().sizes(), files().read))
+    return next(iterate_whole_checkpoints(files().sizes(), files().read))
 
 
 def test_a_trial_ends_with_everything_in_the_store_and_nothing_here(tmp_path: Path):
-    outcome = run(tmp_path)["outcome"]
-    assert outcome.checkpoint == tmp_path / "3" / "checkpoint-6"  # as the driver sees it
+    result = run(tmp_path)
+    assert isinstance(result, Finished)
+    assert result.outcome.checkpoint == tmp_path / "3" / "checkpoint-6"  # as the driver sees it
     assert newest() == "checkpoint-6"
     assert files().read("steps.jsonl") == b"1\n2\n3\n4\n5\n6\n"
     assert files().read("completions.jsonl") == b"{}\n"
@@ -104,13 +116,15 @@ def test_a_trial_ends_with_everything_in_the_store_and_nothing_here(tmp_path: Pa
 
 
 def test_nobody_hears_of_a_checkpoint_that_is_not_in_the_store(
-    tmp_path: Path, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     def hear(told: dict[str, Any]) -> None:
-        step = told["measurement"].step
+        update = message(told)
+        assert isinstance(update, TrialUpdate)
+        step = update.measurement.step
         if step % 2 == 0:
             assert newest() == f"checkpoint-{step}"
-        heard.append(told)
+        heard.append(update)
 
     monkeypatch.setattr(reporter.tune, "report", hear)
     run(tmp_path)
@@ -118,7 +132,7 @@ def test_nobody_hears_of_a_checkpoint_that_is_not_in_the_store(
 
 
 def test_another_attempt_goes_on_from_the_newest_checkpoint(
-    tmp_path: Path, heard: list[dict[str, Any]]
+    tmp_path: Path, heard: list[TrialMessage]
 ):
     def die() -> None:
         raise RuntimeError("broken")
@@ -130,18 +144,90 @@ def test_another_attempt_goes_on_from_the_newest_checkpoint(
     at_step.clear()
     heard.clear()
     run(tmp_path)
-    assert [told["measurement"].step for told in heard] == [5, 6]
+    assert [told.measurement.step for told in heard if isinstance(told, TrialUpdate)] == [5, 6]
 
 
 def test_a_trial_that_is_asked_to_end_leaves_its_last_step_in_the_store(tmp_path: Path):
-    at_step[3] = (tmp_path / "stop").touch
-    assert run(tmp_path) == {"interrupted": True}
+    driver = RemoteStopFlag(SWEEP)
+    at_step[3] = driver.request
+    assert run(tmp_path) == Interrupted()
     assert newest() == "checkpoint-3"
-    (tmp_path / "stop").unlink()
-    (tmp_path / "3").mkdir()
-    at_step[5] = (tmp_path / "3" / HALT).touch
-    assert run(tmp_path) == {"interrupted": True}
+    RemoteStopFlag(SWEEP).clear()  # as the next start does
+    at_step[4], at_step[5] = lambda: driver.request(4), lambda: driver.request(3)
+    assert run(tmp_path) == Interrupted()
     assert newest() == "checkpoint-5"
+    driver.withdraw(3)
+    assert list(ObjectFolder(SWEEP).sizes("stop")) == ["stop/4"]
+
+
+def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
+    tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
+):
+    """However short ago it asked the store."""
+    monkeypatch.setattr(remote, "ASK_SECONDS", 1e9)
+
+    def hear(told: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
+        update = message(told)
+        assert isinstance(update, TrialUpdate)
+        heard.append(update)
+        if update.measurement.validated:
+            RemoteStopFlag(SWEEP).request(3)
+
+    monkeypatch.setattr(reporter.tune, "report", hear)
+    monkeypatch.setattr(
+        Measurement, "validated", property(lambda measurement: measurement.step == 4)
+    )
+    assert run(tmp_path) == Interrupted()
+    assert newest() == "checkpoint-4"
+
+
+@pytest.mark.parametrize("outage", ["hangs", "fails", "refuses"])
+def test_a_store_that_says_nothing_of_requests_stops_no_trial_and_holds_no_step_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str
+):
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.1)
+    flag, back = RemoteStopFlag(SWEEP), threading.Event()
+    flag.request(3)
+    cat_file = MemoryFileSystem.cat_file
+
+    def cat(self: MemoryFileSystem, path: str) -> bytes:
+        if not back.is_set():
+            if outage == "refuses":
+                raise PermissionError("Access Denied")
+            if outage == "fails":
+                raise OSError("no route")
+            back.wait()
+        return cat_file(self, path)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat)
+    began = time.monotonic()
+    assert [flag.is_set(3) for _ in range(10)] == [False] * 10
+    assert time.monotonic() - began < 2.0
+    back.set()
+    deadline = time.monotonic() + 20
+    while not flag.is_set(3, now=True):
+        assert time.monotonic() < deadline
+
+
+def test_a_request_that_the_store_does_not_take_at_once_is_sent_later(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.1)
+    back, pipe_file = threading.Event(), MemoryFileSystem.pipe_file
+
+    def pipe(self: MemoryFileSystem, path: str, content: bytes) -> None:
+        if not back.is_set():
+            raise OSError("no route")
+        pipe_file(self, path, content)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe)
+    flag = RemoteStopFlag(SWEEP)
+    flag.request()
+    assert not RemoteStopFlag(SWEEP).is_set(7)
+    back.set()
+    deadline = time.monotonic() + 20
+    while not RemoteStopFlag(SWEEP).is_set(7):
+        assert time.monotonic() < deadline
 
 
 def test_a_failure_of_its_own_is_told_as_ever(tmp_path: Path):
@@ -149,15 +235,15 @@ def test_a_failure_of_its_own_is_told_as_ever(tmp_path: Path):
         raise NonFiniteError("loss is nan at step 3")
 
     at_step[3] = fail
-    assert run(tmp_path) == {"failure": "loss is nan at step 3"}
+    assert run(tmp_path) == Failed("loss is nan at step 3")
     assert files().read("steps.jsonl") == b"1\n2\n3\n"
 
 
 def test_a_short_outage_costs_no_attempt_and_is_told(
-    tmp_path: Path, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     pauses: list[float] = []
-    monkeypatch.setattr(outages.time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "sleep", pauses.append)
     put = MemoryFileSystem.put
     left = [OSError("no route")] * 3
 
@@ -168,9 +254,9 @@ def test_a_short_outage_costs_no_attempt_and_is_told(
 
     monkeypatch.setattr(MemoryFileSystem, "put", flaky)
     at_step[2] = lambda: at_step.update({0: lambda: None})
-    assert "outcome" in run(tmp_path)
+    assert isinstance(run(tmp_path), Finished)
     assert pauses == [1, 2, 4]
-    notes = [told["note"] for told in heard if "note" in told]
+    notes = [told.text for told in heard if isinstance(told, TrialNotice)]
     assert [note.partition(":")[0] for note in notes] == ["waits for memory", "goes on"]
 
 
@@ -197,13 +283,19 @@ def test_a_node_without_the_package_ends_the_sweep_with_what_to_install(
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "url_to_fs", refuse)
-    assert "Install s3fs" in str(run(tmp_path)["fatal"])
+    result = run(tmp_path)
+    assert isinstance(result, Fatal)
+    assert "Install s3fs" in str(result.error)
 
 
-def test_what_is_not_due_is_not_asked_for(tmp_path: Path):
-    reporter = Reporter(
-        TrialConfig("code", "embedded", 0, {}, TrainingSettings(), tmp_path), tmp_path / "stop"
-    )
-    assert not reporter.asked()
-    (tmp_path / "stop").touch()
-    assert reporter.asked()
+def test_a_store_that_refuses_ends_the_sweep_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
+    at_step[2] = lambda: monkeypatch.setattr(MemoryFileSystem, "put", refuse)
+    result = run(tmp_path)
+    assert isinstance(result, Fatal)
+    assert str(result.error).startswith(f"storage {SWEEP}/trials/3: Access Denied\n    fix: ")

@@ -28,8 +28,9 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.tuning import run_sweep, runner
+from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.ray import cluster
+from gdpo_tune.tuning.ray.failures import RETRIES
 from tests.support.fake_training import executions
 
 pytestmark = [
@@ -116,7 +117,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert not (spec.directory / "ray").exists()
 
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "ray_cluster", unwanted)
+        patch.setattr(cluster, "open_cluster", unwanted)
         again = run_sweep(spec, train=TRAIN)
     assert again.records == result.records
     assert again.reason == result.reason == "all 6 configurations were tried"
@@ -192,7 +193,7 @@ def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
     assert [record.state for record in result.records] == ["complete"] * 3 + ["failed"]
     ran = executions(spec.directory)
     assert len({entry["pid"] for entry in ran}) == len(ran)
-    assert len(executions(spec.directory, "3")) == 1 + runner.RETRIES
+    assert len(executions(spec.directory, "3")) == 1 + RETRIES
 
 
 @contextmanager
