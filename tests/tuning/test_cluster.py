@@ -19,8 +19,8 @@ from ray._private.accelerators import accelerator
 
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.joining import SILENT_SECONDS, HeadWatch
-from gdpo_tune.tuning.ray.stopping import STOP, ClusterLost, Interruption, StopFiles
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS, HeadWatch
+from gdpo_tune.tuning.ray.stopping import STOP, ClusterLost, Interruption, StopFlag
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -204,7 +204,7 @@ def test_a_cluster_that_was_joined_is_asked_for_our_node(
 def test_a_silent_head_is_not_asked_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
     joined = Joined(monkeypatch)
     with cluster.open_cluster(file) as up:
-        joined.now += SILENT_SECONDS
+        joined.now += LOST_SECONDS
         asked = joined.asked
         assert up.is_alive()
         joined.now += 1.0
@@ -229,7 +229,7 @@ def test_a_cluster_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: Path):
     alive = [True, False]
-    interruption = Interruption(StopFiles(tmp_path), lambda: alive.pop(0))
+    interruption = Interruption(StopFlag(tmp_path), lambda: alive.pop(0))
     assert not interruption.stop_all()
     with pytest.raises(ClusterLost):
         interruption.stop_all()
@@ -237,7 +237,7 @@ def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: 
 
 
 def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(tmp_path: Path):
-    interruption = Interruption(StopFiles(tmp_path), lambda: True, grace=0.05)
+    interruption = Interruption(StopFlag(tmp_path), lambda: True, grace=0.05)
     assert not interruption.stop_all()
     assert not (tmp_path / STOP).exists()
     interruption.request()
@@ -248,12 +248,12 @@ def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(tmp_pat
 
 
 def test_requests_of_an_earlier_run_are_taken_back(tmp_path: Path):
-    flag = StopFiles(tmp_path)
+    flag = StopFlag(tmp_path)
     flag.request(3)
     assert (flag.is_set(3), flag.is_set(4)) == (True, False)
     flag.request()
     assert flag.is_set(4)
-    StopFiles(tmp_path).clear()
+    StopFlag(tmp_path).clear()
     assert not flag.is_set(3)
     flag.withdraw(3)
 

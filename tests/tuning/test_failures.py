@@ -318,8 +318,8 @@ def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials
 def test_a_store_that_is_away_survives_the_way_between_processes():
     error = StoreAwayError(StoreUnreachableError("s3://bucket/night", "no route", 600))
     again = pickle.loads(pickle.dumps(error))
-    assert again.preempted
-    assert str(again.error) == str(error.error)
+    assert str(again) == str(error)
+    assert str(again.outage) == str(error.outage)
 
 
 def test_a_change_of_process_uses_up_no_attempt(sweep: Sweep):

@@ -130,25 +130,23 @@ class Silent:
         return self.watch
 
 
-def test_a_head_is_silent_and_then_lost_and_then_somebody_has_to_leave():
+def test_the_process_leaves_some_time_after_the_head_is_lost():
     found = Silent()
-    assert not found.after(1000.0).is_silent()
+    assert found.after(1000.0).silence == 0
     found.there = False
-    assert not found.after(2.0).is_silent()
-    assert found.after(5.0).is_silent()
-    assert not found.watch.is_lost()
-    assert found.after(joining.SILENT_SECONDS).is_lost()
+    assert found.after(joining.LOST_SECONDS).silence == joining.LOST_SECONDS
+    assert found.after(joining.LEAVE_SECONDS).silence > joining.LOST_SECONDS
     assert found.left == 0
-    found.after(joining.LEAVE_SECONDS)
+    found.after(1.0)
     assert found.left == 1
 
 
 def test_a_head_that_answers_again_was_never_lost():
     found = Silent()
     found.there = False
-    found.after(joining.SILENT_SECONDS - 1)
+    found.after(joining.LOST_SECONDS - 1)
     found.there = True
-    assert not found.after(2.0).is_silent()
+    assert found.after(2.0).silence == 0
 
 
 def test_who_listens():

@@ -13,7 +13,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gdpo_tune.core.errors import ClusterError
 from gdpo_tune.spec import Resources
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
-from gdpo_tune.tuning.ray.preflight import NodeAnswer, check_nodes, list_needed_paths, probe_node
+from gdpo_tune.tuning.ray.preflight import (
+    Answers,
+    NodeAnswer,
+    check_nodes,
+    list_needed_paths,
+    probe_node,
+)
 from tests.support.tuning import spec_in
 
 TABLE = [
@@ -31,12 +37,12 @@ class Asked:
 
     def __call__(
         self, mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]
-    ) -> list[NodeAnswer]:
-        answers: list[NodeAnswer] = []
+    ) -> dict[str, NodeAnswer]:
+        answers: dict[str, NodeAnswer] = {}
         for node in nodes:
             seen = self.elsewhere / mark.name if node.host in self.local else mark
             paths = [f"{path}-nowhere" if node.host == self.lacking else path for path in needed]
-            answers.append(probe_node(seen, f"{mark.name}-{node.id}", paths))
+            answers[node.id] = probe_node(seen, f"{mark.name}-{node.id}", paths)
         return answers
 
 
@@ -80,8 +86,8 @@ def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes)
 
 
 def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(tmp_path, folder, nodes):
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[NodeAnswer]:
-        return [NodeAnswer(sees=True) for _ in asked]
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        return {node.id: NodeAnswer() for node in asked}
 
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
         check_nodes(spec_in(tmp_path), folder, nodes, probe)
@@ -91,9 +97,9 @@ def test_a_node_that_may_not_write(tmp_path, folder, nodes, monkeypatch):
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[NodeAnswer]:
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         monkeypatch.setattr(Path, "touch", refuse)
-        return [probe_node(mark, "x", needed) for _ in asked]
+        return {node.id: probe_node(mark, "x", needed) for node in asked}
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's folder \(Perm"):
         check_nodes(spec_in(tmp_path), folder, nodes, probe)
@@ -102,9 +108,9 @@ def test_a_node_that_may_not_write(tmp_path, folder, nodes, monkeypatch):
 def test_a_node_without_room_for_a_trial_is_not_asked(tmp_path, folder, nodes):
     spec = spec_in(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[NodeAnswer]:
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         assert not asked
-        return []
+        return {}
 
     check_nodes(spec, folder, nodes, probe)
 
@@ -130,30 +136,33 @@ def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(
     tmp_path, folder, nodes, table
 ):
     died = ClusterError("node two cannot run trials: The node died.")
+    of_two = {"bbbbbbbbbb": died}
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[object]:
-        return [probe_node(mark, f"{mark.name}-{asked[0].id}", needed), died]
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        one = asked[0].id
+        return {one: probe_node(mark, f"{mark.name}-{one}", needed), **of_two}
 
     with pytest.raises(ClusterError) as caught:
         check_nodes(spec_in(tmp_path), folder, nodes, probe)
     assert caught.value is died
-    died = None  # Ray would not place a task there
+    of_two.clear()  # Ray would not place a task there
     check_nodes(spec_in(tmp_path), folder, nodes, probe)
 
 
 def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(tmp_path, folder, nodes, table):
     died = ClusterError("node two cannot run trials: The node died.")
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> list[object]:
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         table.lost.add("two")
-        return [probe_node(mark, f"{mark.name}-{asked[0].id}", needed), died]
+        one = asked[0].id
+        return {one: probe_node(mark, f"{mark.name}-{one}", needed), "bbbbbbbbbb": died}
 
     check_nodes(spec_in(tmp_path), folder, nodes, probe)
 
 
 def test_of_an_object_store_a_node_says_whether_it_can_write_there(tmp_path, monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})
-    assert probe_node("memory://bucket/runs", "", []) == NodeAnswer(True)
+    assert probe_node("memory://bucket/runs", "", []) == NodeAnswer()
 
     def refuse(*_: object) -> None:
         raise PermissionError("Access Denied")

@@ -269,7 +269,7 @@ def test_a_store_that_stays_away_ends_the_attempt_and_not_the_trial(
     at_step[4] = lambda: monkeypatch.setattr(ObjectFolder, "upload", away)
     with pytest.raises(StoreAwayError) as caught:
         run(tmp_path)
-    assert "has not answered for 600 s (no route)" in str(caught.value.error)
+    assert "has not answered for 600 s (no route)" in str(caught.value)
     assert newest() == "checkpoint-2"
     assert list((tmp_path / "cache" / "attempts").iterdir()) == []
 

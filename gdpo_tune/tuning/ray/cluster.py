@@ -20,7 +20,7 @@ from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.processes import creation, process_of, runs
 from gdpo_tune.core.signals import hangups_held
 from gdpo_tune.spec import local_cpus
-from gdpo_tune.tuning.ray.joining import is_joined, join, watch_head
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS, SILENT_SECONDS, is_joined, join, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -99,11 +99,7 @@ def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
 
 @contextmanager
 def join_cluster() -> Generator[Cluster]:
-    """Join the cluster that RAY_ADDRESS names.
-
-    Raises:
-        ClusterError: it cannot be joined from here.
-    """
+    """Join the cluster that RAY_ADDRESS names; see `open_cluster`."""
     import ray
 
     join(QUIET, {name: os.environ[name] for name in FOR_TRIALS})
@@ -112,8 +108,8 @@ def join_cluster() -> Generator[Cluster]:
     with watch_head(context.gcs_address) as watch:
 
         def is_alive() -> bool:
-            if watch.is_silent():  # Ray would wait for its answer, and the sweep with it
-                return not watch.is_lost()
+            if watch.silence > SILENT_SECONDS:  # Ray would wait for its answer, and the sweep, too
+                return watch.silence <= LOST_SECONDS
             nodes.refresh()
             return nodes.is_alive(own)
 
@@ -125,11 +121,7 @@ def join_cluster() -> Generator[Cluster]:
 
 @contextmanager
 def start_cluster(processes: Path) -> Generator[Cluster]:
-    """Start a cluster on this machine alone; `processes` as for `open_cluster`.
-
-    Raises:
-        ClusterLostError: its servers did not start.
-    """
+    """Start a cluster on this machine alone; see `open_cluster`."""
     # a token left in the home directory turns authentication on, and then nothing answers
     os.environ.setdefault(ray_access.MODE, "disabled")
     import ray
@@ -156,10 +148,7 @@ def start_cluster(processes: Path) -> Generator[Cluster]:
 
 
 def start_servers(others: Processes) -> None:
-    """Start Ray's servers, once more where they took too long.
-
-    Args:
-        others: processes below this one that are not Ray's.
+    """Start Ray's servers, again where they took too long; `others` are processes not of Ray.
 
     Raises:
         ClusterLostError: they took too long every time.

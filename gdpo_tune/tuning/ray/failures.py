@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
@@ -19,8 +19,8 @@ from ray.tune import Callback
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
-    DirectoryAwayError,
-    NodeLostError,
+    AttemptError,
+    Cause,
     StoreAwayError,
     TrialUpdate,
     WorkerDiedError,
@@ -41,11 +41,6 @@ FOR_EVER = -1
 """How often Ray may start a trial again: we decide that."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Why a trial is given up that may be what kills its nodes."""
-
-Cause = Literal["changed", "lost", "directory", "store", "died", "own"]
-"""Why an attempt ended: it asked for another process; it lost its node; the sweep's directory was
-away; its node did not reach the store; its process died for an unknown reason; it raised an error.
-"""
 
 
 @dataclass
@@ -241,49 +236,28 @@ def write_error(config: TrialConfig, error: BaseException | None) -> None:
     (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
 
 
-def find_outage(error: BaseException | None) -> Exception | None:
-    """Return the outage of a store that an attempt ended of; None if it was something else."""
-    raised = error.cause if isinstance(error, RayTaskError) else None
-    return raised.error if isinstance(raised, StoreAwayError) else None
-
-
 def classify_error(error: BaseException | None, *, node_lost: bool) -> Cause:
-    """Return why an attempt ended.
-
-    Args:
-        error: what Ray says.
-        node_lost: whether its node is no longer alive.
-    """
+    """Return why an attempt ended, by what Ray says and by whether its node is lost."""
     raised = error.cause if isinstance(error, RayTaskError) else error
-    match raised:
-        case NodeLostError():
-            return "lost"
-        case StoreAwayError():
-            return "store"
-        case DirectoryAwayError():
-            return "directory"
-        case _ if isinstance(error, RayTaskError):
-            changed = isinstance(raised, RayActorError) and raised.preempted
-            return "changed" if changed else "own"
-        case ActorUnavailableError():
-            return "lost"
-        case RayActorError():
-            lost = raised.preempted or NODE_DIED in str(raised) or node_lost
-            return "lost" if lost else "died"
-        case _:
-            return "own"
+    if isinstance(raised, AttemptError):
+        return raised.why
+    if isinstance(error, RayTaskError) or not isinstance(error, RayActorError):
+        return "own"
+    lost = error.preempted or NODE_DIED in str(error) or node_lost
+    return "lost" if lost or isinstance(error, ActorUnavailableError) else "died"
 
 
 def describe_error(error: BaseException | None) -> str:
     """Return an attempt's error in one line, for the ledger."""
-    if isinstance(error, RayTaskError):
-        match error.cause:
-            case WorkerDiedError() | DirectoryAwayError():
-                return str(error.cause)
-            case StoreAwayError(error=outage):
-                return outage.what
-            case _:
-                return f"{type(error.cause).__name__}: {error.cause}"
-    if isinstance(error, RayActorError):
+    raised = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(raised, AttemptError | WorkerDiedError):
+        return str(raised)
+    if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
         return "the trial's process died (killed, out of memory, or crashed)"
-    return f"{type(error).__name__}: {error}" if error else "unknown"
+    return f"{type(raised).__name__}: {raised}" if raised else "unknown"
+
+
+def find_outage(error: BaseException | None) -> Exception | None:
+    """Return the outage of a store that an attempt ended of; None if it was something else."""
+    raised = error.cause if isinstance(error, RayTaskError) else None
+    return raised.outage if isinstance(raised, StoreAwayError) else None

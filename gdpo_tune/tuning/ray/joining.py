@@ -23,7 +23,9 @@ ANSWER_SECONDS = 10.0
 """How long the head may take for its first answer."""
 ASK_SECONDS = 2.0
 CONNECT_SECONDS = 2.0
-SILENT_SECONDS = 20.0
+SILENT_SECONDS = ASK_SECONDS + 2 * CONNECT_SECONDS
+"""Without an answer, after which a question of Ray's might wait for one."""
+LOST_SECONDS = 20.0
 """Without an answer, after which the head is lost."""
 LEAVE_SECONDS = 15.0
 """That the process then has to end in order; together with the others less than Ray's minute."""
@@ -124,7 +126,7 @@ def answers(head: str) -> bool:
 
 
 class HeadWatch:
-    """Time since the last answer of the head.
+    """Seconds since the last answer of the head.
 
     Args:
         ask: asks the head whether it is there; returns within seconds.
@@ -143,24 +145,17 @@ class HeadWatch:
         self._clock = clock
         self._heard = clock()
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last answer."""
+        return self._clock() - self._heard
+
     def check(self) -> None:
         """Ask the head once; leave if it is lost and the main thread did not end the process."""
         if self._ask():
             self._heard = self._clock()
-        elif self.has_been_silent(SILENT_SECONDS + LEAVE_SECONDS):
+        elif self.silence > LOST_SECONDS + LEAVE_SECONDS:
             self._leave()
-
-    def is_silent(self) -> bool:
-        """Return whether a question of Ray's might wait for an answer."""
-        return self.has_been_silent(ASK_SECONDS + 2 * CONNECT_SECONDS)
-
-    def is_lost(self) -> bool:
-        """Return whether to give the head up."""
-        return self.has_been_silent(SILENT_SECONDS)
-
-    def has_been_silent(self, seconds: float) -> bool:
-        """Return whether the last answer is longer ago than this."""
-        return self._clock() - self._heard > seconds
 
 
 @contextmanager

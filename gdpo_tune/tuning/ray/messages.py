@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from ray.exceptions import RayActorError
+from typing import Any, ClassVar, Literal
 
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import Measurement, Outcome, TrialConfig
@@ -19,6 +17,10 @@ from gdpo_tune.core.trials import Measurement, Outcome, TrialConfig
 KEY = "gdpo_tune"
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
+Cause = Literal["changed", "lost", "directory", "store", "died", "own"]
+"""Why an attempt ended: it asked for another process; it lost its node; the sweep's directory was
+away; its node did not reach the store; its process died for an unknown reason; it raised an error.
+"""
 
 
 @dataclass(frozen=True)
@@ -135,36 +137,42 @@ def unpack_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
     return (result or {}).get(KEY)
 
 
-class ActorWornOut(RayActorError):
-    """This process has grown too large: the trial wants a fresh one.
+class AttemptError(Exception):
+    """End of an attempt that is no failure of the trial."""
 
-    Ray counts a process that was preempted as no attempt, and gives its trial another one.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(error_msg="the process has grown too large", preempted=True)
+    why: ClassVar[Cause]
 
 
-class StoreAwayError(RayActorError):
-    """A node does not reach the object store."""
+class ActorWornOut(AttemptError):
+    """This process has grown too large: the trial wants a fresh one."""
 
-    def __init__(self, error: StoreUnreachableError) -> None:
-        super().__init__(error_msg=str(error), preempted=True)
-        self.error = error
-
-    def __reduce__(self) -> tuple[type[StoreAwayError], tuple[StoreUnreachableError]]:
-        return type(self), (self.error,)
+    why = "changed"
 
 
-class NodeLostError(RayActorError):
+class NodeLostError(AttemptError):
     """A process of a trial was lost with its node."""
 
-    def __init__(self) -> None:
-        super().__init__(error_msg="the node of one of the trial's processes died", preempted=True)
+    why = "lost"
 
 
-class DirectoryAwayError(Exception):
-    """The sweep's directory was away, which is no failure of the trial."""
+class DirectoryAwayError(AttemptError):
+    """The sweep's directory was away."""
+
+    why = "directory"
+
+
+class StoreAwayError(AttemptError):
+    """A node does not reach the object store; the argument is the outage."""
+
+    why = "store"
+
+    @property
+    def outage(self) -> StoreUnreachableError:
+        """The error of the store."""
+        return self.args[0]
+
+    def __str__(self) -> str:
+        return self.outage.what
 
 
 class WorkerDiedError(Exception):

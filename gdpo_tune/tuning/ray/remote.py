@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -38,16 +39,21 @@ from gdpo_tune.tuning.ray.messages import (
     pack,
 )
 from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.stopping import StopFlag
 from gdpo_tune.tuning.ray.trainable import train_from_checkpoint
 
 BEGUN = "begun"
 """File that tells a trial from an earlier one of its number, of a ledger that was lost."""
 KEPT = 2
 """Checkpoints of a running trial in the store, as on a disk."""
+ALL = "all"
+"""Key of the request to all trials."""
 ASK_SECONDS = 1.0
-"""Between two looks for requests in the store, so that short steps do not ask all the time."""
+"""Between two questions of a trial whether it has to stop: short steps would ask all the time."""
 ANSWER_SECONDS = 5.0
-"""For which a step, or the driver, waits for an answer about requests."""
+"""For which a step waits for the answer, and the driver until a request has arrived."""
+REQUEST_PATIENCE = 60.0
+"""Seconds for which a request is repeated."""
 
 
 def run_remote_attempt(attempt: AttemptConfig) -> TrialResult:
@@ -165,57 +171,45 @@ class RemoteReporter(Reporter):
         super().__call__(measurement, checkpoint)
 
 
-class RemoteStopFlag:
-    """Requests that trials stop, as keys of the sweep's object store; see `stopping.StopFlag`.
+class RemoteStopFlag(StopFlag):
+    """Requests as keys of the sweep's object store.
 
-    A thread talks to the store, so one that does not answer delays nobody for long. A request is
-    sent again for a while; a trial that gets no answer goes on.
+    A thread talks to the store, so one that does not answer holds nobody up for long. A request is
+    repeated for a while; a trial that gets no answer continues.
     """
 
     def __init__(self, address: str) -> None:
-        self._files = ObjectFolder(joined(address, "stop"), patience=60.0)
+        self._files = ObjectFolder(joined(address, "stop"), patience=REQUEST_PATIENCE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stop-requests")
-        self._question: Future[bool] | None = None
+        self._answer: Future[bool] = Future()
+        self._answer.set_result(False)
         self._asked = float("-inf")
 
     def request(self, trial: int | None = None) -> None:
-        """Ask one trial, or all, to stop at the next report."""
-        self._wait_for(self._thread.submit(self._files.write, name_request(trial), b""))
+        """See `StopFlag`."""
+        self._call(self._files.write, ALL if trial is None else str(trial), b"")
 
     def withdraw(self, trial: int) -> None:
-        """Take back the request to one trial."""
-        self._wait_for(self._thread.submit(self._files.delete, [name_request(trial)]))
+        """See `StopFlag`."""
+        self._call(self._files.delete, [str(trial)])
 
     def clear(self) -> None:
-        """Take back all requests, of an earlier run too."""
+        """See `StopFlag`."""
         self._files.delete(self._files.sizes())
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """Return whether a trial is asked to stop; False as long as the store does not answer.
-
-        Args:
-            trial: its number.
-            now: ask the store even if it was asked a moment ago.
-        """
-        if self._question is None:
-            if not now and time.monotonic() - self._asked < ASK_SECONDS:
-                return False
+        """See `StopFlag`; without `now`, the store is asked once in a while."""
+        if self._answer.done() and (now or time.monotonic() - self._asked >= ASK_SECONDS):
             self._asked = time.monotonic()
-            self._question = self._thread.submit(self._find_request, trial)
-            self._wait_for(self._question)
-        if not self._question.done():
-            return False
-        question, self._question = self._question, None
-        return question.exception() is None and question.result()
+            self._answer = self._call(self._find, ALL, str(trial))
+        answer = self._answer
+        return answer.done() and answer.exception() is None and answer.result()
 
-    def _find_request(self, trial: int) -> bool:
-        names = (name_request(), name_request(trial))
+    def _find(self, *names: str) -> bool:
         return any(self._files.read(name) is not None for name in names)
 
-    def _wait_for(self, answer: Future[Any]) -> None:
-        wait([answer], ANSWER_SECONDS)
-
-
-def name_request(trial: int | None = None) -> str:
-    """Return the key of a request to one trial, or to all."""
-    return "all" if trial is None else str(trial)
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Let the thread call a method, and wait for a moment until it is done."""
+        call = self._thread.submit(method, *arguments)
+        wait([call], ANSWER_SECONDS)
+        return call

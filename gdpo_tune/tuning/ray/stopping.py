@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ray.tune import Stopper
 
@@ -17,49 +17,29 @@ GRACE = 30.0
 """Seconds that trials get to reach their next report; then Ray ends them."""
 
 
-class StopFlag(Protocol):
-    """Requests of the driver that trials stop, seen from both sides."""
-
-    def request(self, trial: int | None = None) -> None:
-        """Ask one trial, or all, to stop at the next report."""
-        ...
-
-    def withdraw(self, trial: int) -> None:
-        """Take back the request to one trial."""
-        ...
-
-    def clear(self) -> None:
-        """Take back all requests, of an earlier run too."""
-        ...
-
-    def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """Return whether a trial is asked to stop; `now`: by what the driver said last."""
-        ...
-
-
-class StopFiles:
-    """Requests as files of the sweep's directory, which every node sees."""
+class StopFlag:
+    """Requests of the driver that trials stop, as files of the directory that every node sees."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def request(self, trial: int | None = None) -> None:
-        """See `StopFlag`."""
+        """Ask one trial, or all, to stop at the next report."""
         path = self._path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
     def withdraw(self, trial: int) -> None:
-        """See `StopFlag`."""
+        """Take back the request to one trial."""
         self._path(trial).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """See `StopFlag`."""
+        """Take back all requests, of an earlier run too."""
         for path in [self._path(), *self._directory.glob(f"trials/*/{HALT}")]:
             path.unlink(missing_ok=True)
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """See `StopFlag`."""
+        """Return whether a trial is asked to stop; `now`: by what the driver has said last."""
         return self._path().exists() or self._path(trial).exists()
 
     def _path(self, trial: int | None = None) -> Path:
@@ -71,7 +51,7 @@ class StopFiles:
 def open_stop_flag(directory: Path, address: str) -> StopFlag:
     """Return the requests of a sweep in a directory, or at the address of an object store."""
     if not address:
-        return StopFiles(directory)
+        return StopFlag(directory)
     from gdpo_tune.tuning.ray.remote import RemoteStopFlag  # only now: fsspec takes a moment
 
     return RemoteStopFlag(address)

@@ -23,6 +23,7 @@ from gdpo_tune.training import ranks, warm
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptConfig,
+    AttemptError,
     NodeLostError,
     WorkerDiedError,
     WorkerGroup,
@@ -114,7 +115,7 @@ def find_cause(error: TrainingFailedError, workers: int) -> Exception:
     ]
     died = [failure for failure in errors if isinstance(failure, RayActorError)]
     for failure in errors:
-        if isinstance(failure, GdpoTuneError):
+        if isinstance(failure, GdpoTuneError | AttemptError):
             return failure
     if any(NODE_DIED in str(failure) for failure in died):
         return NodeLostError()
