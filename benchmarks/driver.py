@@ -136,7 +136,7 @@ class Run:
 def run_ours(spec: SweepSpec) -> Run:
     """The sweep that users get."""
     wall, cpu = time.perf_counter(), time.process_time()
-    from gdpo_tune.tuning import run_sweep
+    from gdpo_tune.tuning.runner import run_sweep
 
     samples = Samples(max(1, spec.search.trials // SAMPLES))
     results: Counter[int] = Counter()

@@ -153,7 +153,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
 
     from gdpo_tune.display import LiveDisplay
     from gdpo_tune.tracking import MlflowSink
-    from gdpo_tune.tuning import run_sweep
+    from gdpo_tune.tuning.runner import run_sweep
     from gdpo_tune.tuning.search.projection import Projection
 
     parts.watch()

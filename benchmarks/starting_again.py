@@ -120,7 +120,7 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     ledger, of_ledger = timed(lambda: Ledger.open(spec))
     with ledger:
         scheduler = asha.build(ledger)
-        setup = Setup("none:none", ledger.directory / SPEC, 1.0)
+        setup = Setup("none:none", ledger.directory / SPEC)
         searcher, of_searcher = timed(
             lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
         )

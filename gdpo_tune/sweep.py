@@ -25,7 +25,7 @@ from gdpo_tune.core.errors import ClusterLostError, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tuning import SweepResult
+    from gdpo_tune.tuning.runner import SweepResult
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.display import LiveDisplay, print_summary
     from gdpo_tune.tracking import MlflowSink
-    from gdpo_tune.tuning import run_sweep
+    from gdpo_tune.tuning.runner import run_sweep
 
     try:
         with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.state) as display:

@@ -37,7 +37,7 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
 
 
 def find_newest(ledger: Ledger, directory: Path) -> Path | None:
-    """Return the newest whole checkpoint of a trial; of one on an object store, its copy here."""
+    """Return the newest whole checkpoint; of one on an object store, the copy of its marker."""
     if not ledger.spec.address:
         return newest_valid_checkpoint(directory)
     markers = [path.relative_to(directory).as_posix() for path in directory.glob(f"*/{MARKER}")]

@@ -173,17 +173,12 @@ def _run_tuner(
 
 def build_setup(ledger: Ledger, train: str, slots: int) -> Setup:
     """Return what every trial of this run has in common."""
-    from gdpo_tune.tuning.ray.messages import Setup, WorkerGroup
+    from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.ray.reporter import choose_interval
 
-    spec, resources = ledger.spec, ledger.spec.resources
-    group = None
-    if resources.workers > 1:
-        directory = ledger.directory / RAY / "workers"
-        group = WorkerGroup(resources.workers, resources.cpus, resources.gpus, directory)
-    interval = choose_interval(slots)
-    spec_file = ledger.directory / SPEC
-    return Setup(train, spec_file, resources.cpus, group, interval, spec.address)
+    spec_file, address = ledger.directory / SPEC, ledger.spec.address
+    asked, interval = ledger.spec.resources, choose_interval(slots)
+    return Setup(train, spec_file, address, asked.workers, asked.cpus, asked.gpus, interval)
 
 
 def build_tuner(
@@ -198,17 +193,23 @@ def build_tuner(
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
 
     from gdpo_tune.tuning.ray.failures import FOR_EVER
+    from gdpo_tune.tuning.ray.messages import unpack_attempt
     from gdpo_tune.tuning.ray.trainable import run_trial
+
+    def name_trial(trial: Any) -> str:
+        return f"{unpack_attempt(trial.config).trial}-{trial.trial_id}"
 
     # Ray would start one process at a time, each once the one before is up: seconds a slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
+    # vLLM engines stack in one process, so a trial that may have one gets a fresh process.
+    may_have_engine = ledger.spec.resources.gpus > 0 or ledger.spec.rollout.engine == "vllm"
     return Tuner(
         with_resources(run_trial, build_resources(ledger.spec)),
         tune_config=TuneConfig(
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            reuse_actors=reuses_processes(ledger.spec),
+            reuse_actors=not may_have_engine,
             trial_name_creator=name_trial,
             trial_dirname_creator=name_trial,
         ),
@@ -223,32 +224,15 @@ def build_tuner(
     )
 
 
-def reuses_processes(spec: SweepSpec) -> bool:
-    """Return whether trials follow each other in warm processes.
-
-    vLLM engines stack in one process, so a trial that may have one gets a fresh process.
-    """
-    return spec.resources.gpus == 0 and spec.rollout.engine != "vllm"
-
-
 def build_resources(spec: SweepSpec) -> Any:
-    """Return what Ray sets aside for the process that it starts for a trial.
-
-    A process that only waits for several others takes a sliver of a resource that every cluster has
-    and nothing else wants: a CPU would be missing for the others.
-    """
+    """Return what Ray sets aside for the process that it starts for a trial."""
     from ray.tune import PlacementGroupFactory
 
-    if spec.resources.workers > 1:
-        return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
-    return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
-
-
-def name_trial(trial: Any) -> str:
-    """Return the name and directory of a Ray trial."""
-    from gdpo_tune.tuning.ray.messages import unpack_attempt
-
-    return f"{unpack_attempt(trial.config).trial.directory.name}-{trial.trial_id}"
+    if spec.resources.workers == 1:
+        return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
+    # This process only waits for others, which would lack a CPU that it held. So it takes a sliver
+    # of a resource that every cluster has and nothing else wants.
+    return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 
 
 def fetch_files(ledger: Ledger) -> None:
@@ -259,6 +243,6 @@ def fetch_files(ledger: Ledger) -> None:
 
 def find_ending(ledger: Ledger) -> str:
     """Return why nothing is left to run; empty if something is."""
-    records, hours = ledger.records(), hours_of(ledger.sessions(), ledger.records(), time.time())
-    finished = is_finished(ledger.spec, records, hours)
-    return ending(ledger.spec, records, hours) if finished else ""
+    spec, records = ledger.spec, ledger.records()
+    hours = hours_of(ledger.sessions(), records, time.time())
+    return ending(spec, records, hours) if is_finished(spec, records, hours) else ""

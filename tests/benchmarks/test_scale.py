@@ -85,7 +85,7 @@ def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path)
     trial = spec.trial_config(spec.space.baseline({}), 0, directory)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
     trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
-    attempt = AttemptConfig(trial, Setup("none:none", tmp_path / SPEC, 1.0))
+    attempt = AttemptConfig(trial, Setup("none:none", tmp_path / SPEC))
     results = scale_trials.results_of(pack(attempt))
     assert [unpack_message(next(results)).measurement.step for _ in range(2)] == [1, 2]
     (directory / HALT).touch()

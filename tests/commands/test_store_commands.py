@@ -19,8 +19,8 @@ from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.ledger.table import TABLE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.ray.remote import RemoteTrial
+from gdpo_tune.tuning.ray.remote import download_trial, upload_trial
+from gdpo_tune.tuning.runner import run_sweep
 from tests.support.mlflow_servers import PostgresServer, postgres_server
 from tests.support.s3_servers import BUCKET, S3Server, s3_server
 
@@ -59,11 +59,11 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
             folder = node / str(number)
-            remote = RemoteTrial(ObjectFolder(f"{spec.address}/trials/{number}"), folder)
-            remote.download("this")
+            files = ObjectFolder(f"{spec.address}/trials/{number}")
+            download_trial(files, folder, "this")
             append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
             write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
-            remote.upload()
+            upload_trial(files, folder)
             values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
             checkpoint = ledger.trial_directory(number) / "checkpoint-4"
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))

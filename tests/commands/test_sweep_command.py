@@ -10,10 +10,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gdpo_tune import cli, sweep, tuning
+from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
 from gdpo_tune.tuning.ray.nodes import Nodes
@@ -36,7 +37,7 @@ def end_with(monkeypatch, tmp_path):
 
     def run(*records, interrupted=False, options=()):
         result = SimpleNamespace(records=records, interrupted=interrupted, reason="", sessions=())
-        monkeypatch.setattr(tuning, "run_sweep", lambda *_, **__: result)
+        monkeypatch.setattr(runner, "run_sweep", lambda *_, **__: result)
         return sweep.main([SPACE, *options])
 
     return run
@@ -64,7 +65,7 @@ def test_a_sweep_that_lost_its_cluster_prints_the_line_that_continues(
     def lose(*_, **__):
         raise ClusterLostError("a server is gone")
 
-    monkeypatch.setattr(tuning, "run_sweep", lose)
+    monkeypatch.setattr(runner, "run_sweep", lose)
     assert sweep.main([SPACE, "--fresh"]) == 1
     assert capsys.readouterr().err.endswith(
         f"error: a server is gone. Resume with:\n  python -m gdpo_tune.sweep {SPACE}\n"

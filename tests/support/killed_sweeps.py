@@ -32,7 +32,7 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 FAKE = """
 import sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 run_sweep(load_spec(space, overrides), train="tests.support.fake_training:train")
 """

@@ -29,7 +29,7 @@ class Driver:
 
     def __init__(self, ledger: Ledger, slots: int = 2) -> None:
         self.events: list[Event] = []
-        setup = Setup("none:none", ledger.directory / SPEC, 1.0)
+        setup = Setup("none:none", ledger.directory / SPEC)
         chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
         self.scheduler = registry.load(chosen.target)(ledger)
         self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)

@@ -61,7 +61,7 @@ def trial_in(folder: Path) -> TrialConfig:
 def attempt_at(trial: TrialConfig, train: str = "none:none", **setup: Any) -> AttemptConfig:
     """An attempt at a trial in the directory of its sweep."""
     spec_file = trial.directory.parent.parent / SPEC
-    return AttemptConfig(trial, Setup(train, spec_file, cpus=1.0, **setup))
+    return AttemptConfig(trial, Setup(train, spec_file, **setup))
 
 
 def sent_to_ray(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:

@@ -18,7 +18,7 @@ import ray
 from ray._private.accelerators import accelerator
 
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.tuning.ray import cluster
+from gdpo_tune.tuning.ray import cluster, stopping
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS, HeadWatch
 from gdpo_tune.tuning.ray.stopping import STOP, ClusterLost, Interruption, StopFlag
 
@@ -138,8 +138,9 @@ def test_a_process_of_another_user_is_left_alone(
         raise psutil.AccessDenied(process.pid)
 
     process = spawn()
-    file.write_text(json.dumps(sorted(cluster.list_children())))
-    assert process.pid in [pid for pid, _ in json.loads(file.read_text())]
+    assert process.pid in [child.pid for child in cluster.list_children()]
+    created = psutil.Process(process.pid).create_time()
+    file.write_text(json.dumps([(process.pid, created)]))
     monkeypatch.setattr(psutil.Process, "kill", refuse)
     cluster.end_orphans(file)
     assert not file.exists()
@@ -153,7 +154,7 @@ def test_a_cluster_of_our_own_lives_as_long_as_every_server_of_it(
     """Whether or not the exit status of the server that has ended was asked for."""
     (started := slow_starts(spawn, monkeypatch, times=0)).extend([spawn(), spawn()])
     names = {started[0].pid: "raylet", started[1].pid: "monitor"}
-    monkeypatch.setattr(cluster, "read_name", lambda pid: names.get(pid, "gcs_server"))
+    monkeypatch.setattr(cluster, "read_name", lambda process: names.get(process.pid, "gcs_server"))
     monkeypatch.setattr(cluster, "CHECK_SERVERS", -1.0)
     with cluster.open_cluster(file) as up:
         assert up.is_alive()
@@ -236,8 +237,11 @@ def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: 
     assert not interruption.requested
 
 
-def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(tmp_path: Path):
-    interruption = Interruption(StopFlag(tmp_path), lambda: True, grace=0.05)
+def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stopping, "GRACE", 0.05)
+    interruption = Interruption(StopFlag(tmp_path), lambda: True)
     assert not interruption.stop_all()
     assert not (tmp_path / STOP).exists()
     interruption.request()

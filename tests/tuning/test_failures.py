@@ -28,12 +28,9 @@ from gdpo_tune.tuning.ray.failures import (
 )
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
-    ActorWornOut,
-    DirectoryAwayError,
+    AttemptError,
     Failed,
     Fatal,
-    NodeLostError,
-    StoreAwayError,
     TrialNotice,
     TrialUpdate,
     pack,
@@ -61,10 +58,10 @@ def in_task(error: Exception) -> RayTaskError:
     [
         (in_task(BROKEN), False, "own"),
         (in_task(BROKEN), True, "own"),
-        (in_task(ActorWornOut()), False, "changed"),
-        (in_task(NodeLostError()), False, "lost"),
-        (in_task(StoreAwayError(StoreUnreachableError("s3://b", "no route", 1))), False, "store"),
-        (in_task(DirectoryAwayError("waited 3 s for it")), True, "directory"),
+        (in_task(AttemptError("changed", "the process has grown too large")), False, "changed"),
+        (in_task(AttemptError("lost", "a node died")), False, "lost"),
+        (in_task(AttemptError("store", "no route")), False, "store"),
+        (in_task(AttemptError("directory", "waited 3 s for it")), True, "directory"),
         (DIED, False, "died"),
         (DIED, True, "lost"),
         (NODE_LOST, False, "lost"),
@@ -80,7 +77,9 @@ def test_what_an_attempt_ended_of(error, gone, expected):
 def test_a_process_of_several_that_lost_its_node_is_no_failure():
     failed = TrainingFailedError("two processes")
     failed.worker_failures = {0: ValueError("connection closed by peer"), 1: NODE_LOST}
-    assert isinstance(workers.find_cause(failed, 2), NodeLostError)
+    cause = workers.find_cause(failed, 2)
+    assert isinstance(cause, AttemptError)
+    assert cause.cause == "lost"
 
 
 def test_failures_of_its_own_are_counted():
@@ -133,7 +132,7 @@ def test_nodes_that_go_and_come_are_told_once():
     def listen(lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         told.append(([node.id for node in lost], [node.id for node in joined]))
 
-    nodes.add_listener(listen)
+    nodes.on_change = listen
     nodes.refresh()
     assert [node.id for node in nodes.list_alive()] == ["a", "b"]
     nodes.mark_lost("b")
@@ -163,8 +162,9 @@ class Sweep:
         self.ledger, self.driver = ledger, Driver(ledger, slots=4)
         self.table = Table(a=True, b=True)
         self.nodes = Nodes(self.table)
-        self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None, "".join)
+        self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None)
         monkeypatch.setattr(failures, "read_error", lambda trial: trial.error)
+        monkeypatch.setattr(failures, "find_node", str)
         self.trials = [RayTrial(*self._suggested()) for _ in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
             self.start(trial, actor)
@@ -300,12 +300,12 @@ def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials
     trial = sweep.trials[0]
     away = StoreUnreachableError("s3://bucket/night", "no route", 600)
     for _ in range(LOSSES):
-        sweep.fail(trial, in_task(StoreAwayError(away)))
+        sweep.fail(trial, in_task(AttemptError("store", away.what, away)))
         sweep.start(trial, "a")
     assert sweep.given_up(trial) is None
     assert not (unpack_attempt(trial.config).trial.directory / "error.txt").exists()
     assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.what}"
-    sweep.fail(trial, in_task(StoreAwayError(away)))
+    sweep.fail(trial, in_task(AttemptError("store", away.what, away)))
     ended = run_trial(trial.config)
     result = unpack_message(ended)
     assert isinstance(result, Fatal)
@@ -316,16 +316,17 @@ def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials
 
 
 def test_a_store_that_is_away_survives_the_way_between_processes():
-    error = StoreAwayError(StoreUnreachableError("s3://bucket/night", "no route", 600))
+    outage = StoreUnreachableError("s3://bucket/night", "no route", 600)
+    error = AttemptError("store", outage.what, outage)
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
-    assert str(again.outage) == str(error.outage)
+    assert str(again.outage) == str(outage)
 
 
 def test_a_change_of_process_uses_up_no_attempt(sweep: Sweep):
     trial = sweep.trials[0]
     for _ in range(10):
-        sweep.fail(trial, in_task(ActorWornOut()))
+        sweep.fail(trial, in_task(AttemptError("changed", "the process has grown too large")))
         sweep.start(trial, "a")
     assert sweep.given_up(trial) is None
     assert sweep.told() == []

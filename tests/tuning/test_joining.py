@@ -152,5 +152,5 @@ def test_a_head_that_answers_again_was_never_lost():
 def test_who_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert joining.answers(address)
-    assert not joining.answers(address)
+        assert not joining.find_silence(address, 1.0)
+    assert "refused" in joining.find_silence(address, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.errors import ClusterError
-from gdpo_tune.spec import Resources
+from gdpo_tune.spec import Resources, SweepSpec
+from gdpo_tune.tuning.ray import preflight
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray.preflight import (
     Answers,
@@ -73,27 +74,40 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, nodes):
-    check_nodes(spec_in(tmp_path), folder, nodes, Asked(tmp_path))
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Check nodes that answer as a function says."""
+
+    def check_with(spec: SweepSpec, folder: Path, nodes: Nodes, probe: object) -> None:
+        monkeypatch.setattr(preflight, "probe_by_tasks", probe)
+        check_nodes(spec, folder, nodes)
+
+    return check_with
+
+
+def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, nodes, check):
+    check(spec_in(tmp_path), folder, nodes, Asked(tmp_path))
     assert os.listdir(folder) == []
 
 
-def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes):
+def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes, check):
     with pytest.raises(ClusterError, match=r"is another folder on node two \(bbbbbbbb\)") as caught:
-        check_nodes(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
+        check(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
     assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
     assert os.listdir(folder) == []
 
 
-def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(tmp_path, folder, nodes):
+def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(
+    tmp_path, folder, nodes, check
+):
     def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         return {node.id: NodeAnswer() for node in asked}
 
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
-        check_nodes(spec_in(tmp_path), folder, nodes, probe)
+        check(spec_in(tmp_path), folder, nodes, probe)
 
 
-def test_a_node_that_may_not_write(tmp_path, folder, nodes, monkeypatch):
+def test_a_node_that_may_not_write(tmp_path, folder, nodes, check, monkeypatch):
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -102,27 +116,27 @@ def test_a_node_that_may_not_write(tmp_path, folder, nodes, monkeypatch):
         return {node.id: probe_node(mark, "x", needed) for node in asked}
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's folder \(Perm"):
-        check_nodes(spec_in(tmp_path), folder, nodes, probe)
+        check(spec_in(tmp_path), folder, nodes, probe)
 
 
-def test_a_node_without_room_for_a_trial_is_not_asked(tmp_path, folder, nodes):
+def test_a_node_without_room_for_a_trial_is_not_asked(tmp_path, folder, nodes, check):
     spec = spec_in(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
 
     def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         assert not asked
         return {}
 
-    check_nodes(spec, folder, nodes, probe)
+    check(spec, folder, nodes, probe)
 
 
-def test_what_trials_read_has_to_be_everywhere(tmp_path, folder, nodes):
+def test_what_trials_read_has_to_be_everywhere(tmp_path, folder, nodes, check):
     policy = tmp_path / "policy"
     policy.mkdir()
     spec = spec_in(tmp_path).model_copy(update={"policy": str(policy)})
     assert list_needed_paths(spec) == [str(policy)]
     assert list_needed_paths(spec_in(tmp_path)) == []
     with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
-        check_nodes(spec, folder, nodes, Asked(tmp_path, lacking="two"))
+        check(spec, folder, nodes, Asked(tmp_path, lacking="two"))
 
 
 def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
@@ -133,7 +147,7 @@ def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
 
 
 def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(
-    tmp_path, folder, nodes, table
+    tmp_path, folder, nodes, check, table
 ):
     died = ClusterError("node two cannot run trials: The node died.")
     of_two = {"bbbbbbbbbb": died}
@@ -143,13 +157,15 @@ def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(
         return {one: probe_node(mark, f"{mark.name}-{one}", needed), **of_two}
 
     with pytest.raises(ClusterError) as caught:
-        check_nodes(spec_in(tmp_path), folder, nodes, probe)
+        check(spec_in(tmp_path), folder, nodes, probe)
     assert caught.value is died
     of_two.clear()  # Ray would not place a task there
-    check_nodes(spec_in(tmp_path), folder, nodes, probe)
+    check(spec_in(tmp_path), folder, nodes, probe)
 
 
-def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(tmp_path, folder, nodes, table):
+def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(
+    tmp_path, folder, nodes, check, table
+):
     died = ClusterError("node two cannot run trials: The node died.")
 
     def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
@@ -157,7 +173,7 @@ def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(tmp_path, folder,
         one = asked[0].id
         return {one: probe_node(mark, f"{mark.name}-{one}", needed), "bbbbbbbbbb": died}
 
-    check_nodes(spec_in(tmp_path), folder, nodes, probe)
+    check(spec_in(tmp_path), folder, nodes, probe)
 
 
 def test_of_an_object_store_a_node_says_whether_it_can_write_there(tmp_path, monkeypatch):

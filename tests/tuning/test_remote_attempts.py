@@ -21,12 +21,12 @@ from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray import remote, reporter, trainable
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
+    AttemptError,
     Failed,
     Fatal,
     Finished,
     Interrupted,
     Setup,
-    StoreAwayError,
     TrialMessage,
     TrialNotice,
     TrialUpdate,
@@ -91,7 +91,7 @@ def message(told: dict[str, Any]) -> TrialMessage:
 
 
 def run(driver: Path, steps: int = 6, begun: str = "this") -> TrialMessage:
-    setup = Setup(f"{__name__}:train", driver / SPEC, 1.0, address=SWEEP)
+    setup = Setup(f"{__name__}:train", driver / SPEC, SWEEP)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=steps), driver / "3")
     return message(run_trial(pack(AttemptConfig(trial, setup, begun=begun))))
 
@@ -267,7 +267,7 @@ def test_a_store_that_stays_away_ends_the_attempt_and_not_the_trial(
         raise StoreUnreachableError(SWEEP, "no route", 600)
 
     at_step[4] = lambda: monkeypatch.setattr(ObjectFolder, "upload", away)
-    with pytest.raises(StoreAwayError) as caught:
+    with pytest.raises(AttemptError) as caught:
         run(tmp_path)
     assert "has not answered for 600 s (no route)" in str(caught.value)
     assert newest() == "checkpoint-2"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, ObjectFolder
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray.remote import RemoteTrial, make_attempt_directory
+from gdpo_tune.tuning.ray.remote import download_trial, make_attempt_directory, upload_trial
 
 PLACE = "memory://bucket/night/trials/3"
 
@@ -40,10 +42,11 @@ def train(folder: Path, *steps: int) -> None:
             file.write(f"{step}\n")
 
 
-def begun(folder: Path, trial: str = "this") -> RemoteTrial:
-    remote = RemoteTrial(ObjectFolder(PLACE, patience=0.0), folder)
-    remote.download(trial)
-    return remote
+def begin(folder: Path, trial: str = "this") -> Callable[[], None]:
+    """Fetch the trial; return what sends it."""
+    files = ObjectFolder(PLACE, patience=0.0)
+    download_trial(files, folder, trial)
+    return partial(upload_trial, files, folder)
 
 
 def checkpoints(files: ObjectFolder) -> list[str]:
@@ -51,10 +54,10 @@ def checkpoints(files: ObjectFolder) -> list[str]:
 
 
 def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: ObjectFolder):
-    first = begun(tmp_path / "one")
+    upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2, 4)
-    first.upload()
-    begun(tmp_path / "two")
+    upload()
+    begin(tmp_path / "two")
     found = find_checkpoint(tmp_path / "two")
     assert found.newest == tmp_path / "two" / "checkpoint-4"
     assert not found.damaged
@@ -63,14 +66,14 @@ def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: Obj
 
 
 def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: ObjectFolder):
-    remote = begun(tmp_path / "one")
+    upload = begin(tmp_path / "one")
     for step in (2, 4, 6):
         train(tmp_path / "one", step)
-        remote.upload()
+        upload()
     assert checkpoints(store) == ["checkpoint-6", "checkpoint-4"]
-    again = begun(tmp_path / "two")
+    upload_again = begin(tmp_path / "two")
     train(tmp_path / "two", 8)
-    again.upload()
+    upload_again()
     assert checkpoints(store) == ["checkpoint-8", "checkpoint-6"]
     assert not any(name.startswith(("checkpoint-2/", "checkpoint-4/")) for name in store.sizes())
 
@@ -78,25 +81,25 @@ def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: ObjectFolder):
 def test_what_is_there_already_is_not_sent_again(
     tmp_path: Path, store: ObjectFolder, monkeypatch: pytest.MonkeyPatch
 ):
-    remote = begun(tmp_path / "one")
+    upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2)
-    remote.upload()
+    upload()
     sent: list[str] = []
     monkeypatch.setattr(ObjectFolder, "upload", lambda _, files: sent.extend(files))
-    remote.upload()
+    upload()
     assert sent == []
     (tmp_path / "one" / "completions.jsonl").write_text("{}\n")
     (tmp_path / "one" / ".unfinished").write_text("")
-    remote.upload()
+    upload()
     assert sent == ["completions.jsonl"]
 
 
 def test_a_checkpoint_that_was_cut_short_is_none(
     tmp_path: Path, store: ObjectFolder, monkeypatch: pytest.MonkeyPatch
 ):
-    remote = begun(tmp_path / "one")
+    upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2)
-    remote.upload()
+    upload()
     train(tmp_path / "one", 4)
     put = MemoryFileSystem.put
 
@@ -107,11 +110,11 @@ def test_a_checkpoint_that_was_cut_short_is_none(
 
     monkeypatch.setattr(MemoryFileSystem, "put", cut)
     with pytest.raises(StoreUnreachableError):
-        remote.upload()
+        upload()
     assert "checkpoint-4/weights" in store.sizes()
     monkeypatch.setattr(MemoryFileSystem, "put", put)
     assert checkpoints(store) == ["checkpoint-2"]
-    begun(tmp_path / "two")
+    begin(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
 
 
@@ -119,14 +122,14 @@ def test_a_checkpoint_that_was_cut_short_is_none(
 def test_of_a_damaged_checkpoint_the_one_before_serves(
     harm: str, tmp_path: Path, store: ObjectFolder
 ):
-    remote = begun(tmp_path / "one")
+    upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2, 4)
-    remote.upload()
+    upload()
     if harm == "other content":
         store.write("checkpoint-4/weights", b"x" * 10)
     else:
         store.delete(["checkpoint-4/weights"])
-    begun(tmp_path / "two")
+    begin(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
 
 
@@ -139,10 +142,10 @@ def test_a_torn_marker_is_none(store: ObjectFolder):
 def test_what_another_trial_of_that_number_left_is_not_gone_on_from(
     tmp_path: Path, store: ObjectFolder
 ):
-    remote = begun(tmp_path / "one", "of a ledger that is gone")
+    upload = begin(tmp_path / "one", "of a ledger that is gone")
     train(tmp_path / "one", 2)
-    remote.upload()
-    begun(tmp_path / "two")
+    upload()
+    begin(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest is None
     assert list(store.sizes()) == ["begun"]
 

@@ -21,10 +21,11 @@ from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.ray import failures
 from gdpo_tune.tuning.ray.failures import Attempts, describe_error
 from gdpo_tune.tuning.ray.messages import unpack_attempt
 from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.runner import run_sweep
 from gdpo_tune.tuning.search.plan import is_finished, planned, trial_seed
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
@@ -232,7 +233,8 @@ def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(Trial, "local_path", None)
     looked: list[str] = []
     nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
-    callback = Attempts(searcher, nodes, lambda: looked.append("again"), lambda _: "node")
+    monkeypatch.setattr(failures, "find_node", lambda actor: "node")
+    callback = Attempts(searcher, nodes, lambda: looked.append("again"))
     for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
         callback.on_trial_start(0, [], ray_trial({}, actor))
     assert looked == ["again"] * 2

@@ -9,8 +9,8 @@ import pytest
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.ray.stopping import HALT
+from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import executions
 
 pytestmark = [

@@ -13,7 +13,7 @@ from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import sweep_directory, trainable
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
-    DirectoryAwayError,
+    AttemptError,
     Failed,
     Fatal,
     TrialResult,
@@ -21,7 +21,7 @@ from gdpo_tune.tuning.ray.messages import (
     unpack_message,
 )
 from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.sweep_directory import SweepDirectory
+from gdpo_tune.tuning.ray.sweep_directory import has_directory, wait_for_directory
 from tests.support.tuning import attempt_at, trial_in
 
 
@@ -38,18 +38,15 @@ def spec_file(tmp_path: Path) -> Path:
 def test_an_empty_directory_in_its_place_is_not_the_directory(
     attempt: AttemptConfig, spec_file: Path
 ):
-    directory = SweepDirectory(attempt.setup)
-    assert directory.is_there()
+    assert has_directory(attempt.setup)
     spec_file.unlink()
-    assert not directory.is_there()
-    with pytest.raises(DirectoryAwayError, match="is away"):
-        directory.check()
+    assert not has_directory(attempt.setup)
 
 
 def test_on_an_object_store_nothing_can_go_away(tmp_path: Path):
     attempt = attempt_at(trial_in(tmp_path), address="s3://bucket/night")
     (tmp_path / SPEC).unlink()
-    assert SweepDirectory(attempt.setup).is_there()
+    assert has_directory(attempt.setup)
 
 
 def test_it_is_waited_for(attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -62,7 +59,7 @@ def test_it_is_waited_for(attempt: AttemptConfig, spec_file: Path, monkeypatch: 
             spec_file.touch()
 
     monkeypatch.setattr(time, "sleep", sleep)
-    told = SweepDirectory(attempt.setup).wait()
+    told = wait_for_directory(attempt.setup)
     assert told == "the sweep's folder was away; waited 3 s for it"
     assert waits == [1, 1, 1]
 
@@ -73,7 +70,7 @@ def test_it_is_not_waited_for_for_ever(
     monkeypatch.setattr(sweep_directory, "PATIENCE", -1.0)
     spec_file.unlink()
     with pytest.raises(FolderLostError, match=r"is gone.*\n.*fix: mount it again"):
-        SweepDirectory(attempt.setup).wait()
+        wait_for_directory(attempt.setup)
 
 
 @pytest.mark.parametrize("ends", ["failure", "error"])
@@ -87,8 +84,8 @@ def test_an_attempt_during_which_it_is_away_does_not_count(
         return Failed("no task file")
 
     monkeypatch.setattr(trainable, "run_attempt", run)
-    monkeypatch.setattr(SweepDirectory, "wait", lambda _: "waited")
-    with pytest.raises(DirectoryAwayError, match="waited"):
+    monkeypatch.setattr(trainable, "wait_for_directory", lambda _: "waited")
+    with pytest.raises(AttemptError, match="waited"):
         trainable.run_trial(pack(attempt))
 
 
@@ -118,5 +115,5 @@ def test_otherwise_the_attempt_ends_as_it_does(
 def test_a_report_while_it_is_away_counts_for_nothing(attempt: AttemptConfig, spec_file: Path):
     report = Reporter(attempt)
     spec_file.unlink()
-    with pytest.raises(DirectoryAwayError):
+    with pytest.raises(AttemptError, match="is away"):
         report(Measurement(1, {}, Cost(64, 1.0)), None)

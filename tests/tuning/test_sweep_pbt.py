@@ -18,7 +18,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import from_sweep, trial_config
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training import train, warm
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import executions
 
 pytestmark = [
@@ -42,7 +42,7 @@ TINY = (
 SWEEP = """
 import sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
 """

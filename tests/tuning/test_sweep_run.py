@@ -28,9 +28,9 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.tuning import run_sweep
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.failures import RETRIES
+from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import executions
 
 pytestmark = [
@@ -52,7 +52,7 @@ SMALL = [
 SWEEP = """
 import json, sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 result = run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
 print(json.dumps({"interrupted": result.interrupted, "trials": len(result.records)}))

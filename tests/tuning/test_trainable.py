@@ -25,7 +25,7 @@ from gdpo_tune.spec import Resources
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import trainable, workers
 from gdpo_tune.tuning.ray.messages import (
-    ActorWornOut,
+    AttemptError,
     Failed,
     Fatal,
     Finished,
@@ -129,7 +129,7 @@ def test_a_process_that_has_grown_too_large_takes_no_second_trial(
     assert run(config) == Finished(first)
     assert run(config) == Finished(second)
     monkeypatch.setattr(trainable, "machine_memory", lambda: 1)
-    with pytest.raises(ActorWornOut):
+    with pytest.raises(AttemptError, match="grown too large"):
         run(config)
     monkeypatch.setattr(trainable, "_trials_served", 0)
     assert run(config) == Finished(third)  # or no trial would ever run

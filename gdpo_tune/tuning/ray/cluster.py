@@ -39,11 +39,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # failures are in the ledger with their reason
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
-QUIET: Mapping[str, Any] = {
-    "log_to_driver": False,
-    "logging_level": logging.CRITICAL,  # why trials fail is in the ledger
-}
-"""For `ray.init`."""
+QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+"""For `ray.init`: why trials fail is in the ledger."""
 SERVERS = ("gcs_server", "raylet")
 """Names of the processes without which a cluster of our own can do nothing."""
 FOR_TRIALS = (
@@ -52,20 +49,15 @@ FOR_TRIALS = (
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S",
 )
 """Those of `ENVIRONMENT` that trials read, too, and that a cluster of others does not have."""
-CHECK_SERVERS = 0.5
-"""Seconds between two looks at the servers of a cluster of our own."""
-CHECK_NODE = 5.0
-"""Seconds between two questions to a cluster that was joined whether our node is alive."""
+CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
+"""Seconds between two looks at the servers of a cluster of our own, and between two questions to a
+cluster that was joined whether our node is alive."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 STARTS = 4
-"""Attempts to start a cluster of our own. Ray gives its servers half a minute, which they may need
-more than once where something else keeps the machine busy."""
+"""Attempts to start a cluster of our own: half a minute is not always enough on a busy machine."""
 TOO_SLOW = "timed out during startup"
-"""In the message of Ray's error, which has no type of its own, when that was not enough."""
-
-Processes = set[tuple[int, float]]
-"""Pid and time of creation of each; the time tells a pid that was given out again."""
+"""In the message of Ray's error, which has no type of its own, when it was not."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +75,8 @@ def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
     """Start a Ray cluster, or join the one that RAY_ADDRESS names.
 
     Args:
-        processes: file that remembers the processes of a cluster of our own. Most of Ray's end with
-            a killed driver, but two agents wait for each other, and on a busy machine a process
-            that was just starting may stay. The next start ends what is left.
+        processes: file that remembers the processes of a cluster of our own, some of which may
+            outlive a killed driver. The next start ends them.
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.
@@ -128,13 +119,14 @@ def start_cluster(processes: Path) -> Generator[Cluster]:
 
     others = list_children()
     start_servers(others)
-    servers = {(pid, created) for pid, created in list_children() if read_name(pid) in SERVERS}
+    servers = [process for process in list_children() if read_name(process) in SERVERS]
 
     def is_alive() -> bool:
-        return all(runs(pid, created) for pid, created in servers)
+        return all(runs(server.pid, server.create_time()) for server in servers)
 
     def remember() -> None:
-        write_whole(processes, json.dumps(sorted(list_children() - others)))
+        ours = [(process.pid, creation(process)) for process in list_children() - others]
+        write_whole(processes, json.dumps([entry for entry in ours if entry[1] is not None]))
 
     try:
         remember()
@@ -147,7 +139,7 @@ def start_cluster(processes: Path) -> Generator[Cluster]:
         processes.unlink(missing_ok=True)
 
 
-def start_servers(others: Processes) -> None:
+def start_servers(others: set[psutil.Process]) -> None:
     """Start Ray's servers, again where they took too long; `others` are processes not of Ray.
 
     Raises:
@@ -191,19 +183,15 @@ def call_every(seconds: float, check: Callable[[], bool]) -> Callable[[], bool]:
     return repeat
 
 
-def list_children() -> Processes:
+def list_children() -> set[psutil.Process]:
     """Return every process below this one."""
-    return {
-        (child.pid, created)
-        for child in psutil.Process().children(recursive=True)
-        if (created := creation(child)) is not None
-    }
+    return set(psutil.Process().children(recursive=True))
 
 
-def read_name(pid: int) -> str:
+def read_name(process: psutil.Process) -> str:
     """Return the name of a process; empty if it has ended."""
     try:
-        return psutil.Process(pid).name()
+        return process.name()
     except psutil.Error:
         return ""
 
@@ -211,16 +199,14 @@ def read_name(pid: int) -> str:
 def end_orphans(file: Path) -> None:
     """End what is left of the processes that a killed run wrote down; a torn file names none."""
     with suppress(OSError, ValueError, TypeError):
-        end_processes(
-            [(int(pid), float(created)) for pid, created in json.loads(file.read_bytes())]
-        )
+        known = json.loads(file.read_bytes())
+        found = [process_of(int(pid), float(created)) for pid, created in known]
+        end_processes(process for process in found if process is not None)
     file.unlink(missing_ok=True)
 
 
-def end_processes(processes: Iterable[tuple[int, float]]) -> None:
+def end_processes(processes: Iterable[psutil.Process]) -> None:
     """End those of these processes that still exist and belong to this user."""
-    for pid, created in processes:
-        process = process_of(pid, created)
-        if process is not None:
-            with suppress(psutil.Error):
-                process.kill()
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()

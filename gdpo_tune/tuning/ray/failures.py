@@ -21,9 +21,7 @@ from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptError,
     Cause,
-    StoreAwayError,
     TrialUpdate,
-    WorkerDiedError,
     pack,
     unpack_attempt,
     unpack_message,
@@ -88,36 +86,26 @@ class Attempts(Callback):
 
     Ray would count the loss of a node as a failure of each trial on it. So Ray tries for ever, and
     a trial that may not be tried again finds `AttemptConfig.given_up` when it starts.
-
-    Args:
-        searcher: records failures and incidents.
-        nodes: of the cluster.
-        on_process: called when a process was started.
-        find_node_of: returns the node of an actor; another one in tests.
     """
 
     def __init__(
-        self,
-        searcher: LedgerSearcher,
-        nodes: Nodes,
-        on_process: Callable[[], None],
-        find_node_of: Callable[[Any], str] = find_node,
+        self, searcher: LedgerSearcher, nodes: Nodes, on_process: Callable[[], None]
     ) -> None:
         self._searcher = searcher
         self._nodes = nodes
         self._on_process = on_process
-        self._find_node = find_node_of
+        """Called when a process was started."""
         self._actors: dict[str, str] = {}
         """Name of each actor so far -> its node. A handle would keep an actor alive."""
         self._histories: defaultdict[str, TrialHistory] = defaultdict(TrialHistory)
         """By Ray's id of a trial."""
-        nodes.add_listener(self.on_nodes)
+        nodes.on_change = self.on_nodes
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note where a trial runs; its process may have served others before."""
         actor = trial.temporary_state.ray_actor
         if repr(actor) not in self._actors:
-            self._actors[repr(actor)] = self._find_node(actor)
+            self._actors[repr(actor)] = find_node(actor)
             self._on_process()
         history = self._histories[trial.trial_id]
         history.node, history.given_up = self._actors[repr(actor)], None
@@ -140,10 +128,9 @@ class Attempts(Callback):
         node, reason = history.node, describe_error(error)
         cause = self._find_cause(error, node)
         history.node = ""
-        if cause == "changed":
-            return
-        if cause == "directory":
-            self._searcher.note(reason, [name])
+        if cause in ("changed", "directory"):
+            if cause == "directory":
+                self._searcher.note(reason, [name])
             return
         again = history.count(cause, node, time.monotonic())
         if cause == "lost":
@@ -162,14 +149,15 @@ class Attempts(Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forget a trial whose end is in the ledger by now."""
-        self._close(trial)
+        self._histories.pop(trial.trial_id, None)
+        empty_trial(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Pass on why Ray gives a trial up; its traceback stays beside the trial."""
         error, attempt = read_error(trial), unpack_attempt(trial.config)
         self._searcher.on_failure(trial.trial_id, str(attempt.given_up or describe_error(error)))
         write_error(attempt.trial, error)
-        self._close(trial)
+        self.on_trial_complete(iteration, trials, trial)
 
     def on_nodes(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         """Report nodes that were lost and that have joined, and excuse trials of the former."""
@@ -198,10 +186,6 @@ class Attempts(Callback):
         if node_died and self._nodes.is_alive(node):
             self._nodes.mark_lost(node)
         return classify_error(error, node_lost=bool(node) and not self._nodes.is_alive(node))
-
-    def _close(self, trial: Any) -> None:
-        self._histories.pop(trial.trial_id, None)
-        empty_trial(trial)
 
 
 def set_given_up(trial: Any, why: str | Exception | None) -> None:
@@ -240,7 +224,7 @@ def classify_error(error: BaseException | None, *, node_lost: bool) -> Cause:
     """Return why an attempt ended, by what Ray says and by whether its node is lost."""
     raised = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(raised, AttemptError):
-        return raised.why
+        return raised.cause
     if isinstance(error, RayTaskError) or not isinstance(error, RayActorError):
         return "own"
     lost = error.preempted or NODE_DIED in str(error) or node_lost
@@ -250,7 +234,7 @@ def classify_error(error: BaseException | None, *, node_lost: bool) -> Cause:
 def describe_error(error: BaseException | None) -> str:
     """Return an attempt's error in one line, for the ledger."""
     raised = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(raised, AttemptError | WorkerDiedError):
+    if isinstance(raised, AttemptError):
         return str(raised)
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
         return "the trial's process died (killed, out of memory, or crashed)"
@@ -260,4 +244,4 @@ def describe_error(error: BaseException | None) -> str:
 def find_outage(error: BaseException | None) -> Exception | None:
     """Return the outage of a store that an attempt ended of; None if it was something else."""
     raised = error.cause if isinstance(error, RayTaskError) else None
-    return raised.outage if isinstance(raised, StoreAwayError) else None
+    return raised.outage if isinstance(raised, AttemptError) else None

@@ -21,8 +21,7 @@ from gdpo_tune.core.errors import ClusterError
 
 ANSWER_SECONDS = 10.0
 """How long the head may take for its first answer."""
-ASK_SECONDS = 2.0
-CONNECT_SECONDS = 2.0
+ASK_SECONDS, CONNECT_SECONDS = 2.0, 2.0
 SILENT_SECONDS = ASK_SECONDS + 2 * CONNECT_SECONDS
 """Without an answer, after which a question of Ray's might wait for one."""
 LOST_SECONDS = 20.0
@@ -42,11 +41,9 @@ def is_joined() -> bool:
 
 
 def join(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Connect this process to the cluster that `RAY_ADDRESS` names.
+    """Connect this process, with these options of `ray.init`, to the cluster of `RAY_ADDRESS`.
 
-    Args:
-        options: for `ray.init`.
-        environment: variables that trials are to find.
+    Trials find `environment` among their variables.
 
     Raises:
         ClusterError: there is none, it wants another token, or this machine is no node of it.
@@ -82,14 +79,12 @@ def check_head(head: str) -> None:
     """
     from ray.exceptions import AuthenticationError, RayError
 
-    try:
-        connect(head, ANSWER_SECONDS)
-    except (OSError, UnicodeError) as error:  # the second one: no host can have that name
-        reason = getattr(error, "strerror", None) or error
+    reason = find_silence(head, ANSWER_SECONDS)
+    if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
             "    fix: start the cluster, or mend the address"
-        ) from error
+        )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)
     except AuthenticationError as error:
@@ -106,32 +101,23 @@ def check_head(head: str) -> None:
         ) from error
 
 
-def connect(head: str, seconds: float) -> None:
-    """Connect to `HOST:PORT` once.
-
-    Raises:
-        OSError: nothing listens there, or it does not answer within so many seconds.
-    """
+def find_silence(head: str, seconds: float) -> str:
+    """Return why nothing at `HOST:PORT` answers within so many seconds; empty if something does."""
     host, _, port = head.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-
-
-def answers(head: str) -> bool:
-    """Return whether something listens at `HOST:PORT`."""
     try:
-        connect(head, CONNECT_SECONDS)
-    except OSError:
-        return False
-    return True
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+    except (OSError, UnicodeError) as error:  # the second one: no host can have that name
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 class HeadWatch:
-    """Seconds since the last answer of the head.
+    """Time since the last answer of the head.
 
     Args:
-        ask: asks the head whether it is there; returns within seconds.
+        ask: returns within seconds whether the head is there.
         leave: ends the process.
-        clock: seconds.
+        clock: of seconds.
     """
 
     def __init__(
@@ -161,7 +147,7 @@ class HeadWatch:
 @contextmanager
 def watch_head(head: str) -> Generator[HeadWatch]:
     """Watch the head at `HOST:PORT` from a thread."""
-    watch = HeadWatch(lambda: answers(head), leave)
+    watch = HeadWatch(lambda: not find_silence(head, CONNECT_SECONDS), leave)
     ended = threading.Event()
 
     def repeat() -> None:

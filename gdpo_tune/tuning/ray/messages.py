@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import Measurement, Outcome, TrialConfig
@@ -24,19 +24,6 @@ away; its node did not reach the store; its process died for an unknown reason; 
 
 
 @dataclass(frozen=True)
-class WorkerGroup:
-    """Several processes for each trial."""
-
-    workers: int
-    cpus: float
-    """CPU cores of each."""
-    gpus: float
-    """GPUs of each."""
-    directory: Path
-    """Working directory of Ray Train; on a disk that every node sees."""
-
-
-@dataclass(frozen=True)
 class Setup:
     """What every trial of a run has in common."""
 
@@ -44,14 +31,16 @@ class Setup:
     """`module:function`, `gdpo_tune.training:train` except in tests."""
     spec_file: Path
     """In the sweep's directory, which every node sees unless there is an address."""
-    cpus: float
-    """CPU cores of a process."""
-    group: WorkerGroup | None = None
-    """None: a trial is one process, this one."""
-    interval: float = 0.0
-    """Least seconds between two results of a trial on which nothing is decided."""
     address: str = ""
     """Of the sweep on an object store; nodes share no directory then."""
+    workers: int = 1
+    """Processes of a trial."""
+    cpus: float = 1.0
+    """CPU cores of each."""
+    gpus: float = 0.0
+    """GPUs of each."""
+    interval: float = 0.0
+    """Least seconds between two results of a trial on which nothing is decided."""
 
 
 @dataclass(frozen=True)
@@ -138,42 +127,20 @@ def unpack_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
 
 
 class AttemptError(Exception):
-    """End of an attempt that is no failure of the trial."""
+    """End of an attempt whose cause is known; Ray starts another one.
 
-    why: ClassVar[Cause]
+    Args:
+        cause: see `Cause`.
+        message: for a person.
+        outage: of the object store, if that is the cause.
+    """
 
-
-class ActorWornOut(AttemptError):
-    """This process has grown too large: the trial wants a fresh one."""
-
-    why = "changed"
-
-
-class NodeLostError(AttemptError):
-    """A process of a trial was lost with its node."""
-
-    why = "lost"
-
-
-class DirectoryAwayError(AttemptError):
-    """The sweep's directory was away."""
-
-    why = "directory"
-
-
-class StoreAwayError(AttemptError):
-    """A node does not reach the object store; the argument is the outage."""
-
-    why = "store"
-
-    @property
-    def outage(self) -> StoreUnreachableError:
-        """The error of the store."""
-        return self.args[0]
+    def __init__(
+        self, cause: Cause, message: str, outage: StoreUnreachableError | None = None
+    ) -> None:
+        super().__init__(cause, message, outage)
+        self.cause: Cause = cause
+        self.outage = outage
 
     def __str__(self) -> str:
-        return self.outage.what
-
-
-class WorkerDiedError(Exception):
-    """One of the processes of a trial ended without an error: this counts as an attempt."""
+        return self.args[1]

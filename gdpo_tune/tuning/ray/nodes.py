@@ -27,20 +27,13 @@ class ClusterNode:
         return f"{self.host} ({self.id[:8]})"
 
 
-NodesListener = Callable[[Sequence[ClusterNode], Sequence[ClusterNode]], None]
-"""Called with the nodes that were lost and those that have joined."""
-
-
 class Nodes:
-    """The nodes that were alive at the last refresh.
-
-    Args:
-        table: `ray.nodes`.
-    """
+    """The nodes that were alive at the last refresh; `table` is `ray.nodes`."""
 
     def __init__(self, table: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         self._table = table
-        self._listeners: list[NodesListener] = []
+        self.on_change: Callable[[Sequence[ClusterNode], Sequence[ClusterNode]], None] | None = None
+        """Called with the nodes that were lost and those that have joined."""
         self._lost: set[str] = set()
         self._all: dict[str, ClusterNode] = {}
         """Those that were ever alive."""
@@ -58,23 +51,18 @@ class Nodes:
         """Return a name for a person, by a node's id, whether or not it is alive."""
         return str(self._all.get(node, "unknown"))
 
-    def add_listener(self, listener: NodesListener) -> None:
-        """Call `listener` with every change from now on."""
-        self._listeners.append(listener)
-
     def mark_lost(self, node: str) -> None:
         """Take a node for lost, which Ray may know of its processes before its table does."""
         self._lost.add(node)
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the table again, and tell listeners what has changed."""
+        """Read the table again, and report what has changed."""
         before, self._alive = self._alive, self._read()
         lost = [node for node in before.values() if node.id not in self._alive]
         joined = [node for node in self._alive.values() if node.id not in before]
-        if lost or joined:
-            for listener in self._listeners:
-                listener(lost, joined)
+        if self.on_change is not None and (lost or joined):
+            self.on_change(lost, joined)
 
     def _read(self) -> dict[str, ClusterNode]:
         alive = {

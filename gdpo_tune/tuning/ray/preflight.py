@@ -8,7 +8,7 @@ a file beside it, and the driver has to see that one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ class NodeAnswer(NamedTuple):
 
 Answers = Mapping[str, NodeAnswer | ClusterError]
 """Id of a node -> its answer, or why it gives none."""
-Probe = Callable[[Path | str, Sequence[ClusterNode], Sequence[str]], Answers]
 
 
 def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswer:
@@ -48,7 +47,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
 
     Args:
         mark: a file that the driver has written; or the address of an object store.
-        reply: name of the file to write beside it.
+        reply: name of the file to write beside the first one.
         needed: paths that trials need.
     """
     lacks = tuple(path for path in needed if not Path(path).expanduser().exists())
@@ -98,9 +97,7 @@ def probe_by_tasks(
     return answers
 
 
-def check_nodes(
-    spec: SweepSpec, directory: Path, nodes: Nodes, probe: Probe = probe_by_tasks
-) -> None:
+def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
     """Refuse a cluster on which trials could not be kept, or not be run.
 
     Nodes without room for a trial are not asked, and nodes may be lost meanwhile.
@@ -114,7 +111,8 @@ def check_nodes(
     try:
         if not spec.address:
             mark.touch()
-        answers = probe(spec.storage if spec.address else mark, asked, list_needed_paths(spec))
+        place = spec.storage if spec.address else mark
+        answers = probe_by_tasks(place, asked, list_needed_paths(spec))
     finally:
         replies = list(directory.glob(f"{mark.name}*"))
         for path in replies:

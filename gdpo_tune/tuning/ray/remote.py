@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,12 @@ from gdpo_tune.core.checkpoint_names import (
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import ObjectFolder, cache_folder, joined
 from gdpo_tune.core.processes import runs
-from gdpo_tune.core.trials import Measurement
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
+    AttemptError,
     Fatal,
     Finished,
-    StoreAwayError,
     TrialNotice,
     TrialResult,
     pack,
@@ -57,29 +57,25 @@ REQUEST_PATIENCE = 60.0
 
 
 def run_remote_attempt(attempt: AttemptConfig) -> TrialResult:
-    """Train a trial from its newest checkpoint in the store on; see `trainable.run_attempt`.
-
-    Raises:
-        StoreAwayError: the store has not answered for a long time.
-    """
-    trial, address = attempt.trial, attempt.setup.address
-    directory = make_attempt_directory()
+    """Train a trial from its newest checkpoint in the store on; see `trainable.run_attempt`."""
+    trial, directory = attempt.trial, make_attempt_directory()
+    local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
-        local = replace(trial, directory=directory / "trials" / trial.directory.name)
-        files = ObjectFolder(joined(address, "trials", trial.directory.name), say=send_notice)
-        remote = RemoteTrial(files, local.directory)
-        remote.download(attempt.begun)
-        reporter = RemoteReporter(attempt, remote)
+        address = joined(attempt.setup.address, "trials", trial.directory.name)
+        files = ObjectFolder(address, say=send_notice)
+        download_trial(files, local.directory, attempt.begun)
+        upload = partial(upload_trial, files, local.directory)
         try:
+            # The driver hears of a checkpoint once the store has it.
+            reporter = Reporter(attempt, before_checkpoint=upload)
             result = train_from_checkpoint(replace(attempt, trial=local), reporter)
-        except StoreUnreachableError:
+        except Exception as error:
+            if not isinstance(error, StoreUnreachableError):
+                upload()  # its measurements explain the error
             raise
-        except Exception:
-            remote.upload()  # its measurements explain the error
-            raise
-        remote.upload()
+        upload()
     except StoreUnreachableError as error:
-        raise StoreAwayError(error) from error
+        raise AttemptError("store", error.what, error) from error
     except StoreError as error:
         return Fatal(error)
     finally:
@@ -107,68 +103,39 @@ def make_attempt_directory() -> Path:
     return own
 
 
-class RemoteTrial:
-    """A trial's directory on an object store, and its copy on this machine.
+def download_trial(files: ObjectFolder, directory: Path, begun: str) -> None:
+    """Fetch what a trial continues from: its newest whole checkpoint and its small files.
 
-    Files of equal size are taken for equal: those that change only grow. All methods raise
-    `StoreError` and `StoreUnreachableError` as `ObjectFolder` does.
+    Args:
+        files: the trial's directory in the store.
+        directory: for the copies; created if missing.
+        begun: tells this trial from another one that had its number.
     """
-
-    def __init__(self, files: ObjectFolder, directory: Path) -> None:
-        self._files = files
-        self._directory = directory
-
-    def download(self, begun: str) -> None:
-        """Fetch what the trial continues from: its newest whole checkpoint and its small files.
-
-        Args:
-            begun: tells this trial from another one that had its number.
-        """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        sizes = self._files.sizes()
-        if self._files.read(BEGUN) != begun.encode():
-            self._files.delete(sizes)
-            self._files.write(BEGUN, begun.encode())
-            return
-        self._download(sizes, None)
-        for checkpoint in iterate_whole_checkpoints(sizes, self._files.read):
-            self._download(sizes, checkpoint)
-            if newest_valid_checkpoint(self._directory) is not None:
-                return  # otherwise a file has other content, and the one before serves
-
-    def upload(self) -> None:
-        """Send files that are new, and drop all but the two newest checkpoints there."""
-        sizes = self._files.sizes()
-        paths = {p.relative_to(self._directory).as_posix(): p for p in self._directory.rglob("*")}
-        local = {n: p for n, p in paths.items() if p.is_file() and not n.startswith(".")}
-        names = {*sizes, *local}
-        kept = [None, *sort_checkpoints(filter(is_marker, names))[:KEPT]]
-        self._files.upload(
-            {
-                name: path
-                for name, path in local.items()
-                if path.stat().st_size != sizes.get(name) and find_checkpoint_name(name) in kept
-            }
-        )
-        self._files.delete(name for name in sizes if find_checkpoint_name(name) not in kept)
-
-    def _download(self, names: dict[str, int], checkpoint: str | None) -> None:
-        wanted = [name for name in names if find_checkpoint_name(name) == checkpoint]
-        self._files.download({name: self._directory / name for name in wanted})
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes = files.sizes()
+    if files.read(BEGUN) != begun.encode():
+        files.delete(sizes)
+        files.write(BEGUN, begun.encode())
+        return
+    for checkpoint in (None, *iterate_whole_checkpoints(sizes, files.read)):
+        wanted = [name for name in sizes if find_checkpoint_name(name) == checkpoint]
+        files.download({name: directory / name for name in wanted})
+        if checkpoint is not None and newest_valid_checkpoint(directory) is not None:
+            return  # otherwise a file has other content, and the one before serves
 
 
-class RemoteReporter(Reporter):
-    """The `report` of such a trial: the driver hears of a checkpoint once the store has it."""
+def upload_trial(files: ObjectFolder, directory: Path) -> None:
+    """Send a trial's new files, and drop all but its two newest checkpoints in the store.
 
-    def __init__(self, attempt: AttemptConfig, remote: RemoteTrial) -> None:
-        super().__init__(attempt)
-        self._remote = remote
-
-    def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
-        """Send the checkpoint, then report as `Reporter` does."""
-        if checkpoint is not None:
-            self._remote.upload()
-        super().__call__(measurement, checkpoint)
+    Files of equal size are taken for equal: those that change only grow.
+    """
+    sizes = files.sizes()
+    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
+    local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
+    kept = [None, *sort_checkpoints(filter(is_marker, {*sizes, *local}))[:KEPT]]
+    new = [name for name, path in local.items() if path.stat().st_size != sizes.get(name)]
+    files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
+    files.delete(name for name in sizes if find_checkpoint_name(name) not in kept)
 
 
 class RemoteStopFlag(StopFlag):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from ray import tune
 
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Measurement
-from gdpo_tune.tuning.ray.messages import AttemptConfig, TrialUpdate, pack
+from gdpo_tune.tuning.ray.messages import AttemptConfig, AttemptError, TrialUpdate, pack
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
-from gdpo_tune.tuning.ray.sweep_directory import SweepDirectory
+from gdpo_tune.tuning.ray.sweep_directory import has_directory
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
@@ -37,16 +38,17 @@ class Reporter:
     trial hear of it a step later.
     """
 
-    def __init__(self, attempt: AttemptConfig) -> None:
-        trial, setup = attempt.trial, attempt.setup
+    def __init__(
+        self, attempt: AttemptConfig, before_checkpoint: Callable[[], None] = lambda: None
+    ) -> None:
+        trial, self._setup = attempt.trial, attempt.setup
         self.stopped = False
         """True if it has ended the trial."""
         self._number = int(trial.directory.name)
         self._last = trial.training.steps
         self._ends_at = attempt.ends_at
-        self._interval = setup.interval
-        self._directory = SweepDirectory(setup)
-        self._stop_flag = open_stop_flag(setup.spec_file.parent, setup.address)
+        self._before_checkpoint = before_checkpoint
+        self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
         self._sent = float("-inf")
         self._held: list[Measurement] = []
         """To go with the next result."""
@@ -57,9 +59,12 @@ class Reporter:
         Raises:
             SystemExit: the sweep was interrupted, the scheduler stopped the trial, or it was to end
                 at this step; callers free their resources in `finally`.
-            DirectoryAwayError: what the trial has just written is lost.
+            AttemptError: the directory is away; what the trial has just written is lost.
         """
-        self._directory.check()
+        if not has_directory(self._setup):
+            raise AttemptError("directory", f"{self._setup.spec_file.parent} is away")
+        if checkpoint is not None:
+            self._before_checkpoint()
         stop, due = self.decide(measurement)
         if not due:
             self.hold(measurement)
@@ -74,7 +79,7 @@ class Reporter:
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Return whether to stop, and whether the measurement is due."""
         now, kept = self.now(), is_kept(measurement.step, self._last)
-        pause = self._interval if kept else max(self._interval, SECONDS)
+        pause = self._setup.interval if kept else max(self._setup.interval, SECONDS)
         due = measurement.validated or now - self._sent >= pause
         if due:
             self._sent = now

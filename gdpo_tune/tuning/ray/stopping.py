@@ -67,19 +67,13 @@ class ClusterLost(BaseException):
 class Interruption(Stopper):
     """The end of a sweep that is interrupted: every trial stops where it can continue later.
 
-    Args:
-        stop_flag: through which trials are asked to stop.
-        is_cluster_alive: whether Ray's servers are there; without them Ray Tune waits for ever.
-        grace: seconds that trials get.
+    It is also the end of one whose cluster is lost, for whose answers Ray Tune would wait for ever.
     """
 
-    def __init__(
-        self, stop_flag: StopFlag, is_cluster_alive: Callable[[], bool], grace: float = GRACE
-    ) -> None:
+    def __init__(self, stop_flag: StopFlag, is_cluster_alive: Callable[[], bool]) -> None:
         self.requested = False
         self._stop_flag = stop_flag
         self._is_cluster_alive = is_cluster_alive
-        self._grace = grace
         self._deadline = float("inf")
 
     def request(self) -> None:
@@ -99,6 +93,6 @@ class Interruption(Stopper):
         if not self._is_cluster_alive():
             raise ClusterLost
         if self.requested and self._deadline == float("inf"):
-            self._deadline = time.monotonic() + self._grace
+            self._deadline = time.monotonic() + GRACE
             self._stop_flag.request()
         return time.monotonic() > self._deadline

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,12 +23,10 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.files import disk_full, is_disk_full
 from gdpo_tune.core.memory import machine_memory
-from gdpo_tune.core.trials import Outcome
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.tuning.ray.messages import (
-    ActorWornOut,
     AttemptConfig,
-    DirectoryAwayError,
+    AttemptError,
     Failed,
     Fatal,
     Finished,
@@ -39,7 +36,7 @@ from gdpo_tune.tuning.ray.messages import (
     unpack_attempt,
 )
 from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.sweep_directory import SweepDirectory
+from gdpo_tune.tuning.ray.sweep_directory import has_directory, wait_for_directory
 
 MEMORY_SHARE = 0.6
 """Share of a node's memory that all reused trial processes on it together may grow to."""
@@ -51,31 +48,30 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     """Run an attempt; one during which the sweep's directory was away counts for nothing.
 
     Raises:
-        DirectoryAwayError: start again; the directory was away, and is back.
+        AttemptError: start again; the directory was away, and is back.
         Exception: see `run_attempt`.
     """
-    attempt = unpack_attempt(config)
-    directory = SweepDirectory(attempt.setup)
+    attempt, cause = unpack_attempt(config), None
     try:
         result = run_attempt(attempt)
-        directory.check()
+        if has_directory(attempt.setup):
+            return pack(result)
     except Exception as error:
-        if directory.is_there():
+        if has_directory(attempt.setup):
             raise
-        try:
-            waited = directory.wait()
-        except FolderLostError as lost:
-            return pack(Fatal(lost))
-        raise DirectoryAwayError(waited) from error
-    return pack(result)
+        cause = error
+    try:
+        waited = wait_for_directory(attempt.setup)
+    except FolderLostError as error:
+        return pack(Fatal(error))
+    raise AttemptError("directory", waited) from cause
 
 
 def run_attempt(attempt: AttemptConfig) -> TrialResult:
     """Train one trial in this process, unless it is given up or the process has grown too large.
 
     Raises:
-        ActorWornOut: start again in a fresh process.
-        NodeLostError: start again, since one of several processes lost its node.
+        AttemptError: start again in a fresh process, or since a node or the store was lost.
         Exception: anything unexpected; Ray starts the trial again, from its newest checkpoint.
     """
     global _trials_served
@@ -84,7 +80,7 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
         return Failed(why) if isinstance(why, str) else Fatal(why)
     rss = psutil.Process().memory_info().rss
     if _trials_served and rss > compute_memory_limit(attempt.setup.cpus):
-        raise ActorWornOut
+        raise AttemptError("changed", "the process has grown too large")
     _trials_served += 1
     if not attempt.setup.address:
         return train_from_checkpoint(attempt, Reporter(attempt))
@@ -95,10 +91,19 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
 
 def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialResult:
     """Train a trial from the newest checkpoint in its directory on; see `run_attempt`."""
-    directory = attempt.trial.directory
-    found = find_checkpoint(directory)
+    trial, setup = attempt.trial, attempt.setup
+    found = find_checkpoint(trial.directory)
     try:
-        outcome = train(attempt, found.newest, reporter)
+        if setup.workers > 1:
+            from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
+
+            outcome = train_in_group(attempt, found.newest)
+        else:
+            outcome = registry.load(setup.train)(trial, resume=found.newest, report=reporter)
+    except SystemExit:
+        if not reporter.stopped:
+            raise  # Ray ends the trial
+        return Interrupted()
     except TrialFailure as failure:
         return Failed(str(failure))
     except (UsageError, SandboxUnavailable, DiskFullError) as error:
@@ -106,26 +111,12 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
     except OSError as error:
         if not is_disk_full(error):
             raise
-        return Fatal(disk_full(directory, "the trial"))
+        return Fatal(disk_full(trial.directory, "the trial"))
     if outcome is None:
         return Interrupted()
     if found.note():
         outcome = replace(outcome, environment={**outcome.environment, "resumed": found.note()})
     return Finished(outcome)
-
-
-def train(attempt: AttemptConfig, resume: Path | None, reporter: Reporter) -> Outcome | None:
-    """Train in this process, or in several others; None if the trial ended before its end."""
-    if attempt.setup.group is not None:
-        from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
-
-        return train_in_group(attempt, attempt.setup.group, resume)
-    try:
-        return registry.load(attempt.setup.train)(attempt.trial, resume=resume, report=reporter)
-    except SystemExit:
-        if not reporter.stopped:
-            raise
-        return None
 
 
 def compute_memory_limit(cpus: float) -> float:

@@ -24,9 +24,6 @@ from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptConfig,
     AttemptError,
-    NodeLostError,
-    WorkerDiedError,
-    WorkerGroup,
     pack,
     unpack_attempt,
 )
@@ -36,30 +33,28 @@ PATIENCE = 3600
 """Seconds that a process waits for the others: one may be writing a large checkpoint."""
 
 
-def train_in_group(
-    attempt: AttemptConfig, group: WorkerGroup, resume: Path | None
-) -> Outcome | None:
+def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | None:
     """Train one trial in processes of its own; None if the trial ended before its end.
 
     Raises:
         GdpoTuneError: what ended one of them on purpose; it ends all.
-        NodeLostError: one was lost with its node.
-        WorkerDiedError: one was killed or crashed.
+        AttemptError: one was lost with its node, was killed, or crashed.
         TrainingFailedError: one raised something unexpected, or they could not be started.
     """
+    setup = attempt.setup
     trainer = TorchTrainer(
         train_in_worker,
         train_loop_config={**pack(attempt), "resume": resume},
-        torch_config=TorchConfig(backend="nccl" if group.gpus else "gloo", timeout_s=PATIENCE),
+        torch_config=TorchConfig(backend="nccl" if setup.gpus else "gloo", timeout_s=PATIENCE),
         scaling_config=ScalingConfig(
-            num_workers=group.workers,
-            use_gpu=bool(group.gpus),
-            resources_per_worker={"CPU": group.cpus, "GPU": group.gpus},
+            num_workers=setup.workers,
+            use_gpu=bool(setup.gpus),
+            resources_per_worker={"CPU": setup.cpus, "GPU": setup.gpus},
         ),
         run_config=RunConfig(
             # an earlier run of this name would be restored
             name=f"{attempt.trial.directory.name}-{uuid.uuid4().hex}",
-            storage_path=str(group.directory),
+            storage_path=str(setup.spec_file.parent / "ray" / "workers"),
             # Ray Tune starts further attempts, so that both kinds of trial are alike.
             failure_config=FailureConfig(max_failures=0),
             callbacks=[TuneReportCallback()],
@@ -68,7 +63,7 @@ def train_in_group(
     try:
         return trainer.fit().return_value
     except TrainingFailedError as error:
-        raise find_cause(error, group.workers) from error
+        raise find_cause(error, setup.workers) from error
 
 
 def train_in_worker(config: dict[str, Any]) -> Outcome | None:
@@ -118,9 +113,8 @@ def find_cause(error: TrainingFailedError, workers: int) -> Exception:
         if isinstance(failure, GdpoTuneError | AttemptError):
             return failure
     if any(NODE_DIED in str(failure) for failure in died):
-        return NodeLostError()
+        return AttemptError("lost", "the node of one of the trial's processes died")
     if died:
-        return WorkerDiedError(
-            f"one of the trial's {workers} processes died (killed, out of memory, or crashed)"
-        )
+        message = f"one of the trial's {workers} processes died (killed, out of memory, or crashed)"
+        return AttemptError("own", message)
     return errors[0] if errors else error
