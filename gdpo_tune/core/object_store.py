@@ -18,14 +18,8 @@ from gdpo_tune.core.files import is_disk_full
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-}
+S3, GCS, AZURE = "s3fs", "gcsfs", "adlfs"
+PACKAGES = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS, "az": AZURE, "abfs": AZURE}
 """Scheme of an address -> the package that reads it."""
 ON_DISK = ("file", "local")
 """Schemes of directories, which have to be created; an object store needs none."""
@@ -123,11 +117,6 @@ def is_refusal(error: BaseException) -> bool:
     return refused or type(error).__name__ == "NoCredentialsError"
 
 
-def is_outage(error: BaseException) -> bool:
-    """Return whether a call that failed like this is worth repeating."""
-    return isinstance(error, Exception) and not (is_refusal(error) or is_disk_full(error))
-
-
 class ObjectFolder:
     """Files below one address; names are relative to it, with `/` between directories.
 
@@ -191,8 +180,8 @@ class ObjectFolder:
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; some of them may not exist."""
         for group in reversed(group_by_marker(names)):
-            if self._ask("rm", self._paths(group), absent="some") == "some":
-                for name in group:
+            if self._ask("rm", self._paths(group), absent=False) is False:
+                for name in group:  # a repetition, of which some were gone
                     self._ask("rm_file", self._path(name), absent=None)
 
     def _path(self, name: str) -> str:
@@ -207,6 +196,10 @@ class ObjectFolder:
         A file that does not exist is a refusal, or gives `absent`.
         """
         from tenacity import retry_if_exception
+
+        def is_outage(error: BaseException) -> bool:
+            final = is_refusal(error) or is_disk_full(error)
+            return isinstance(error, Exception) and not final
 
         def say(state: Any) -> None:
             if state.attempt_number == 1:

@@ -15,6 +15,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from gdpo_tune.core.checkpoint_names import (
@@ -31,19 +32,12 @@ from gdpo_tune.spec import SweepSpec, shown_yaml
 from gdpo_tune.spec.model import SPEC
 
 TRIALS = "trials"
-
-
-def say_here(message: str) -> None:
-    """Tell the person at the terminal that a store is away, or back."""
-    print(message, file=sys.stderr)
+say_here = partial(print, file=sys.stderr)
+"""Tells the person at the terminal that a store is away, or back."""
 
 
 def check_writable(address: str) -> None:
-    """Refuse an address at which no files can be kept; do not wait for a store that is away.
-
-    Raises:
-        StoreError: why.
-    """
+    """Refuse, with a StoreError, an address at which files cannot be kept now."""
     files, name = ObjectFolder(address, patience=0.0), f".probe-{uuid.uuid4().hex}"
     try:
         files.write(name, b"here")
@@ -53,11 +47,7 @@ def check_writable(address: str) -> None:
 
 
 def fetch_spec(address: str, folder: Path, *, patience: float = PATIENCE) -> bool:
-    """Copy the resolved file of a sweep into a directory of this machine.
-
-    Returns:
-        Whether there is one.
-    """
+    """Copy the resolved file of a sweep to this machine; return whether there is one."""
     content = ObjectFolder(address, patience=patience, say=say_here).read(SPEC)
     if content is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,15 +56,7 @@ def fetch_spec(address: str, folder: Path, *, patience: float = PATIENCE) -> boo
 
 
 class SweepStore:
-    """The directory of one sweep on an object store.
-
-    Args:
-        spec: of a sweep that has an `address`.
-        patience: seconds for which a store that does not answer is asked again.
-
-    Raises:
-        StoreError, StoreUnreachableError: see `ObjectFolder`, as every call here.
-    """
+    """The directory of one sweep on an object store; all methods raise as `ObjectFolder` does."""
 
     def __init__(self, spec: SweepSpec, *, patience: float = PATIENCE) -> None:
         self._spec = spec
@@ -102,11 +84,7 @@ class SweepStore:
         )
 
     def keep_only(self, kept: Mapping[int, str | None]) -> None:
-        """Delete the checkpoints of trials but for one of each.
-
-        Args:
-            kept: number of a trial -> name of its checkpoint that stays; None: none does.
-        """
+        """Delete checkpoints of trials: number -> name of the one that stays; None: none does."""
         stays = {str(number): checkpoint for number, checkpoint in kept.items()}
         below = f"{TRIALS}/{next(iter(stays))}" if len(stays) == 1 else TRIALS
         trials = {name: name.split("/")[1] for name in self._files.sizes(below)}

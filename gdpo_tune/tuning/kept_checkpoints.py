@@ -16,9 +16,8 @@ from gdpo_tune.training.checkpoints import newest_valid_checkpoint, remove_all_b
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
-    A kept trial keeps its last checkpoint whole: the trained policy, and the optimizer's and the
-    random states beside it. An unfinished trial keeps the one that it continues from, and a pruned
-    one under `keep: all` its newest one.
+    A kept trial keeps its last checkpoint whole, with the states of optimizer and random numbers.
+    Unfinished trials keep theirs, and pruned ones under `keep: all` their newest one.
     """
     records = [record for record in ledger.records() if not record.is_open]
     kept = select_kept_trials(ledger, records)

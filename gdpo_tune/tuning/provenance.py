@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,18 @@ PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna"
 
 def describe_machine() -> dict[str, Any]:
     """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
-    versions = {name: read_version(name) for name in PACKAGES}
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         "git": read_git_revision(),
-        "packages": {name: version for name, version in versions.items() if version},
+        "packages": packages,
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpus": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
     }
-
-
-def read_version(name: str) -> str | None:
-    """Return an installed package's version; None if it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def read_git_revision() -> str:

@@ -23,7 +23,7 @@ from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
 from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.joining import LOST, is_joined
+from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
 from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.search.budget import hours_of
@@ -79,7 +79,7 @@ def run_sweep(
         DiskFullError: there is no room for checkpoints or the ledger; the same call continues.
         ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
         ClusterLostError: Ray's servers did not start, or died; the same call continues.
-        StoreError: `storage` is an object store where nothing can be kept.
+        StoreError: `storage` is an object store that refuses.
         StoreUnreachableError: it does not answer any more; the same call continues.
     """
     check_resources(spec)
@@ -118,7 +118,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
     try:
         with cluster.open_cluster(ledger.directory / "ray.processes") as ray_cluster:
             slots = count_slots(spec, ray_cluster.nodes.list_alive())
-            if is_joined():
+            if ray_cluster.joined:
                 check_nodes(spec, ledger.directory, ray_cluster.nodes)
             sampler = str(choose_sampler(spec, slots))
             session = ledger.begin_session(started, slots, describe_machine(), sampler)

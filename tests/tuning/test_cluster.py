@@ -19,7 +19,7 @@ from ray._private.accelerators import accelerator
 
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.tuning.ray import cluster, stopping
-from gdpo_tune.tuning.ray.joining import LOST_SECONDS, HeadWatch
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS
 from gdpo_tune.tuning.ray.stopping import STOP, ClusterLost, Interruption, StopFlag
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
@@ -173,11 +173,11 @@ class Joined:
     """A cluster that was joined: its head, its table of nodes, and the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.alive, self.asked = 100.0, True, 0
-        self.watch = HeadWatch(lambda: True, lambda: None, lambda: self.now)
+        self.watch, self.alive, self.asked = SimpleNamespace(silence=0.0), True, 0
         context = SimpleNamespace(get_node_id=lambda: "ours", gcs_address="head:6379")
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-        monkeypatch.setattr(cluster, "ENVIRONMENT", dict.fromkeys(cluster.FOR_TRIALS, ""))
+        for name in cluster.ENVIRONMENT:
+            monkeypatch.setenv(name, "")
         monkeypatch.setattr(cluster, "CHECK_NODE", -1.0)
         monkeypatch.setattr(cluster, "join", lambda options, environment: None)
         monkeypatch.setattr(cluster, "watch_head", lambda head: nullcontext(self.watch))
@@ -205,10 +205,10 @@ def test_a_cluster_that_was_joined_is_asked_for_our_node(
 def test_a_silent_head_is_not_asked_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
     joined = Joined(monkeypatch)
     with cluster.open_cluster(file) as up:
-        joined.now += LOST_SECONDS
+        joined.watch.silence = LOST_SECONDS
         asked = joined.asked
         assert up.is_alive()
-        joined.now += 1.0
+        joined.watch.silence += 1.0
         assert not up.is_alive()
         assert joined.asked == asked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -114,12 +115,16 @@ def test_a_name_that_no_host_can_have(monkeypatch, tmp_path):
 # The head, once joined
 
 
-class Silent:
+class Head:
     """A head that answers until it does not, and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.there, self.left = 100.0, True, 0
-        self.watch = joining.HeadWatch(lambda: self.there, self.leave, lambda: self.now)
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(joining, "time", clock)
+        monkeypatch.setattr(joining, "find_silence", lambda *_: "" if self.there else "refused")
+        monkeypatch.setattr(joining, "leave", self.leave)
+        self.watch = joining.HeadWatch("head:6379")
 
     def leave(self) -> None:
         self.left += 1
@@ -130,8 +135,8 @@ class Silent:
         return self.watch
 
 
-def test_the_process_leaves_some_time_after_the_head_is_lost():
-    found = Silent()
+def test_the_process_leaves_some_time_after_the_head_is_lost(monkeypatch):
+    found = Head(monkeypatch)
     assert found.after(1000.0).silence == 0
     found.there = False
     assert found.after(joining.LOST_SECONDS).silence == joining.LOST_SECONDS
@@ -141,8 +146,8 @@ def test_the_process_leaves_some_time_after_the_head_is_lost():
     assert found.left == 1
 
 
-def test_a_head_that_answers_again_was_never_lost():
-    found = Silent()
+def test_a_head_that_answers_again_was_never_lost(monkeypatch):
+    found = Head(monkeypatch)
     found.there = False
     found.after(joining.LOST_SECONDS - 1)
     found.there = True

@@ -20,17 +20,21 @@ from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.processes import creation, process_of, runs
 from gdpo_tune.core.signals import hangups_held
 from gdpo_tune.spec import local_cpus
-from gdpo_tune.tuning.ray.joining import LOST_SECONDS, SILENT_SECONDS, is_joined, join, watch_head
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS, SILENT_SECONDS, join, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 
-ENVIRONMENT: Mapping[str, str] = {
+FOR_TRIALS: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
+}
+"""Variables that a cluster of others does not have."""
+ENVIRONMENT: Mapping[str, str] = {
+    **FOR_TRIALS,
     "RAY_AIR_NEW_OUTPUT": "0",  # no progress tables: listeners show the sweep
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as in the command
     "RAY_DEDUP_LOGS": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # three files a result otherwise
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours lets trials write a checkpoint
@@ -43,12 +47,6 @@ QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.CRI
 """For `ray.init`: why trials fail is in the ledger."""
 SERVERS = ("gcs_server", "raylet")
 """Names of the processes without which a cluster of our own can do nothing."""
-FOR_TRIALS = (
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S",
-)
-"""Those of `ENVIRONMENT` that trials read, too, and that a cluster of others does not have."""
 CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
 """Seconds between two looks at the servers of a cluster of our own, and between two questions to a
 cluster that was joined whether our node is alive."""
@@ -69,6 +67,8 @@ class Cluster:
     """Note the processes that exist by now, for the next start in case this one is killed."""
     is_alive: Callable[[], bool]
     """Returns whether trials can still be placed; cheap enough to be called all the time."""
+    joined: bool = False
+    """True if it existed before."""
 
 
 def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
@@ -85,7 +85,7 @@ def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    return join_cluster() if is_joined() else start_cluster(processes)
+    return join_cluster() if os.environ.get(ray_access.ADDRESS) else start_cluster(processes)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def join_cluster() -> Generator[Cluster]:
             return nodes.is_alive(own)
 
         try:
-            yield Cluster(nodes, lambda: None, call_every(CHECK_NODE, is_alive))
+            yield Cluster(nodes, lambda: None, call_every(CHECK_NODE, is_alive), joined=True)
         finally:
             ray.shutdown()
 

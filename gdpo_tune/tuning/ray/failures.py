@@ -1,7 +1,4 @@
-"""Why attempts at trials end, and which trials are tried again.
-
-What a trial fails of by itself counts; what happens to its machine does not.
-"""
+"""Failed attempts at trials: failures of a trial's own count, losses of its machine do not."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,11 +33,6 @@ LOST = (
     "without it; what trials have recorded is kept"
 )
 ELSEWHERE = "from a machine that is no node of the cluster: --submit http://HEAD:8265"
-
-
-def is_joined() -> bool:
-    """Return whether a sweep would run on an existing cluster."""
-    return bool(os.environ.get(ray_access.ADDRESS))
 
 
 def join(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -112,42 +107,29 @@ def find_silence(head: str, seconds: float) -> str:
 
 
 class HeadWatch:
-    """Time since the last answer of the head.
+    """Time since the last answer of the head at `HOST:PORT`."""
 
-    Args:
-        ask: returns within seconds whether the head is there.
-        leave: ends the process.
-        clock: of seconds.
-    """
-
-    def __init__(
-        self,
-        ask: Callable[[], bool],
-        leave: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._ask = ask
-        self._leave = leave
-        self._clock = clock
-        self._heard = clock()
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self._heard = time.monotonic()
 
     @property
     def silence(self) -> float:
         """Seconds since the last answer."""
-        return self._clock() - self._heard
+        return time.monotonic() - self._heard
 
     def check(self) -> None:
         """Ask the head once; leave if it is lost and the main thread did not end the process."""
-        if self._ask():
-            self._heard = self._clock()
+        if not find_silence(self._head, CONNECT_SECONDS):
+            self._heard = time.monotonic()
         elif self.silence > LOST_SECONDS + LEAVE_SECONDS:
-            self._leave()
+            leave()
 
 
 @contextmanager
 def watch_head(head: str) -> Generator[HeadWatch]:
     """Watch the head at `HOST:PORT` from a thread."""
-    watch = HeadWatch(lambda: not find_silence(head, CONNECT_SECONDS), leave)
+    watch = HeadWatch(head)
     ended = threading.Event()
 
     def repeat() -> None:

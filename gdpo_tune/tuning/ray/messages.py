@@ -36,9 +36,8 @@ class Setup:
     workers: int = 1
     """Processes of a trial."""
     cpus: float = 1.0
-    """CPU cores of each."""
     gpus: float = 0.0
-    """GPUs of each."""
+    """CPU cores and GPUs of each process."""
     interval: float = 0.0
     """Least seconds between two results of a trial on which nothing is decided."""
 
@@ -127,13 +126,7 @@ def unpack_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
 
 
 class AttemptError(Exception):
-    """End of an attempt whose cause is known; Ray starts another one.
-
-    Args:
-        cause: see `Cause`.
-        message: for a person.
-        outage: of the object store, if that is the cause.
-    """
+    """End of an attempt whose cause is known; if it is the object store, with its outage."""
 
     def __init__(
         self, cause: Cause, message: str, outage: StoreUnreachableError | None = None

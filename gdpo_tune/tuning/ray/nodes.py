@@ -48,7 +48,7 @@ class Nodes:
         return node in self._alive
 
     def describe(self, node: str) -> str:
-        """Return a name for a person, by a node's id, whether or not it is alive."""
+        """Return a name for a person, by a node's id."""
         return str(self._all.get(node, "unknown"))
 
     def mark_lost(self, node: str) -> None:

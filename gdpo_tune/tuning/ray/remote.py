@@ -46,8 +46,7 @@ BEGUN = "begun"
 """File that tells a trial from an earlier one of its number, of a ledger that was lost."""
 KEPT = 2
 """Checkpoints of a running trial in the store, as on a disk."""
-ALL = "all"
-"""Key of the request to all trials."""
+ALL = "all"  # key of the request to all trials
 ASK_SECONDS = 1.0
 """Between two questions of a trial whether it has to stop: short steps would ask all the time."""
 ANSWER_SECONDS = 5.0
@@ -66,9 +65,7 @@ def run_remote_attempt(attempt: AttemptConfig) -> TrialResult:
         download_trial(files, local.directory, attempt.begun)
         upload = partial(upload_trial, files, local.directory)
         try:
-            # The driver hears of a checkpoint once the store has it.
-            reporter = Reporter(attempt, before_checkpoint=upload)
-            result = train_from_checkpoint(replace(attempt, trial=local), reporter)
+            result = train_from_checkpoint(replace(attempt, trial=local), Reporter(attempt, upload))
         except Exception as error:
             if not isinstance(error, StoreUnreachableError):
                 upload()  # its measurements explain the error

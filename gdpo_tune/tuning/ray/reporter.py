@@ -34,20 +34,17 @@ class Reporter:
     curves keep all of their points, and the driver has fewer results to deal with.
 
     Ray lets a trial continue after a result only once the driver has dealt with it. So a decision
-    of the driver about a rung is known here before the next step begins. Several processes of one
-    trial hear of it a step later.
+    about a rung is known here before the next step; several processes hear of it a step later.
     """
 
-    def __init__(
-        self, attempt: AttemptConfig, before_checkpoint: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, attempt: AttemptConfig, upload: Callable[[], None] | None = None) -> None:
         trial, self._setup = attempt.trial, attempt.setup
         self.stopped = False
         """True if it has ended the trial."""
         self._number = int(trial.directory.name)
         self._last = trial.training.steps
         self._ends_at = attempt.ends_at
-        self._before_checkpoint = before_checkpoint
+        self._upload = upload
         self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
         self._sent = float("-inf")
         self._held: list[Measurement] = []
@@ -63,8 +60,8 @@ class Reporter:
         """
         if not has_directory(self._setup):
             raise AttemptError("directory", f"{self._setup.spec_file.parent} is away")
-        if checkpoint is not None:
-            self._before_checkpoint()
+        if checkpoint is not None and self._upload is not None:
+            self._upload()  # the driver hears of a checkpoint once the store has it
         stop, due = self.decide(measurement)
         if not due:
             self.hold(measurement)

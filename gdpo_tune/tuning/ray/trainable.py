@@ -1,7 +1,6 @@
 """One attempt at a trial inside a Ray actor: the only adapter between `train()` and Ray Tune.
 
-Actors are reused, so torch, TRL and the policy stay warm. A fresh actor is asked for once a process
-has grown past its memory limit.
+Actors are reused, so torch, TRL and the policy stay warm, until their memory passes a limit.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     """Run an attempt; one during which the sweep's directory was away counts for nothing.
 
     Raises:
-        AttemptError: start again; the directory was away, and is back.
-        Exception: see `run_attempt`.
+        AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
     """
     attempt, cause = unpack_attempt(config), None
     try:
