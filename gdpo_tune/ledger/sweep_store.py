@@ -2,7 +2,7 @@
 
     <storage>/<name>/spec.yaml         the resolved spec, without passwords
                      trials/<number>/  a trial's directory, written by `tuning.ray.remote`
-                     stop/             requests that trials end
+                     stop              which trials have to stop
 
 Everything that has to outlive the driver's machine is here or in the ledger. `fetch` copies what is
 small to the sweep's directory on this machine. Of a checkpoint that is its marker, so the copy says

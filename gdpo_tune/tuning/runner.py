@@ -140,14 +140,13 @@ def _run_tuner(
         ClusterLostError: the cluster is no longer up.
     """
     from gdpo_tune.tuning.ray.failures import Attempts
-    from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption, open_stop_flag
+    from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
     spec = ledger.spec
     scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
-    stop_flag = open_stop_flag(ledger.directory, spec.address)
-    interruption = Interruption(stop_flag, ray_cluster.is_alive)
+    interruption = Interruption(searcher.stop_flag, ray_cluster.is_alive)
     attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
 
     def stop() -> None:
@@ -164,7 +163,7 @@ def _run_tuner(
     finally:
         searcher.close()
         with suppress(StoreError, StoreUnreachableError):  # the next start clears them as well
-            stop_flag.clear()
+            searcher.stop_flag.clear()
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
     if searcher.fatal is not None:
         raise searcher.fatal

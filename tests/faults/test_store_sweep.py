@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,23 @@ def test_a_node_the_driver_and_its_disk_are_lost(
     check_end(night, store)
     assert [entry["from"] for entry in night.starts()[4:8]] == [2] * 4
     assert list((night.folder / "one" / "attempts").iterdir()) == []
+
+
+def test_ctrl_c_reaches_trials_that_share_no_disk_with_the_driver(
+    sweep: tuple[StoredSweep, RayNode], store: S3Server
+):
+    night, _ = sweep
+    with night.running() as process:
+        wait_at_gate(night, process, slots=4)
+        process.send_signal(signal.SIGINT)
+        wait_until(process, lambda: store.read(f"night/{night.spec.name}/stop") == b"all")
+        open_gate(night)
+        assert process.wait() == 0, night.told()
+    stopped = [entry["checkpoint"] for entry in night.log() if "checkpoint" in entry]
+    assert max(stopped) < 6  # the last step, at which a trial would have ended by itself
+    night.finish()
+    check_end(night, store)
+    assert sorted(entry["from"] for entry in night.starts()[4:8]) == [3] * 4
 
 
 def test_a_store_that_is_away_for_a_while_costs_no_attempt(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import fsspec
 from moto.core.models import DEFAULT_ACCOUNT_ID
-from moto.s3.models import s3_backends
+from moto.s3.models import FakeBucket, s3_backends
 from moto.server import ThreadedMotoServer
 
 from tests.support.free_ports import free_port
@@ -50,9 +50,16 @@ class S3Server:
             self.start()
 
     def names(self) -> list[str]:
-        """Of all objects in the bucket, asked of nobody."""
-        bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
-        return sorted(bucket.keys.keys())
+        """Names of all objects in the bucket, without a request."""
+        return sorted(self._bucket().keys.keys())
+
+    def read(self, name: str) -> bytes:
+        """The content of an object, without a request; empty if it does not exist."""
+        found = self._bucket().keys.get(name)
+        return found.value if found is not None else b""
+
+    def _bucket(self) -> FakeBucket:
+        return s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
 
 
 @contextmanager

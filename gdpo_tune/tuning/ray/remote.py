@@ -39,14 +39,14 @@ from gdpo_tune.tuning.ray.messages import (
     pack,
 )
 from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.stopping import StopFlag
+from gdpo_tune.tuning.ray.stopping import STOP, StopFlag
 from gdpo_tune.tuning.ray.trainable import train_from_checkpoint
 
 BEGUN = "begun"
 """File that tells a trial from an earlier one of its number, of a ledger that was lost."""
 KEPT = 2
 """Checkpoints of a running trial in the store, as on a disk."""
-ALL = "all"  # key of the request to all trials
+ALL = "all"  # the request to all trials
 ASK_SECONDS = 1.0
 """Between two questions of a trial whether it has to stop: short steps would ask all the time."""
 ANSWER_SECONDS = 5.0
@@ -136,30 +136,34 @@ def upload_trial(files: ObjectFolder, directory: Path) -> None:
 
 
 class RemoteStopFlag(StopFlag):
-    """Requests as keys of the sweep's object store.
+    """Requests as words of one small file in the sweep's object store: numbers of trials, or `all`.
 
     A thread talks to the store, so one that does not answer holds nobody up for long. A request is
     repeated for a while; a trial that gets no answer continues.
     """
 
     def __init__(self, address: str) -> None:
-        self._files = ObjectFolder(joined(address, "stop"), patience=REQUEST_PATIENCE)
+        self._files = ObjectFolder(address, patience=REQUEST_PATIENCE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stop-requests")
+        self._requests: set[str] = set()
         self._answer: Future[bool] = Future()
         self._answer.set_result(False)
         self._asked = float("-inf")
 
     def request(self, trial: int | None = None) -> None:
         """See `StopFlag`."""
-        self._call(self._files.write, ALL if trial is None else str(trial), b"")
+        self._requests.add(ALL if trial is None else str(trial))
+        self._call(self._files.write, STOP, self._content())
 
     def withdraw(self, trial: int) -> None:
         """See `StopFlag`."""
-        self._call(self._files.delete, [str(trial)])
+        self._requests.discard(str(trial))
+        self._call(self._files.write, STOP, self._content())
 
     def clear(self) -> None:
         """See `StopFlag`."""
-        self._files.delete(self._files.sizes())
+        self._requests.clear()
+        self._files.write(STOP, self._content())
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
         """See `StopFlag`; without `now`, the store is asked once in a while."""
@@ -169,8 +173,11 @@ class RemoteStopFlag(StopFlag):
         answer = self._answer
         return answer.done() and answer.exception() is None and answer.result()
 
-    def _find(self, *names: str) -> bool:
-        return any(self._files.read(name) is not None for name in names)
+    def _content(self) -> bytes:
+        return " ".join(sorted(self._requests)).encode()
+
+    def _find(self, *words: str) -> bool:
+        return not set(words).isdisjoint((self._files.read(STOP) or b"").decode().split())
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Let the thread call a method, and wait for a moment until it is done."""

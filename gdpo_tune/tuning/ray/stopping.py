@@ -76,6 +76,10 @@ class Interruption(Stopper):
         self._is_cluster_alive = is_cluster_alive
         self._deadline = float("inf")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return no state, for the copy that Ray writes and nothing reads: flags have threads."""
+        return {}
+
     def request(self) -> None:
         """Ask for the end of the sweep; safe in a signal handler."""
         self.requested = True

@@ -28,7 +28,8 @@ class Referee:
         self._scheduler = scheduler
         self._halting: dict[int, tuple[Verdict, Rung]] = {}
         """Running trials that were asked to end -> what decided it."""
-        self._stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
+        self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
+        """Through which trials are asked to end."""
 
     def catch_up(self) -> list[TrialRecord]:
         """Rebuild the scheduler, and do what is overdue; return the trials that this changed."""
@@ -38,7 +39,7 @@ class Referee:
             # what an ended trial was to do has been done
             take_in = self._scheduler.judge if record.is_open else self._scheduler.recall
             take_in(record, rung)
-        self._stop_flag.clear()  # a process that was killed may have left a request
+        self.stop_flag.clear()  # a process that was killed may have left a request
         changed = [self._settle(record) for record in self._ledger.records() if record.is_open]
         return [record for record in changed if record is not None]
 
@@ -49,7 +50,7 @@ class Referee:
         verdict = self._scheduler.judge(record, rung)
         if verdict != "continue":
             self._halting[number] = (verdict, rung)
-            self._stop_flag.request(number)
+            self.stop_flag.request(number)
 
     def is_halting(self, number: int) -> bool:
         """Whether a trial was asked to end."""
@@ -66,7 +67,7 @@ class Referee:
     def clear(self, number: int) -> None:
         """Take back what asks a trial to end."""
         if self._halting.pop(number, None):
-            self._stop_flag.withdraw(number)
+            self.stop_flag.withdraw(number)
 
     def promotable(self, *, alone: bool = False) -> int | None:
         """Number of the waiting trial that may go on now; None if there is none.

@@ -102,6 +102,8 @@ class LedgerSearcher(Searcher):
         self._stopping = False
         self._scheduler = scheduler
         self._referee = Referee(ledger, scheduler)
+        self.stop_flag = self._referee.stop_flag
+        """Through which trials are asked to end."""
         for record in self._referee.catch_up():
             self._tell(record)
         self._unfinished = ledger.unfinished()
