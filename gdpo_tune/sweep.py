@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         "--working-dir",
         type=Path,
         metavar="FOLDER",
-        help="with --submit: what is sent, with the search space in it (default: this folder)",
+        help="with --submit: directory to send, with the search space in it (default: this one)",
     )
     return parser
 

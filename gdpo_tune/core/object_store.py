@@ -42,7 +42,7 @@ def joined(address: str, *names: str) -> str:
     return "/".join([address.rstrip("/"), *names])
 
 
-def cache_folder() -> Path:
+def find_cache_directory() -> Path:
     """Return the directory of this machine for work on sweeps that are kept elsewhere."""
     own = os.environ.get(CACHE)
     if own:
@@ -53,13 +53,13 @@ def cache_folder() -> Path:
 def local_folder(address: str) -> Path:
     """Return where this machine keeps copies of what lies at an address."""
     scheme, _, path = address.partition("://")
-    return cache_folder().joinpath(scheme.lower(), *filter(None, path.split("/")))
+    return find_cache_directory().joinpath(scheme.lower(), *filter(None, path.split("/")))
 
 
-def address_of(folder: Path) -> str:
+def address_of(directory: Path) -> str:
     """Return the address that a directory of this machine is a copy of; empty if it is none."""
     try:
-        scheme, *names = folder.absolute().relative_to(cache_folder()).parts
+        scheme, *names = directory.absolute().relative_to(find_cache_directory()).parts
     except ValueError:
         return ""
     return f"{scheme}://{'/' if scheme in ON_DISK else ''}{'/'.join(names)}" if names else ""
@@ -68,7 +68,7 @@ def address_of(folder: Path) -> str:
 def copied_from(name: str) -> list[str]:
     """Return the addresses of sweeps of this name that this machine has copies of."""
     addresses: list[str] = []
-    for directory, below, files in os.walk(cache_folder()):
+    for directory, below, files in os.walk(find_cache_directory()):
         if "spec.yaml" in files:
             below.clear()  # no sweep lies below another one
             if os.path.basename(directory) == name:
@@ -117,7 +117,7 @@ def is_refusal(error: BaseException) -> bool:
     return refused or type(error).__name__ == "NoCredentialsError"
 
 
-class ObjectFolder:
+class StoreDirectory:
     """Files below one address; names are relative to it, with `/` between directories.
 
     Every call is repeated while the store does not answer, which is safe: no call adds to a file.

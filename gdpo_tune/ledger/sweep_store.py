@@ -27,7 +27,7 @@ from gdpo_tune.core.checkpoint_names import (
 )
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.files import write_whole
-from gdpo_tune.core.object_store import PATIENCE, ObjectFolder, unusable
+from gdpo_tune.core.object_store import PATIENCE, StoreDirectory, unusable
 from gdpo_tune.spec import SweepSpec, shown_yaml
 from gdpo_tune.spec.model import SPEC
 
@@ -38,7 +38,7 @@ say_here = partial(print, file=sys.stderr)
 
 def check_writable(address: str) -> None:
     """Refuse, with a StoreError, an address at which files cannot be kept now."""
-    files, name = ObjectFolder(address, patience=0.0), f".probe-{uuid.uuid4().hex}"
+    files, name = StoreDirectory(address, patience=0.0), f".probe-{uuid.uuid4().hex}"
     try:
         files.write(name, b"here")
         files.delete([name])
@@ -46,22 +46,22 @@ def check_writable(address: str) -> None:
         raise unusable(address, error.__cause__ or error) from error
 
 
-def fetch_spec(address: str, folder: Path, *, patience: float = PATIENCE) -> bool:
+def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> bool:
     """Copy the resolved file of a sweep to this machine; return whether there is one."""
-    content = ObjectFolder(address, patience=patience, say=say_here).read(SPEC)
+    content = StoreDirectory(address, patience=patience, say=say_here).read(SPEC)
     if content is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / SPEC, content)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(directory / SPEC, content)
     return content is not None
 
 
 class SweepStore:
-    """The directory of one sweep on an object store; all methods raise as `ObjectFolder` does."""
+    """The directory of one sweep on an object store; all methods raise as `StoreDirectory` does."""
 
     def __init__(self, spec: SweepSpec, *, patience: float = PATIENCE) -> None:
         self._spec = spec
         self._copy = spec.directory.absolute()
-        self._files = ObjectFolder(spec.address, patience=patience, say=say_here)
+        self._files = StoreDirectory(spec.address, patience=patience, say=say_here)
 
     def write_spec(self) -> None:
         """Keep the resolved file, for readers who know nothing but the address."""
@@ -98,8 +98,8 @@ class SweepStore:
         """Replace the checkpoints of a trial by the newest whole one of another trial."""
         self.keep_only({member: None})
         source, target = f"{TRIALS}/{donor}/", f"{TRIALS}/{member}/"
-        found = self._files.sizes(source)
-        sizes = {name.removeprefix(source): size for name, size in found.items()}
+        donated = self._files.sizes(source)
+        sizes = {name.removeprefix(source): size for name, size in donated.items()}
         whole = iterate_whole_checkpoints(sizes, lambda name: self._files.read(source + name))
         newest = next(whole, None)
         names = [name for name in sizes if newest and find_checkpoint_name(name) == newest]
@@ -112,6 +112,6 @@ class SweepStore:
     def move_aside(self, name: str) -> None:
         """Move everything to another name of a sweep; after a move that was cut short, the rest."""
         files = list(self._files.sizes())
-        above = ObjectFolder(self._spec.storage, say=say_here)
+        above = StoreDirectory(self._spec.storage, say=say_here)
         above.copy({f"{self._spec.name}/{file}": f"{name}/{file}" for file in files})
         self._files.delete(files)

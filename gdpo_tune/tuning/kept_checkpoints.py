@@ -39,8 +39,8 @@ def find_newest(ledger: Ledger, directory: Path) -> Path | None:
     """Return the newest whole checkpoint; of one on an object store, the copy of its marker."""
     if not ledger.spec.address:
         return newest_valid_checkpoint(directory)
-    markers = [path.relative_to(directory).as_posix() for path in directory.glob(f"*/{MARKER}")]
-    names = sort_checkpoints(markers)
+    markers = directory.glob(f"*/{MARKER}")
+    names = sort_checkpoints(f"{path.parent.name}/{MARKER}" for path in markers)
     return directory / names[0] if names else None
 
 

@@ -134,17 +134,13 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
 def _run_tuner(
     ledger: Ledger, setup: Setup, slots: int, emit: Listener, ray_cluster: cluster.Cluster
 ) -> bool:
-    """Run Ray Tune until the searcher has nothing left; return whether it was interrupted.
-
-    Raises:
-        ClusterLostError: the cluster is no longer up.
-    """
+    """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
     from gdpo_tune.tuning.ray.failures import Attempts
     from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
-    spec = ledger.spec
-    scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
+    info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
+    scheduler = registry.load(info.target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
     interruption = Interruption(searcher.stop_flag, ray_cluster.is_alive)
     attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
@@ -162,7 +158,8 @@ def _run_tuner(
         raise ClusterLostError(LOST) from None
     finally:
         searcher.close()
-        with suppress(StoreError, StoreUnreachableError):  # the next start clears them as well
+        # the next start does it as well
+        with suppress(StoreError, StoreUnreachableError, OSError):
             searcher.stop_flag.clear()
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
     if searcher.fatal is not None:
@@ -176,8 +173,8 @@ def build_setup(ledger: Ledger, train: str, slots: int) -> Setup:
     from gdpo_tune.tuning.ray.reporter import choose_interval
 
     spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    asked, interval = ledger.spec.resources, choose_interval(slots)
-    return Setup(train, spec_file, address, asked.workers, asked.cpus, asked.gpus, interval)
+    each, interval = ledger.spec.resources, choose_interval(slots)
+    return Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
 
 
 def build_tuner(

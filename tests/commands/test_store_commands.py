@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from gdpo_tune import export, load_sweep, report
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
@@ -59,7 +59,7 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
             folder = node / str(number)
-            files = ObjectFolder(f"{spec.address}/trials/{number}")
+            files = StoreDirectory(f"{spec.address}/trials/{number}")
             download_trial(files, folder, "this")
             append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
             write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())

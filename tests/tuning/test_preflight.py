@@ -91,7 +91,9 @@ def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, no
 
 
 def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes, check):
-    with pytest.raises(ClusterError, match=r"is another folder on node two \(bbbbbbbb\)") as caught:
+    with pytest.raises(
+        ClusterError, match=r"is another directory on node two \(bbbbbbbb\)"
+    ) as caught:
         check(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
     assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
     assert os.listdir(folder) == []
@@ -115,7 +117,7 @@ def test_a_node_that_may_not_write(tmp_path, folder, nodes, check, monkeypatch):
         monkeypatch.setattr(Path, "touch", refuse)
         return {node.id: probe_node(mark, "x", needed) for node in asked}
 
-    with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's folder \(Perm"):
+    with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's directory \(P"):
         check(spec_in(tmp_path), folder, nodes, probe)
 
 
@@ -186,6 +188,6 @@ def test_of_an_object_store_a_node_says_whether_it_can_write_there(tmp_path, mon
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
     answer = probe_node("memory://bucket/runs", "", ["/nowhere"])
     assert str(answer) == (
-        "lacks /nowhere and cannot write into the sweep's folder "
+        "lacks /nowhere and cannot write into the sweep's directory "
         "(storage memory://bucket/runs: Access Denied)"
     )

@@ -13,12 +13,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.checkpoint_names import iterate_whole_checkpoints
 from gdpo_tune.core.errors import NonFiniteError, StoreUnreachableError
-from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray import remote, reporter, trainable
+from gdpo_tune.tuning.ray import reporter, stopping, trainable
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     AttemptError,
@@ -33,7 +33,7 @@ from gdpo_tune.tuning.ray.messages import (
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.ray.remote import RemoteStopFlag
+from gdpo_tune.tuning.ray.stopping import RemoteStopFlag
 from gdpo_tune.tuning.ray.trainable import run_trial
 
 SWEEP = "memory://bucket/night"
@@ -78,7 +78,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tria
     monkeypatch.setattr(trainable, "_trials_served", 0)
     # which asks Ray
     monkeypatch.setattr(trainable, "compute_memory_limit", lambda cpus: float("inf"))
-    monkeypatch.setattr(remote, "ASK_SECONDS", 0.0)  # steps take no time
+    monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     yield found
     at_step.clear()
@@ -96,8 +96,8 @@ def run(driver: Path, steps: int = 6, begun: str = "this") -> TrialMessage:
     return message(run_trial(pack(AttemptConfig(trial, setup, begun=begun))))
 
 
-def files() -> ObjectFolder:
-    return ObjectFolder(f"{SWEEP}/trials/3")
+def files() -> StoreDirectory:
+    return StoreDirectory(f"{SWEEP}/trials/3")
 
 
 def newest() -> str:
@@ -158,14 +158,14 @@ def test_a_trial_that_is_asked_to_end_leaves_its_last_step_in_the_store(tmp_path
     assert run(tmp_path) == Interrupted()
     assert newest() == "checkpoint-5"
     driver.withdraw(3)
-    assert ObjectFolder(SWEEP).read("stop") == b"4"
+    assert StoreDirectory(SWEEP).read("stop") == b"4"
 
 
 def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
     tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     """However short ago it asked the store."""
-    monkeypatch.setattr(remote, "ASK_SECONDS", 1e9)
+    monkeypatch.setattr(stopping, "ASK_SECONDS", 1e9)
 
     def hear(told: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
         update = message(told)
@@ -186,7 +186,7 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
 def test_a_store_that_says_nothing_of_requests_stops_no_trial_and_holds_no_step_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str
 ):
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.1)
     flag, back = RemoteStopFlag(SWEEP), threading.Event()
     flag.request(3)
     cat_file = MemoryFileSystem.cat_file
@@ -213,7 +213,7 @@ def test_a_store_that_says_nothing_of_requests_stops_no_trial_and_holds_no_step_
 def test_a_request_that_the_store_does_not_take_at_once_is_sent_later(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.1)
     back, pipe_file = threading.Event(), MemoryFileSystem.pipe_file
 
     def pipe(self: MemoryFileSystem, path: str, content: bytes) -> None:
@@ -267,7 +267,7 @@ def test_a_store_that_stays_away_ends_the_attempt_and_not_the_trial(
     def away(*_: Any) -> None:
         raise StoreUnreachableError(SWEEP, "no route", 600)
 
-    at_step[4] = lambda: monkeypatch.setattr(ObjectFolder, "upload", away)
+    at_step[4] = lambda: monkeypatch.setattr(StoreDirectory, "upload", away)
     with pytest.raises(AttemptError) as caught:
         run(tmp_path)
     assert "has not answered for 600 s (no route)" in str(caught.value)

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.checkpoint_names import iterate_whole_checkpoints
 from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray.remote import download_trial, make_attempt_directory, upload_trial
@@ -23,10 +23,10 @@ PLACE = "memory://bucket/night/trials/3"
 
 
 @pytest.fixture(autouse=True)
-def store(monkeypatch: pytest.MonkeyPatch) -> ObjectFolder:
+def store(monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    return ObjectFolder(PLACE, patience=0.0)
+    return StoreDirectory(PLACE, patience=0.0)
 
 
 def fill(folder: Path) -> None:
@@ -44,16 +44,16 @@ def train(folder: Path, *steps: int) -> None:
 
 def begin(folder: Path, trial: str = "this") -> Callable[[], None]:
     """Fetch the trial; return what sends it."""
-    files = ObjectFolder(PLACE, patience=0.0)
+    files = StoreDirectory(PLACE, patience=0.0)
     download_trial(files, folder, trial)
     return partial(upload_trial, files, folder)
 
 
-def checkpoints(files: ObjectFolder) -> list[str]:
+def checkpoints(files: StoreDirectory) -> list[str]:
     return list(iterate_whole_checkpoints(files.sizes(), files.read))
 
 
-def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: ObjectFolder):
+def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: StoreDirectory):
     upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2, 4)
     upload()
@@ -65,7 +65,7 @@ def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: Obj
     assert not (tmp_path / "two" / "checkpoint-2").exists()  # the newest is enough
 
 
-def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: ObjectFolder):
+def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: StoreDirectory):
     upload = begin(tmp_path / "one")
     for step in (2, 4, 6):
         train(tmp_path / "one", step)
@@ -79,13 +79,13 @@ def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: ObjectFolder):
 
 
 def test_what_is_there_already_is_not_sent_again(
-    tmp_path: Path, store: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ):
     upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2)
     upload()
     sent: list[str] = []
-    monkeypatch.setattr(ObjectFolder, "upload", lambda _, files: sent.extend(files))
+    monkeypatch.setattr(StoreDirectory, "upload", lambda _, files: sent.extend(files))
     upload()
     assert sent == []
     (tmp_path / "one" / "completions.jsonl").write_text("{}\n")
@@ -95,7 +95,7 @@ def test_what_is_there_already_is_not_sent_again(
 
 
 def test_a_checkpoint_that_was_cut_short_is_none(
-    tmp_path: Path, store: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ):
     upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2)
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_was_cut_short_is_none(
 
 @pytest.mark.parametrize("harm", ["a file is missing", "other content"])
 def test_of_a_damaged_checkpoint_the_one_before_serves(
-    harm: str, tmp_path: Path, store: ObjectFolder
+    harm: str, tmp_path: Path, store: StoreDirectory
 ):
     upload = begin(tmp_path / "one")
     train(tmp_path / "one", 2, 4)
@@ -133,14 +133,14 @@ def test_of_a_damaged_checkpoint_the_one_before_serves(
     assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
 
 
-def test_a_torn_marker_is_none(store: ObjectFolder):
+def test_a_torn_marker_is_none(store: StoreDirectory):
     store.write("checkpoint-4/complete.json", b'{"files": {')
     store.write("checkpoint-2/complete.json", json.dumps({"files": {}}).encode())
     assert checkpoints(store) == ["checkpoint-2"]
 
 
 def test_what_another_trial_of_that_number_left_is_not_gone_on_from(
-    tmp_path: Path, store: ObjectFolder
+    tmp_path: Path, store: StoreDirectory
 ):
     upload = begin(tmp_path / "one", "of a ledger that is gone")
     train(tmp_path / "one", 2)

@@ -60,7 +60,7 @@ def test_it_is_waited_for(attempt: AttemptConfig, spec_file: Path, monkeypatch: 
 
     monkeypatch.setattr(time, "sleep", sleep)
     told = wait_for_directory(attempt.setup)
-    assert told == "the sweep's folder was away; waited 3 s for it"
+    assert told == "the sweep's directory was away; waited 3 s for it"
     assert waits == [1, 1, 1]
 
 

@@ -199,9 +199,9 @@ def read_name(process: psutil.Process) -> str:
 def end_orphans(file: Path) -> None:
     """End what is left of the processes that a killed run wrote down; a torn file names none."""
     with suppress(OSError, ValueError, TypeError):
-        known = json.loads(file.read_bytes())
-        found = [process_of(int(pid), float(created)) for pid, created in known]
-        end_processes(process for process in found if process is not None)
+        entries = json.loads(file.read_bytes())
+        left = [process_of(int(pid), float(created)) for pid, created in entries]
+        end_processes(process for process in left if process is not None)
     file.unlink(missing_ok=True)
 
 

@@ -159,11 +159,11 @@ class Attempts(Callback):
     def on_nodes(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         """Report nodes that were lost and that have joined, and excuse trials of the former."""
         for node in lost:
-            there, excused, cut = list[str](), list[str](), list[str]()
+            ran, excused, cut = list[str](), list[str](), list[str]()
             for name, history in self._histories.items():
                 if history.node == node.id:
                     history.moving = True
-                    there.append(name)
+                    ran.append(name)
                 if history.excuse(node.id, time.monotonic()):
                     excused.append(name)
                     if history.given_up is not None:
@@ -171,7 +171,7 @@ class Attempts(Callback):
                         history.given_up = None
                 if history.cut_from == node.id:
                     cut.append(name)
-            self._searcher.note(f"node {node} was lost", [*there, *excused, *cut])
+            self._searcher.note(f"node {node} was lost", [*ran, *excused, *cut])
         for node in joined:
             self._searcher.note(f"node {node} has joined", [])
         self._searcher.fit(self._nodes.list_alive())

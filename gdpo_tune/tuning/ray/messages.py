@@ -1,4 +1,4 @@
-"""What the driver and the process of a trial tell each other, in one key of Ray's dicts.
+"""Messages between the driver and the processes of trials, in one key of Ray's dicts.
 
 The driver sends an `AttemptConfig`. The process answers with any number of `TrialUpdate` and
 `TrialNotice`, and a `TrialResult` at the end, or it raises one of the errors below.
@@ -25,7 +25,7 @@ away; its node did not reach the store; its process died for an unknown reason; 
 
 @dataclass(frozen=True)
 class Setup:
-    """What every trial of a run has in common."""
+    """Settings that all trials of a run share."""
 
     train: str
     """`module:function`, `gdpo_tune.training:train` except in tests."""
@@ -44,7 +44,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class AttemptConfig:
-    """What one attempt at a trial gets."""
+    """Input of one attempt at a trial."""
 
     trial: TrialConfig
     setup: Setup

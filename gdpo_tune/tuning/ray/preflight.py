@@ -1,8 +1,7 @@
 """Checks before the first trial, on every node of a cluster: one small task on each.
 
-A directory that is local to each node looks right from all of them, and loses every checkpoint as
-soon as a trial moves. So each node that sees a file which the driver has just written replies with
-a file beside it, and the driver has to see that one.
+A directory that is local to each node looks right from all of them, and loses checkpoints as soon
+as a trial moves. So each node that sees a new file of the driver's replies with a file beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PATIENCE = 180.0
 
 
 class NodeAnswer(NamedTuple):
-    """What is wrong on a node."""
+    """Problems of a node."""
 
     lacks: tuple[str, ...] = ()
     """Paths that trials need and that do not exist there."""
@@ -34,7 +33,7 @@ class NodeAnswer(NamedTuple):
         """Return it in one line; empty if nothing is wrong."""
         parts = [f"lacks {path}" for path in self.lacks]
         if self.error:
-            parts.append(f"cannot write into the sweep's folder ({self.error})")
+            parts.append(f"cannot write into the sweep's directory ({self.error})")
         return " and ".join(parts)
 
 
@@ -106,20 +105,20 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
         ClusterError: with every node that does not see the directory, or lacks something; or with
             one that does not answer and is still alive.
     """
-    asked = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
+    candidates = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
     mark = directory / f".seen-{uuid.uuid4().hex}"
     try:
         if not spec.address:
             mark.touch()
         place = spec.storage if spec.address else mark
-        answers = probe_by_tasks(place, asked, list_needed_paths(spec))
+        answers = probe_by_tasks(place, candidates, list_needed_paths(spec))
     finally:
         replies = list(directory.glob(f"{mark.name}*"))
         for path in replies:
             path.unlink()
     blind: list[str] = []
     problems: list[str] = []
-    for node, answer in ((node, answers[node.id]) for node in asked if node.id in answers):
+    for node, answer in ((node, answers[node.id]) for node in candidates if node.id in answers):
         if isinstance(answer, ClusterError):
             nodes.refresh()
             if nodes.is_alive(node.id):
@@ -132,15 +131,15 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
             problems.append(f"{node} {answer}")
     if blind:
         raise ClusterError(
-            f"storage = {spec.storage}: {directory} is another folder on node {', '.join(blind)}, "
-            "and trials that move between nodes would lose their checkpoints\n"
+            f"storage = {spec.storage}: {directory} is another directory on node "
+            f"{', '.join(blind)}, and trials that move between nodes would lose their checkpoints\n"
             "    fix: --set storage=FOLDER, one that is mounted on every node"
         )
     if problems:
         raise ClusterError(
             f"trials could not run everywhere: {'; '.join(problems)}\n    fix: name paths that "
             "every node sees, writable for the user that runs Ray; --submit sends the working "
-            "folder"
+            "directory"
         )
 
 

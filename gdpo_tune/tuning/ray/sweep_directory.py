@@ -41,4 +41,4 @@ def wait_for_directory(setup: Setup) -> str:
             "the last whole checkpoints"
         ) from None
     waited = retrying.statistics["idle_for"]
-    return f"the sweep's folder was away; waited {waited:.0f} s for it"
+    return f"the sweep's directory was away; waited {waited:.0f} s for it"

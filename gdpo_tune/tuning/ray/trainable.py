@@ -34,6 +34,7 @@ from gdpo_tune.tuning.ray.messages import (
     pack,
     unpack_attempt,
 )
+from gdpo_tune.tuning.ray.remote import run_remote_attempt
 from gdpo_tune.tuning.ray.reporter import Reporter
 from gdpo_tune.tuning.ray.sweep_directory import has_directory, wait_for_directory
 
@@ -82,22 +83,20 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
     _trials_served += 1
     if not attempt.setup.address:
         return train_from_checkpoint(attempt, Reporter(attempt))
-    from gdpo_tune.tuning.ray.remote import run_remote_attempt  # only now: fsspec takes a moment
-
-    return run_remote_attempt(attempt)
+    return run_remote_attempt(attempt, train_from_checkpoint)
 
 
 def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialResult:
     """Train a trial from the newest checkpoint in its directory on; see `run_attempt`."""
     trial, setup = attempt.trial, attempt.setup
-    found = find_checkpoint(trial.directory)
+    checkpoints = find_checkpoint(trial.directory)
     try:
         if setup.workers > 1:
             from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
 
-            outcome = train_in_group(attempt, found.newest)
+            outcome = train_in_group(attempt, checkpoints.newest)
         else:
-            outcome = registry.load(setup.train)(trial, resume=found.newest, report=reporter)
+            outcome = registry.load(setup.train)(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
             raise  # Ray ends the trial
@@ -112,8 +111,9 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
         return Fatal(disk_full(trial.directory, "the trial"))
     if outcome is None:
         return Interrupted()
-    if found.note():
-        outcome = replace(outcome, environment={**outcome.environment, "resumed": found.note()})
+    note = checkpoints.note()
+    if note:
+        outcome = replace(outcome, environment={**outcome.environment, "resumed": note})
     return Finished(outcome)
 
 
