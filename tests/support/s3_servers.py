@@ -11,7 +11,7 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import FakeBucket, s3_backends
 from moto.server import ThreadedMotoServer
 
-from tests.support.free_ports import free_port
+from tests.support.free_ports import find_free_port
 
 BUCKET = "sweeps"
 
@@ -20,7 +20,7 @@ class S3Server:
     """moto's, whose buckets outlive a stop because they are in this process."""
 
     def __init__(self) -> None:
-        self.port = free_port()
+        self.port = find_free_port()
         self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
 
     @property
@@ -49,7 +49,7 @@ class S3Server:
             self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
             self.start()
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Names of all objects in the bucket, without a request."""
         return sorted(self._bucket().keys.keys())
 
@@ -63,7 +63,7 @@ class S3Server:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
+def start_s3_server() -> Iterator[S3Server]:
     """A server with an empty bucket; this process reaches it by its environment."""
     server = S3Server()
     before = {name: os.environ.get(name) for name in server.environment}
