@@ -263,5 +263,5 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_told(
     result = run(config)
     assert isinstance(result, Finished)
     assert result.outcome.environment["resumed"] == (
-        "checkpoint-5 is incomplete (complete.json is missing): the trial begins anew"
+        "checkpoint-5 is incomplete (complete.json is missing): the trial starts over"
     )
