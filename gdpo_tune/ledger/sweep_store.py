@@ -32,7 +32,7 @@ from gdpo_tune.spec import SweepSpec, shown_yaml
 from gdpo_tune.spec.model import SPEC
 
 TRIALS = "trials"
-say_here = partial(print, file=sys.stderr)
+print_notice = partial(print, file=sys.stderr)
 """Tells the person at the terminal that a store is away, or back."""
 
 
@@ -48,7 +48,7 @@ def check_writable(address: str) -> None:
 
 def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> bool:
     """Copy the resolved file of a sweep to this machine; return whether there is one."""
-    content = StoreDirectory(address, patience=patience, say=say_here).read(SPEC)
+    content = StoreDirectory(address, patience=patience, say=print_notice).read(SPEC)
     if content is not None:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / SPEC, content)
@@ -61,7 +61,7 @@ class SweepStore:
     def __init__(self, spec: SweepSpec, *, patience: float = PATIENCE) -> None:
         self._spec = spec
         self._copy = spec.directory.absolute()
-        self._files = StoreDirectory(spec.address, patience=patience, say=say_here)
+        self._files = StoreDirectory(spec.address, patience=patience, say=print_notice)
 
     def write_spec(self) -> None:
         """Keep the resolved file, for readers who know nothing but the address."""
@@ -112,6 +112,6 @@ class SweepStore:
     def move_aside(self, name: str) -> None:
         """Move everything to another name of a sweep; after a move that was cut short, the rest."""
         files = list(self._files.sizes())
-        above = StoreDirectory(self._spec.storage, say=say_here)
+        above = StoreDirectory(self._spec.storage, say=print_notice)
         above.copy({f"{self._spec.name}/{file}": f"{name}/{file}" for file in files})
         self._files.delete(files)
