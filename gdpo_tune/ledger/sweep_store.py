@@ -1,7 +1,7 @@
 """A sweep on an object store, as the driver and its readers see it.
 
     <storage>/<name>/spec.yaml         the resolved spec, without passwords
-                     trials/<number>/  a trial's directory, written by `tuning.ray.remote`
+                     trials/<number>/  a trial's directory, written by `tuning.ray.remote_attempts`
                      stop              which trials have to stop
 
 Everything that has to outlive the driver's machine is here or in the ledger. `fetch` copies what is

@@ -19,7 +19,7 @@ from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.ledger.table import TABLE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning.ray.remote import download_trial, upload_trial
+from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.mlflow_servers import PostgresServer, postgres_server
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server

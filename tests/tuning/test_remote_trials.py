@@ -17,7 +17,11 @@ from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray.remote import download_trial, make_attempt_directory, upload_trial
+from gdpo_tune.tuning.ray.remote_attempts import (
+    download_trial,
+    make_attempt_directory,
+    upload_trial,
+)
 
 PLACE = "memory://bucket/night/trials/3"
 

@@ -34,7 +34,7 @@ from gdpo_tune.tuning.ray.messages import (
     pack,
     unpack_attempt,
 )
-from gdpo_tune.tuning.ray.remote import run_remote_attempt
+from gdpo_tune.tuning.ray.remote_attempts import run_remote_attempt
 from gdpo_tune.tuning.ray.reporter import Reporter
 from gdpo_tune.tuning.ray.sweep_directory import has_directory, wait_for_directory
 
