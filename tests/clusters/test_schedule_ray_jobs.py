@@ -15,7 +15,7 @@ from gdpo_tune.clusters.schedule_context import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError
-from tests.support.ray_heads import ROOT, ray_head
+from tests.support.ray_heads import ROOT, start_ray_head
 
 pytestmark = [
     pytest.mark.integration,
@@ -39,7 +39,7 @@ TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
 
 @pytest.fixture
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with ray_head(tmp_path_factory.mktemp("ray")) as url:
+    with start_ray_head(tmp_path_factory.mktemp("ray")) as url:
         yield url
 
 
