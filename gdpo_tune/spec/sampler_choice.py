@@ -1,11 +1,11 @@
-"""Which sampler a sweep gets, and why: a pure function of what is asked and of the slots."""
+"""Choice of the sampler of a sweep, with the reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdpo_tune.spec.domains import Choice
 from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.space import Choice
 
 AUTO = "auto"
 LARGE = 300
@@ -29,7 +29,7 @@ class SamplerChoice:
 
 
 def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
-    """The sampler that is asked for, or what `auto` picks by the first of these that holds.
+    """Return the requested sampler, or the pick of `auto` by the first of these rules that holds.
 
     A population, or all trials side by side without an earlier sweep: nothing could be learned, so
     they cover the space evenly.
@@ -39,23 +39,21 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
         spec: the sweep.
         slots: trials at the same time; None where that is not known yet.
     """
-    if spec.search.sampler != AUTO:
-        return SamplerChoice(spec.search.sampler, "asked for")
-    if spec.search.scheduler.type == "pbt":
+    search = spec.search
+    if search.sampler != AUTO:
+        return SamplerChoice(search.sampler, "as requested")
+    if search.scheduler.type == "pbt":
         return SamplerChoice("qmc", "the members of a population begin spread over the space")
     trials, objectives = most_trials(spec), len(spec.objectives)
     domains = spec.space.searched.values()
-    alone = slots is not None and slots >= trials and not spec.search.warm_start
-    if alone:
-        return SamplerChoice(
-            "qmc", f"all {trials} trials run side by side, so none can learn from another"
-        )
+    if slots is not None and slots >= trials and not search.warm_start:
+        why = f"all {trials} trials run side by side, so none can learn from another"
+        return SamplerChoice("qmc", why)
     if objectives >= MANY_OBJECTIVES:
         return SamplerChoice("tpe", f"{objectives} objectives are too many for a Gaussian process")
     if trials > LARGE:
-        return SamplerChoice(
-            "tpe", f"a Gaussian process of {trials} trials takes many seconds a proposal"
-        )
+        why = f"a Gaussian process of {trials} trials takes many seconds a proposal"
+        return SamplerChoice("tpe", why)
     if domains and all(isinstance(domain, Choice) for domain in domains):
         return SamplerChoice("tpe", "every parameter is a choice, and choices have no distance")
     if slots is not None and slots > CROWDED:
@@ -63,13 +61,13 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     plural = "s" if objectives > 1 else ""
     return SamplerChoice(
         "gp",
-        f"{trials} trials of {len(domains)} parameters and {objectives} objective{plural}: few "
-        "enough for a Gaussian process, which learns most from each",
+        f"{trials} trials of {len(domains)} parameters and {objectives} objective{plural}: small "
+        "enough for Gaussian-process search",
     )
 
 
 def most_trials(spec: SweepSpec) -> int:
-    """Configurations that the sweep can afford, at most."""
+    """Return how many configurations the sweep can afford, at most."""
     search = spec.search
     limits = [search.trials]
     if search.budget.trials:

@@ -1,7 +1,7 @@
-"""What the YAML parser read, as nodes: plain values with their lines, and no more than a sweep has.
+"""Nodes of a YAML document: plain values with their lines, and documents laid over each other.
 
 An alias stands for everything that it names, so that a file of a few lines can mean billions of
-values. Here they are written out, up to a bound.
+values. Here aliases are written out, up to a bound.
 """
 
 from __future__ import annotations
@@ -12,97 +12,138 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarbool import ScalarBoolean
 
-from gdpo_tune.spec.merge import first_clash, join, nest
 from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable
 
 MOST_VALUES = 100_000
-"""Values of one file, aliases written out; shipped ones have less than 100."""
+"""Most values of one file, aliases written out; shipped files have less than 100."""
 DEEPEST = 50
-"""Levels of nesting; what reads nodes calls itself for each."""
+"""Most levels of nesting; the functions that read nodes are recursive."""
+DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 
 
 @dataclass
-class Expansion:
-    """Makes nodes of what the parser read from one file."""
+class NodeBuilder:
+    """Builds nodes from what ruamel read of one document."""
 
+    source: Mark
+    """Place of the document; without a line, every node stands there."""
     problems: Problems
     values: int = 0
-    """How many there are so far."""
+    """Number of values so far."""
     entry: Mark = field(init=False)
     """The outermost key or element that is being read."""
 
-    def node(self, data: Any, mark: Mark, above: tuple[int, ...] = ()) -> Node:
-        """Plain values with marks; a dotted key becomes nested mappings.
+    def build(self, data: Any, mark: Mark, above: tuple[int, ...] = ()) -> Node:
+        """Return plain values with marks; a dotted key becomes nested mappings.
 
         Args:
-            data: what the parser made of the file, or of a part of it.
+            data: what the parser made of the document, or of a part of it.
             mark: where that is written.
-            above: identities of what it lies in, from the outermost on.
+            above: identities of the collections around it, from the outermost on.
 
         Raises:
             Unreadable: there are too many values, they lie too deep, or an alias contains itself;
                 the problem is noted.
         """
-        self.refuse_unbounded(data, mark, above)
+        self._count(data, mark, above)
         inside = (*above, id(data))
-        if isinstance(data, CommentedMap):
-            return self.mapping(data, mark, inside)
         if isinstance(data, CommentedSeq):
-            elements: list[Node] = []
-            for index, value in enumerate(data):
-                where = Mark(mark.source, line_of(data, index, mark.line))
-                elements.append(self.node(value, where, inside))
+            elements = [
+                self.build(value, self._mark(data, index, mark), inside)
+                for index, value in enumerate(data)
+            ]
             return Node(mark, elements=elements)
-        return Node(mark, plain_scalar(data))
-
-    def mapping(self, data: Any, mark: Mark, inside: tuple[int, ...]) -> Node:
-        """A mapping with the line of each of its keys."""
+        if not isinstance(data, CommentedMap):
+            return Node(mark, plain_scalar(data))
         entries: dict[str, Node] = {}
-        node = Node(mark, entries=entries)
-        for key, value in data.items():
-            where = Mark(mark.source, line_of(data, key, mark.line))
-            name = str(key)
-            # every dot is a level, too
-            addition = nest(name, self.node(value, where, inside + (0,) * name.count(".")))
-            clash = first_clash(node, addition)
+        for name, value in data.items():
+            key, where = str(name), self._mark(data, name, mark)
+            # Every dot is a level, too.
+            child = self.build(value, where, inside + (0,) * key.count("."))
+            clash = add_entry(entries, key, child)
             if clash is not None:
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"
                 self.problems.add(where, clash, None, "the key is given twice", fix)
-            for part, child in (addition.entries or {}).items():
-                entries[part] = join(entries[part], child) if part in entries else child
-        return node
+        return Node(mark, entries=entries)
 
-    def refuse_unbounded(self, data: Any, mark: Mark, above: tuple[int, ...]) -> None:
-        """Count one more value, and refuse what has no end or none in sight."""
+    def _mark(self, data: Any, key: object, default: Mark) -> Mark:
+        """Return the place of an entry; merged-in entries (`<<`) have none of their own."""
+        position = data.lc.data.get(key) if data.lc.data and self.source.line else None
+        return Mark(default.source, int(position[0]) + 1) if position else default
+
+    def _count(self, data: Any, mark: Mark, above: tuple[int, ...]) -> None:
+        """Count one more value, and refuse endless or huge documents."""
         if len(above) <= 1:
             self.entry = mark
         self.values += 1
         if id(data) in above:
-            self.refuse(mark, "an alias that contains itself", "write the value out")
+            self._give_up(mark, "an alias that contains itself", "write the value out")
         if len(above) > DEEPEST:
             reason = f"more than {DEEPEST} levels deep"
-            self.refuse(mark, reason, "write it flat: no section of a sweep has more than four")
+            self._give_up(mark, reason, "write it flat: no section of a sweep has more than four")
         if self.values > MOST_VALUES:
             reason = f"more than {MOST_VALUES:,} values up to here, with every alias written out"
-            self.refuse(self.entry, reason, "keep to the values that are meant")
+            self._give_up(self.entry, reason, "keep to the values that are meant")
 
-    def refuse(self, mark: Mark, reason: str, fix: str) -> None:
-        """Note why the file cannot be used, and give it up."""
+    def _give_up(self, mark: Mark, reason: str, fix: str) -> None:
         self.problems.add(mark, "", None, reason, fix)
         raise Unreadable
 
 
-def line_of(data: Any, key: object, default: int) -> int:
-    """Line of an entry, from 1; merged-in entries (`<<`) have none of their own."""
-    position = data.lc.data.get(key) if data.lc.data else None
-    return int(position[0]) + 1 if position else default
-
-
 def plain_scalar(data: Any) -> object:
-    """Built-in types instead of the parser's own, which remember their notation."""
+    """Return a built-in value instead of ruamel's own types, which remember their notation."""
     if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
         return bool(data)
     for kind in (bool, int, float, str):
         if isinstance(data, kind):
             return kind(data)
     return data if data is None else str(data)
+
+
+def nest(key: str, node: Node) -> tuple[str, Node]:
+    """Return `a.b: x` as the entry `a: {b: x}`."""
+    parts = key.split(".")
+    if not all(parts):
+        return key, node
+    for part in reversed(parts[1:]):
+        node = Node(node.mark, entries={part: node})
+    return parts[0], node
+
+
+def add_entry(entries: dict[str, Node], key: str, node: Node) -> str | None:
+    """Add an entry, where `a.b: 1` and `a.c: 2` both add to `a`.
+
+    Returns:
+        A dotted key that both the old and the new entry give a value to, if there is any.
+    """
+    first, node = nest(key, node)
+    old = entries.setdefault(first, node)
+    if old is node:
+        return None
+    if old.entries is None or node.entries is None:
+        return first
+    clashes = [add_entry(old.entries, name, child) for name, child in node.entries.items()]
+    return next((f"{first}.{clash}" for clash in clashes if clash is not None), None)
+
+
+def merge(base: Node, change: Node, path: tuple[str, ...] = ()) -> Node:
+    """Return `change` laid over `base`: mappings merge, anything else is replaced.
+
+    A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
+    means the former alone. An empty mapping replaces what it is laid over, because to merge it
+    would change nothing. A key without a value removes the inherited one.
+    """
+    if base.entries is None or change.entries is None or (path and not change.entries):
+        return change
+    is_domain = not {*base.entries, *change.entries}.isdisjoint(DOMAIN_KEYS)
+    if is_domain and len(path) > 1 and path[0] == "space":
+        return change
+    merged = dict(base.entries)
+    for key, child in change.entries.items():
+        if child.is_empty() and key in merged:
+            del merged[key]
+        elif key in merged:
+            merged[key] = merge(merged[key], child, (*path, key))
+        else:
+            merged[key] = child
+    return Node(base.mark, entries=merged)

@@ -26,8 +26,7 @@ from gdpo_tune.spec import (
     load_spec,
     machine,
 )
-from gdpo_tune.spec import gpu as spec_gpu
-from gdpo_tune.spec.gpu import GIB, least_share
+from gdpo_tune.spec.machine import GIB, least_share
 from tests.support.spec_cases import GOOD
 
 GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
@@ -163,7 +162,7 @@ def test_dry_run_tells_the_engine(overrides, line, load):
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(spec_gpu, "installed_vllm", lambda: GOOD_VLLM)
+    monkeypatch.setattr(machine, "installed_vllm", lambda: GOOD_VLLM)
 
 
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
@@ -188,7 +187,7 @@ def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
 
 
 def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
-    monkeypatch.setattr(spec_gpu, "installed_vllm", lambda: None)
+    monkeypatch.setattr(machine, "installed_vllm", lambda: None)
     without = least_share(load("rollout.engine=transformers"), 10**9, 80 * GIB)
     assert least_share(load(), 10**9, 80 * GIB) == without
     assert least_share(load("rollout.engine=vllm"), 10**9, 80 * GIB) > without
