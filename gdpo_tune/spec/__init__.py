@@ -13,10 +13,9 @@ from gdpo_tune.spec.machine import (
 from gdpo_tune.spec.model import Keep, SweepSpec, shown_yaml
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
 from gdpo_tune.spec.problems import without_password
-from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler, most_trials
-from gdpo_tune.spec.search_section import AshaSettings, PbtSettings, Replicates, Search
+from gdpo_tune.spec.sampler_choice import choose_sampler, most_trials
+from gdpo_tune.spec.search_section import AshaSettings, PbtSettings, Search
 from gdpo_tune.spec.space import Choice, Domain, Fixed, Space, Uniform
-from gdpo_tune.spec.storage_section import Tracking
 from gdpo_tune.spec.training_section import Resources
 
 __all__ = [
@@ -28,13 +27,10 @@ __all__ = [
     "Keep",
     "ObjectiveSpec",
     "PbtSettings",
-    "Replicates",
     "Resources",
-    "SamplerChoice",
     "Search",
     "Space",
     "SweepSpec",
-    "Tracking",
     "Uniform",
     "check_gpu_share",
     "check_resources",

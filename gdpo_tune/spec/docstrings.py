@@ -1,5 +1,13 @@
-"""Goes once clusters/schedule_reference.py reads descriptions of pydantic."""
+"""Goes once clusters/schedule_reference.py reads pydantic's descriptions."""
 
-from gdpo_tune.spec.reference import attribute_docs, first_line
+from inspect import getdoc
+
+from gdpo_tune.spec.reference import attribute_docs
+
+
+def first_line(kind: type[object]) -> str:
+    """Return the first line of a class's docstring."""
+    return (getdoc(kind) or "").partition("\n")[0]
+
 
 __all__ = ["attribute_docs", "first_line"]

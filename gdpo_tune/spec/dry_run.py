@@ -15,9 +15,14 @@ from gdpo_tune.spec.space import Uniform
 def dry_run(spec: SweepSpec) -> str:
     """Return the text that `--dry-run` prints, without a line break at its end."""
     warnings = [f"  - {warning}" for warning in lint(spec)]
-    total = spec.training.completions_per_step
+    training, scheduler = spec.training, spec.search.scheduler
+    total = training.completions_per_step
     sizes = spec.space.reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
+    population: list[str] = []
+    if isinstance(scheduler, PbtSettings):
+        steps = one_of(scheduler.meetings(training.steps))
+        population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     parts = [
         "# Resolved",
         shown_yaml(spec).rstrip(),
@@ -35,7 +40,7 @@ def dry_run(spec: SweepSpec) -> str:
         "",
         f"# A trial: {_describe_workers(spec)}",
         f"# Sampler: {choose_sampler(spec)}",
-        *_describe_population(spec),
+        *population,
         f"# Ends early: {_describe_limits(spec)}",
         f"# Sandbox: {_describe_sandbox(spec)}",
         f"# Rollouts: {_describe_rollouts(spec)}",
@@ -68,63 +73,43 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """Return where a sweep spends completions, in the order of time, and their sum.
 
     Constraints and NaN may end trials early, and replicates are counted as if all were needed.
+    Validations at rungs of successive halving are not counted.
     """
     settings, search = spec.training, spec.search
-    validations = _count_validations(spec)
+    scheduler, every = search.scheduler, settings.evaluate_every
+    met = scheduler.meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    usual = range(every, settings.steps, every)
+    validations = len(usual) + sum(step not in usual for step in met) + 1
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
-    replicates = search.replicates.most
-    trained = search.trials + replicates + 1
+    trained = search.trials + search.replicates.most + 1
     evaluation = trained * (validations * validation + test) + validation + test
+    each = f"{validations} x {validation} + {test} a trained run"
     shares = [
         ("search", search.trials * training, f"{search.trials} trials x {training}"),
-        ("replicates", replicates * training, f"{replicates} x {training}"),
+        ("replicates", search.replicates.most * training, f"{search.replicates.most} x {training}"),
         ("published baseline", training, f"1 x {training}"),
-        (
-            "held-out evaluation",
-            evaluation,
-            f"{validations} x {validation} + {test} a trained run",
-        ),
+        ("held-out evaluation", evaluation, each),
     ]
     shares.append(("total", sum(count for _, count, _ in shares), ""))
     return [(what, f"{count:,}".rjust(12), how) for what, count, how in shares]
 
 
-def _count_validations(spec: SweepSpec) -> int:
-    """Return how often a trial answers validation prompts, rungs of successive halving aside."""
-    settings, scheduler = spec.training, spec.search.scheduler
-    met = scheduler.meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
-    usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
-    return len(usual) + sum(step not in usual for step in met) + 1
-
-
-def _describe_population(spec: SweepSpec) -> list[str]:
-    """Return where members of a population meet, if trials are one."""
-    scheduler = spec.search.scheduler
-    if not isinstance(scheduler, PbtSettings):
-        return []
-    steps = one_of(scheduler.meetings(spec.training.steps))
-    return [f"# Population: {spec.search.trials} members meet at steps {steps}"]
-
-
 def _describe_limits(spec: SweepSpec) -> str:
-    """Return what may end the sweep before all its trials."""
     budget, patience = spec.search.budget, spec.search.patience
-    words = {
+    limits = {
         "trials": budget.trials,
         "completions": budget.completions,
         "GPU-hours": budget.gpu_hours,
         "hours": budget.hours,
+        "trials in a row that do not move the hypervolume": patience,
     }
-    limits = [f"after {limit:,g} {what}" for what, limit in words.items() if limit]
-    if patience:
-        limits.append(f"after {patience} trials in a row that do not move the hypervolume")
-    return ", ".join(limits) or "never"
+    shown = [f"after {limit:,g} {what}" for what, limit in limits.items() if limit]
+    return ", ".join(shown) or "never"
 
 
 def _describe_workers(spec: SweepSpec) -> str:
-    """Return the processes that train a trial, and their resources."""
     resources, total = spec.resources, spec.training.completions_per_step
     each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
     if resources.workers == 1:
@@ -134,7 +119,6 @@ def _describe_workers(spec: SweepSpec) -> str:
 
 
 def _describe_sandbox(spec: SweepSpec) -> str:
-    """Return where code runs, and the limits of one candidate."""
     settings = spec.sandbox
     where = f"{settings.type} at {shown_service(settings.url)}" if settings.url else settings.type
     packages = f" with {one_of(settings.modules)}" if settings.modules else ""
@@ -147,7 +131,6 @@ def _describe_sandbox(spec: SweepSpec) -> str:
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:
-    """Return the engine that samples completions, and its share of a GPU."""
     settings, share = spec.rollout, min(1.0, spec.resources.gpus)
     if settings.engine != "transformers" and settings.vllm_mode == "server":
         return f"{settings.engine} at {settings.vllm_server}, one trial at a time"

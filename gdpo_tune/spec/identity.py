@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
-from gdpo_tune.spec.model import SweepSpec, decisive_sandbox, decisive_training
+from gdpo_tune.spec.model import SweepSpec, decisive_settings
 from gdpo_tune.spec.notation import notation
 from gdpo_tune.spec.problems import show
 
 
 def meaning(spec: SweepSpec) -> dict[str, Any]:
     """Return all that `SweepSpec.identity` may use: dotted key -> value as in a file."""
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: notation(domain) for name, domain in spec.space.domains.items()},
-        "training": decisive_training(spec.training),
-        "sandbox": decisive_sandbox(spec.sandbox),
-        "data": asdict(spec.data),
-        "model": asdict(spec.model),
     }
+    for name in ("training", "sandbox", "data", "model"):
+        sections[name] = decisive_settings(getattr(spec, name))
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
     return {"task": spec.task, "policy": spec.policy, **flat}
 

@@ -34,9 +34,7 @@ def lint(spec: SweepSpec) -> list[str]:
         _check_shaping,
         _check_weights,
         _check_comparisons,
-        _check_clip,
         _check_certainty,
-        _check_configurations,
         _check_objectives,
         _check_search,
         sandbox_doubts,
@@ -44,10 +42,6 @@ def lint(spec: SweepSpec) -> list[str]:
         _check_warm_start,
     )
     return [warning for check in checks for warning in check(spec)]
-
-
-def _is_searched(spec: SweepSpec, name: str) -> bool:
-    return name in spec.space.dimensions
 
 
 def _possible(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
@@ -68,35 +62,28 @@ def _weights(spec: SweepSpec) -> list[str]:
 
 def _check_groups(spec: SweepSpec) -> Iterator[str]:
     sizes = _possible(spec, "group_size")
-    for size in sizes:
-        prompts = spec.training.completions_per_step // int(size)
-        need = FEWEST_PROMPTS * int(size)
-        remedy = f"Use a smaller group or training.completions_per_step of at least {need}"
-        if prompts == 1:
+    for size in map(int, sizes):
+        prompts = spec.training.completions_per_step // size
+        if prompts < FEWEST_PROMPTS:
             yield (
-                f"space.group_size = {size}: one prompt a step. Whitening over the batch is then "
-                "whitening over the group, which merges advantages that GDPO keeps apart "
-                f"(81 -> 63 distinct ones at a group of 8). {remedy}."
-            )
-        elif prompts < FEWEST_PROMPTS:
-            yield (
-                f"space.group_size = {size}: {prompts} prompts a step, so the statistics of a "
-                f"batch are noisy. {remedy}."
+                f"space.group_size = {size}: {prompts} prompt{'s' * (prompts > 1)} a step, and "
+                "whitening over few prompts merges advantages that GDPO keeps apart (one prompt: "
+                "81 -> 63 distinct ones at a group of 8). Use a smaller group or "
+                f"training.completions_per_step of at least {FEWEST_PROMPTS * size}."
             )
     modes = {mode: info for mode, info in _modes(spec).items() if info.divides_by_group_std}
     if 2 in sizes and modes:
         yield (
             "space.group_size = 2: divided by the deviation of two completions, every difference "
-            f"becomes +-0.71, so how large a reward is has no effect under {one_of(modes)}. "
-            "Use groups of at least 4."
+            f"becomes +-0.71, so the size of a reward has no effect under {one_of(modes)}. Use "
+            "groups of at least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
     shapes = [shape for shape in _possible(spec, "length_shape") if shape != "step"]
     if 2 in sizes and apart and shapes:
         yield (
-            f"space.length_shape = {one_of(shapes)}: in a group of 2 under {one_of(apart)} only "
-            "which completion earns more counts, so shapes differ in ties alone. Use groups of at "
-            "least 4."
+            f"space.length_shape = {one_of(shapes)}: in a group of 2 under {one_of(apart)}, shapes "
+            "of the length reward differ in ties alone. Use groups of at least 4."
         )
 
 
@@ -114,13 +101,12 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
         if name in written and low < 0 and name.startswith("conditioning."):
             yield (
                 f"space.{name}: an unmet condition gives {reward} 0, and its lowest value is "
-                f"{show(low)}, so a completion may gain by failing. Condition rewards that start "
-                "at 0."
+                f"{show(low)}: a completion may gain by failing. Condition rewards that start at 0."
             )
     for name, parameter in parameters_of(task).items():
         parent, effective = parameter.needs or ("", ())
         idle = parent and not set(effective) & set(_possible(spec, parent))
-        if idle and name in written and not _is_searched(spec, name):
+        if idle and name in written and name not in spec.space.dimensions:
             yield (
                 f"space.{name}: {parent} is never {one_of(effective)}, so it has no effect. Search "
                 "over that, or remove this."
@@ -129,7 +115,7 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
 
 def _check_weights(spec: SweepSpec) -> Iterator[str]:
     names, ranges = _weights(spec), task_of(spec.task).rewards
-    searched = [name for name in names if _is_searched(spec, name)]
+    searched = [name for name in names if name in spec.space.dimensions]
     sums = [mode for mode, info in _modes(spec).items() if info.sums_first]
     apart = [mode for mode, info in _modes(spec).items() if not info.sums_first]
     widths = {
@@ -161,24 +147,21 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
-    modes = _possible(spec, "normalization")
-    if len(modes) > 1 and not _is_searched(spec, "learning_rate"):
+    modes, searched = _possible(spec, "normalization"), spec.space.dimensions
+    if len(modes) > 1 and "learning_rate" not in searched:
         yield (
             f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in "
-            "scale, so a difference between modes may be one of step size. Search over it, such as "
-            "learning_rate: {log: [3e-05, 0.0003]}."
+            "scale, so they may differ by step size alone. Search over it, such as learning_rate: "
+            "{log: [3e-05, 0.0003]}."
         )
     lengths = [name for name in spec.objectives if "length" in name]
-    if _is_searched(spec, "loss_type") and lengths:
+    if "loss_type" in searched and lengths:
         yield (
             "space.loss_type: each weights short and long completions differently, and "
             f"{lengths[0]} is an objective, so its effect mixes with that of the length reward. "
             "Fix it, such as loss_type: dapo."
         )
-
-
-def _check_clip(spec: SweepSpec) -> Iterator[str]:
-    names = [name for name in ("epsilon", "epsilon_high") if _is_searched(spec, name)]
+    names = [name for name in ("epsilon", "epsilon_high") if name in searched]
     if names and _possible(spec, "num_iterations") == (1,):
         yield (
             f"space.{names[0]}: with num_iterations = 1 every ratio is 1, so nothing is ever "
@@ -200,9 +183,6 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
             f"training.test_prompts = {prompts}: the standard error of a share is up to {se:.2f}, "
             f"so close points cannot be told apart. Use at least {enough}."
         )
-
-
-def _check_configurations(spec: SweepSpec) -> Iterator[str]:
     values = [spec.space.domains[name].values() for name in spec.space.dimensions]
     count = math.prod(math.inf if each is None else len(each) for each in values)
     if count < spec.search.trials:
@@ -251,9 +231,8 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
         )
     if isinstance(search.scheduler, AshaSettings) and not search.scheduler.levels(steps):
         yield (
-            f"training.steps = {steps}: no rung lies before the last step, so no trial is "
-            "compared with another and all run to their end. Train longer, or write "
-            "search.scheduler: {type: fifo}."
+            f"training.steps = {steps}: no rung lies before the last step, so all trials run to "
+            "their end. Train longer, or write search.scheduler: {type: fifo}."
         )
 
 
@@ -265,6 +244,5 @@ def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
         if decisive:
             yield (
                 f"search.warm_start[{index}] = {directory}: there {'; '.join(decisive)}, so its "
-                "trials measured something a little different. Leave it out if that changes which "
-                "configurations are good."
+                "trials measured something else. Leave it out if that changes which are good."
             )

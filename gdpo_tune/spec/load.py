@@ -22,10 +22,8 @@ from gdpo_tune.spec.problems import Mark, Node, Problems
 from gdpo_tune.spec.sandbox_section import check_sandbox
 from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import read_document
-from gdpo_tune.spec.storage_section import NAME
+from gdpo_tune.spec.storage_section import NAME as NAME  # for clusters
 from gdpo_tune.spec.warm_start import check_warm_start
-
-__all__ = ["NAME", "load_spec"]
 
 REQUIRED = {
     "objectives": "{correctness: {direction: maximize, reference: 0}}",
@@ -47,14 +45,12 @@ def load_spec(
         path: the YAML file, which is laid over the files that it `extends:`.
         overrides: `key=value` with dotted keys and YAML values; later ones win.
         name: the sweep's name, instead of the file's.
-        to_run: whether anything is to be trained. To read what a sweep has left takes neither its
-            data, nor the sweeps that it learned from, nor its packages.
+        to_run: whether anything is to be trained, which takes the sweep's data, the sweeps that it
+            learns from, and its packages. Other resources of the machine: `check_resources`.
 
     Raises:
         SpecError: anything is wrong with the file or an override; it lists every problem, each
-            with its line, value, reason and fix. Of the machine only its installed packages are
-            checked, so that a file for a cluster can be read anywhere: see
-            `machine.check_resources`.
+            with its line, value, reason and fix.
     """
     path = Path(path)
     problems = Problems(Mark(str(path), 1))
@@ -66,15 +62,14 @@ def load_spec(
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
     task = task_section.check_task(data.get("task"), problems)
-    parameters = parse_space.list_parameters(task, root)
-    space = parse_space.parse_space(data.get("space", {}), parameters, problems)
-    enqueue = data.get("enqueue", ())
+    reader = parse_space.SpaceReader.of_task(task, problems)
+    space = reader.read_space(data.get("space", {}))
     parsed = {
         "name": storage_section.check_name(data.get("name", path.stem), problems),
         "task": data["task"] if task is not None else "unknown",
         "policy": data.get("policy", task.embedded if task is not None else "unknown"),
         "space": space,
-        "enqueue": parse_space.parse_enqueue(enqueue, space, task, parameters, problems),
+        "enqueue": reader.read_enqueue(data.get("enqueue", ()), space, task),
     }
     entries = {key: Node(root.find((key,)).mark, value) for key, value in parsed.items()}
     spec = section(SweepSpec, Node(root.mark, entries=(root.entries or {}) | entries), (), problems)

@@ -37,11 +37,6 @@ def check_resources(
 
     A cluster's address in `RAY_ADDRESS` skips this: the cluster itself says what it has.
 
-    Args:
-        spec: the sweep.
-        environment: environment variables.
-        devices: directory of device files.
-
     Raises:
         ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
         EngineError: trials are to sample with vLLM, which cannot be done here.
@@ -50,16 +45,13 @@ def check_resources(
         return
     gpus, cpus = visible_gpus(environment, devices), local_cpus()
     trial, remedy = spec.resources, "or set RAY_ADDRESS to a cluster that has them"
-    if trial.gpus > gpus:
-        raise ResourcesError(
-            f"resources.gpus = {trial.gpus:g}: this machine has {gpus} GPUs that may be used\n"
-            f"    fix: --set resources.gpus={gpus}, {remedy}"
-        )
-    if trial.cpus > cpus:
-        raise ResourcesError(
-            f"resources.cpus = {trial.cpus:g}: this machine has {cpus} CPUs\n"
-            f"    fix: --set resources.cpus={cpus}, {remedy}"
-        )
+    for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
+        if share > present:
+            key = f"resources.{kind.lower()}"
+            raise ResourcesError(
+                f"{key} = {share:g}: this machine has {present} {kind} that may be used\n"
+                f"    fix: --set {key}={present}, {remedy}"
+            )
     fit = fitting_workers(trial, cpus, gpus)
     if trial.workers > fit:
         raise ResourcesError(
@@ -88,8 +80,7 @@ def local_cpus() -> int:
 def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
     """Return the GPUs that a process started here may use, by their device files.
 
-    They are NVIDIA's, AMD's, or the one that Windows lends to Linux. `CUDA_VISIBLE_DEVICES` can
-    only hide devices.
+    They are NVIDIA's, AMD's, or Windows' own in Linux. `CUDA_VISIBLE_DEVICES` only hides devices.
     """
     present = sum(1 for file in devices.glob("nvidia*") if DEVICE.fullmatch(file.name))
     if not present and (devices / "kfd").exists():
@@ -155,9 +146,9 @@ def check_gpu_share(
 
     Args:
         spec: the sweep.
-        parameters: of the policy; None: not known, hence not judged.
-        device: bytes of the smallest GPU here; None: likewise.
-        environment: `RAY_ADDRESS` means that trials run elsewhere.
+        parameters: of the policy; None if that is not known.
+        device: bytes of the smallest GPU here; None if that is not known.
+        environment: with `RAY_ADDRESS`, trials run elsewhere.
 
     Raises:
         ResourcesError: a trial could not fit.
@@ -181,12 +172,8 @@ def least_share(spec: SweepSpec, parameters: int, device: int) -> float:
     """Return the share of a GPU below which no trial can run; above 1 if none can at all.
 
     A lower bound, computed and not measured: activations, which depend on the lengths, come on top.
-    vLLM gets `rollout.vllm_memory_share` of the GPU share of a trial, and the trainer the rest.
-
-    Args:
-        spec: the sweep.
-        parameters: of the policy.
-        device: bytes of the GPU.
+    vLLM gets `rollout.vllm_memory_share` of the GPU share of a trial, and the trainer the rest. The
+    policy has `parameters`, and the GPU `device` bytes.
     """
     width, rollout = NUMBERS[spec.model.dtype], spec.rollout
     trainer = CONTEXT + (width if spec.model.lora_rank else STATES * TRAINED) * parameters

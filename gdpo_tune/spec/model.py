@@ -90,10 +90,7 @@ class SweepSpec(Section):
 
     @property
     def directory(self) -> Path:
-        """Directory of this sweep on this machine.
-
-        That of a sweep on an object store is a copy of its small files, and may be lost.
-        """
+        """Directory of this sweep here; for one on an object store, a copy of its small files."""
         storage = local_folder(self.storage) if is_url(self.storage) else Path(self.storage)
         return storage / self.name
 
@@ -125,13 +122,7 @@ class SweepSpec(Section):
         return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
 
     def trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
-        """Return the input of `train()` for one trial.
-
-        Args:
-            params: complete.
-            seed: of the training.
-            directory: the trial's own.
-        """
+        """Return the input of `train()` for one trial, in a directory of its own."""
         return TrialConfig(
             task=self.task,
             policy=self.policy,
@@ -157,15 +148,13 @@ class SweepSpec(Section):
         same identity. A parameter that was added later is left out while it has its default alone.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        decisive["training"] = decisive_training(self.training)
+        decisive["training"] = decisive_settings(self.training)
         for name in self.space.says_nothing:
             del decisive["space"]["domains"][name]
-        pairs = {
-            "sandbox": (decisive_sandbox(self.sandbox), decisive_sandbox(SandboxSettings())),
-            "data": (asdict(self.data), asdict(DataSettings())),
-            "model": (asdict(self.model), asdict(ModelSettings())),
-        }
-        for name, (section, default) in pairs.items():
+        for name in ("sandbox", "data", "model"):
+            settings = getattr(self, name)
+            default = decisive_settings(type(settings)())
+            section = decisive_settings(settings)
             changed = {key: value for key, value in section.items() if value != default[key]}
             if changed:
                 decisive[name] = changed
@@ -190,15 +179,17 @@ DECISIVE_SANDBOX_KEYS = ("modules", "cpu_seconds", "wall_seconds", "memory_mb")
 """Settings of the sandbox on which a verdict can depend."""
 
 
-def decisive_training(settings: TrainingSettings) -> dict[str, Any]:
-    """Return the settings of `training:` that count in the identity."""
-    return {k: v for k, v in asdict(settings).items() if k not in INDIFFERENT_TRAINING}
-
-
-def decisive_sandbox(settings: SandboxSettings) -> dict[str, Any]:
-    """Return the settings of `sandbox:` that count in the identity; the order of modules does not."""
-    plain = {**asdict(settings), "modules": tuple(sorted(set(settings.modules)))}
-    return {name: plain[name] for name in DECISIVE_SANDBOX_KEYS}
+def decisive_settings(
+    settings: TrainingSettings | SandboxSettings | DataSettings | ModelSettings,
+) -> dict[str, Any]:
+    """Return the settings of a section that count in the identity; modules have no order."""
+    plain = asdict(settings)
+    if isinstance(settings, TrainingSettings):
+        return {key: value for key, value in plain.items() if key not in INDIFFERENT_TRAINING}
+    if isinstance(settings, SandboxSettings):
+        plain["modules"] = tuple(sorted(set(settings.modules)))
+        return {key: plain[key] for key in DECISIVE_SANDBOX_KEYS}
+    return plain
 
 
 def shown_yaml(spec: SweepSpec) -> str:

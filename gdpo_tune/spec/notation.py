@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,131 +31,118 @@ def as_list(data: object) -> tuple[object, ...] | None:
     return cast("tuple[object, ...]", data) if isinstance(data, tuple) else None
 
 
+class Rejected(Exception):
+    """A domain or a value that cannot be used; the reason is already among the problems."""
+
+
 @dataclass(frozen=True)
 class DomainReader:
-    """Reads the domain of one parameter; a None result means that a problem was noted."""
+    """Reads the domain of one parameter; every method raises `Rejected`."""
 
     info: ParameterInfo
     path: KeyPath
     """Of the parameter in the document."""
     problems: Problems
 
-    def read(self, data: object) -> Domain | None:
+    def _reject(self, reason: str, fix: str, *inner: str | int, value: object = None) -> Rejected:
+        self.problems.note((*self.path, *inner), reason, fix, value)
+        return Rejected()
+
+    def read(self, data: object) -> Domain:
         """Return a domain in any notation, without its `when`."""
         elements, entries = as_list(data), as_mapping(data)
         if elements is not None:
-            return self._choices(elements, self.path)
+            return self._choices(elements)
         if entries is None:
-            return self._fixed(data)
+            return Fixed(value=self.value(data))
         unknown = [key for key in entries if key not in (*KINDS, "step", "when")]
         for key in unknown:
-            fix = f"{did_you_mean(key, KINDS)}{SYNTAX}"
-            self.problems.note((*self.path, key), "unknown key of a domain", fix)
+            self._reject("unknown key of a domain", f"{did_you_mean(key, KINDS)}{SYNTAX}", key)
+        if unknown:
+            raise Rejected
         kinds = [key for key in KINDS if key in entries]
-        if not unknown and len(kinds) != 1:
-            self.problems.note(self.path, f"needs exactly one of {one_of(KINDS)}", SYNTAX)
-        if unknown or len(kinds) != 1:
-            return None
+        if len(kinds) != 1:
+            raise self._reject(f"needs exactly one of {one_of(KINDS)}", SYNTAX)
         kind, value = kinds[0], entries[kinds[0]]
         if "step" in entries and kind != "range":
             fix = "remove step:" if kind == "log" else "list the values instead"
-            self.problems.note((*self.path, "step"), f"{kind} has no step", fix)
-            return None
+            raise self._reject(f"{kind} has no step", fix, "step")
         if kind == "value":
-            return self._fixed(value)
+            return Fixed(value=self.value(value))
         if kind != "choices":
             return self._uniform(value, entries.get("step"), kind)
         elements = as_list(value)
-        if elements is not None:
-            return self._choices(elements, (*self.path, kind))
-        self.problems.note(self.path, "not a list of choices", "write choices: [1, 2]")
-        return None
+        if elements is None:
+            raise self._reject("not a list of choices", "write choices: [1, 2]")
+        return self._choices(elements, kind)
 
-    def _fixed(self, data: object) -> Fixed | None:
-        value = self.value(data, self.path)
-        return None if value is None else Fixed(value=value)
-
-    def _choices(self, data: tuple[object, ...], path: KeyPath) -> Choice | None:
-        if not data:
-            self.problems.note(path, "no choices", "list at least one value")
-            return None
+    def _choices(self, elements: tuple[object, ...], *inner: str) -> Choice:
+        if not elements:
+            raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
-        for index, element in enumerate(data):
-            value = self.value(element, (*path, index))
-            if value is not None and is_one_of(value, tuple(values)):
-                reason = f"{show(value)} is given twice"
-                self.problems.note(self.path, reason, "name each value once", element)
-            elif value is not None:
+        for index, element in enumerate(elements):
+            with suppress(Rejected):
+                value = self.value(element, *inner, index)
+                if is_one_of(value, tuple(values)):
+                    reason, fix = f"{show(value)} is given twice", "name each value once"
+                    raise self._reject(reason, fix, value=element)
                 values.append(value)
-        return Choice(choices=tuple(values)) if len(values) == len(data) else None
+        if len(values) < len(elements):
+            raise Rejected
+        return Choice(choices=tuple(values))
 
-    def _uniform(self, data: object, step: object, kind: str) -> Uniform | None:
+    def _uniform(self, data: object, step: object, kind: str) -> Uniform:
         """Return `range: [low, high]` or `log: [low, high]`."""
+        ends, integer, log = as_list(data) or (), self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
             fix = f"list choices: {show(self.info.choices)}"
-            self.problems.note(self.path, "has no order, so it cannot have a range", fix)
-            return None
-        ends = as_list(data) or ()
+            raise self._reject("has no order, so it cannot have a range", fix)
         if len(ends) != 2:
-            self.problems.note(self.path, "a range has two ends", f"write {kind}: [low, high]")
-            return None
-        low, high = (self._end(end, kind) for end in ends)
-        if low is None or high is None:
-            return None
+            raise self._reject("a range has two ends", f"write {kind}: [low, high]")
+        numbers: list[Number] = []
+        for end in ends:
+            with suppress(Rejected):
+                if log and isinstance(end, int | float) and not isinstance(end, bool) and end <= 0:
+                    fix = "start above 0, such as {log: [0.01, 1]}, or use range:"
+                    raise self._reject("a log range cannot reach 0 or below", fix, value=end)
+                numbers.append(cast("Number", self.value(end)))
+        if len(numbers) < 2:
+            raise Rejected
+        low, high = numbers
         if low >= high:
             fix = f"{kind}: [{show(high)}, {show(low)}]" if low > high else show(low)
             reason = "an empty range: low is not below high"
-            self.problems.note(self.path, reason, f"write {fix}", data)
-            return None
+            raise self._reject(reason, f"write {fix}", value=data)
         width = None if step is None else self._step(step, low, high)
-        if step is not None and width is None:
-            return None
-        integer, log = self.info.kind == "int", kind == "log"
         distance = width or (1 if integer else None)
         if distance is not None and (high - low) / distance >= MOST_VALUES:
             fix = "end the range earlier" if integer else "write none, for any number"
             fix += "" if log else ", or write a larger step:"
-            self.problems.note(self.path, f"more than {MOST_VALUES:,} values", fix, data)
-            return None
+            raise self._reject(f"more than {MOST_VALUES:,} values", fix, value=data)
         return Uniform(low=low, high=high, log=log, step=width, integer=integer)
 
-    def _end(self, end: object, kind: str) -> Number | None:
-        """Return one end of a range."""
-        if kind == "log" and isinstance(end, int | float) and not isinstance(end, bool):
-            if end <= 0:
-                fix = "start above 0, such as {log: [0.01, 1]}, or use range:"
-                reason = "a log range cannot reach 0 or below"
-                self.problems.note(self.path, reason, fix, end)
-                return None
-        value = self.value(end, self.path)
-        return None if isinstance(value, str) else value
-
-    def _step(self, step: object, low: Number, high: Number) -> Number | None:
+    def _step(self, step: object, low: Number, high: Number) -> Number:
         """Return the grid of a range; `high` must lie on it."""
-        path = (*self.path, "step")
         if isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step < math.inf:
-            self.problems.note(path, "not a positive number", "write a number above 0")
-        elif self.info.kind == "int" and not isinstance(step, int):
-            self.problems.note(path, "not a whole number", "write a whole number")
-        elif not on_grid(high - low, step):
+            raise self._reject("not a positive number", "write a number above 0", "step")
+        if self.info.kind == "int" and not isinstance(step, int):
+            raise self._reject("not a whole number", "write a whole number", "step")
+        if not on_grid(high - low, step):
             last = low + step * math.floor((high - low) / step)
             reason = f"steps from {show(low)} do not land on {show(high)}"
             fix = f"end the range at {show(last)} or {show(last + step)}, or remove step:"
-            self.problems.note(path, reason, fix)
-        else:
-            return step
-        return None
+            raise self._reject(reason, fix, "step")
+        return step
 
-    def value(self, data: object, path: KeyPath) -> ParamValue | None:
+    def value(self, data: object, *inner: str | int) -> ParamValue:
         """Return one value of the parameter's type and within its bounds."""
         complaint = complain(data, self.info)
         if complaint is not None:
-            self.problems.note(path, *complaint, data)
-            return None
+            raise self._reject(*complaint, *inner, value=data)
         # 1 and 1.0 mean the same weight, hence the same sweep.
-        if self.info.kind == "float" and isinstance(data, int | float):
-            return float(data)
-        return data if isinstance(data, bool | int | float | str) else None
+        return (
+            float(cast("Number", data)) if self.info.kind == "float" else cast("ParamValue", data)
+        )
 
 
 def complain(value: object, info: ParameterInfo) -> tuple[str, str] | None:

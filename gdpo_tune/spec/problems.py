@@ -145,7 +145,8 @@ class Problems:
     def about(self, key: str) -> bool:
         """Return whether `key`, something in it or something around it has a problem."""
         keys = [problem.key for _, problem in self.found if problem.key]
-        return any(_is_within(other, key) or _is_within(key, other) for other in keys)
+        pairs = [(key, other) for other in keys] + [(other, key) for other in keys]
+        return any(a == b or a.startswith((f"{b}.", f"{b}[")) for a, b in pairs)
 
     def refuse_empty(self, root: Node) -> None:
         """Note every key that has no value."""
@@ -174,11 +175,6 @@ class Problems:
                 self.found, key=lambda item: (sources.index(item[0].source), item[0].line)
             )
             raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
-
-
-def _is_within(key: str, other: str) -> bool:
-    """Return whether a dotted key is another one or lies in it."""
-    return key == other or key.startswith((f"{other}.", f"{other}["))
 
 
 def dotted(path: KeyPath) -> str:

@@ -10,12 +10,13 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
-import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise, starmap
+from operator import attrgetter
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -30,6 +31,7 @@ from gdpo_tune.spec.objectives import ObjectiveSpec
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.task_section import task_names, task_of
 
+T = TypeVar("T")
 SECTIONS = ("training", "sandbox", "data", "model", "rollout", "search")
 """Sections of the page, before those within others."""
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
@@ -38,40 +40,28 @@ OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "object
 
 def reference() -> str:
     """Return the page, in Markdown: `reference.md` with its tables."""
-    families = {f"{family}.<reward>": info for family, info in FAMILIES.items()}
-    sections = {"Keys of the file": ("", model.SweepSpec)} | {
-        f"`{key}`": (f"{key.partition(':')[0]}.", kind) for key, kind in _list_sections().items()
-    }
-    names = ("name", "what")
+    doc, families = attrgetter("doc"), {f"{name}.<reward>": FAMILIES[name] for name in FAMILIES}
+    sections = {"Keys of the file": model.SweepSpec} | _list_sections()
     return Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8")).substitute(
-        sections="\n\n".join(
-            f"## {title}\n\n{first_line(kind)}\n\n{render_keys(kind, prefix)}"
-            for title, (prefix, kind) in sections.items()
-        ),
-        parameters=table(
+        sections="\n\n".join(starmap(_describe_section, sections.items())),
+        parameters=_list_names(
             ("parameter", "values", "default", "what"),
-            [
-                (f"`{name}`", _describe_parameter(info), f"`{show(info.default)}`", info.doc)
-                for name, info in (PARAMETERS | families).items()
-            ],
+            PARAMETERS | families,
+            _describe_parameter,
+            lambda info: f"`{show(info.default)}`",
+            doc,
         ),
         tasks="\n\n".join(map(_describe_task, task_names())),
-        costs=_render_metrics(COST_METRICS),
-        modes=table(
-            names, [(f"`{n}`", _describe_mode(i)) for n, i in registry.NORMALIZATIONS.items()]
-        ),
-        samplers=table(
-            names, [(f"`{name}`", info.doc) for name, info in registry.SAMPLERS.items()]
-        ),
-        schedulers=table(
-            names, [(f"`{name}`", info.doc) for name, info in registry.SCHEDULERS.items()]
-        ),
-        layouts=table(
+        costs=_list_metrics(COST_METRICS),
+        modes=_list_names(("name", "what"), registry.NORMALIZATIONS, _describe_mode),
+        samplers=_list_names(("name", "what"), registry.SAMPLERS, doc),
+        schedulers=_list_names(("name", "what"), registry.SCHEDULERS, doc),
+        layouts=_list_names(
             ("name", "tasks", "columns (those that may be missing)", "what"),
-            [
-                (f"`{name}`", one_of(info.tasks), _describe_columns(info), info.doc)
-                for name, info in registry.LAYOUTS.items()
-            ],
+            registry.LAYOUTS,
+            lambda info: one_of(info.tasks),
+            lambda i: one_of(i.columns) + (f" ({one_of(i.optional)})" if i.optional else ""),
+            doc,
         ),
         most_points=MOST_POINTS,
         half_points=MOST_POINTS // 2,
@@ -79,7 +69,7 @@ def reference() -> str:
 
 
 def _list_sections() -> dict[str, type[Any]]:
-    """Return the class of every section by its dotted key."""
+    """Return the class of every section by its dotted key, as code."""
     fields, search = model.SweepSpec.model_fields, search_section.Search.model_fields
     schedulers: tuple[Any, ...] = get_args(search["scheduler"].annotation)
     classes: dict[str, Any] = {
@@ -89,11 +79,12 @@ def _list_sections() -> dict[str, type[Any]]:
         **{f"search.{name}": search[name].annotation for name in ("replicates", "budget")},
         **{name: fields[name].annotation for name in ("resources", "tracking")},
     }
-    return classes
+    return {f"`{key}`": kind for key, kind in classes.items()}
 
 
-def render_keys(kind: type[Any], prefix: str) -> str:
-    """Return a table of the fields of a pydantic model or a dataclass, each with a prefix."""
+def _describe_section(title: str, kind: type[Any]) -> str:
+    """Return a heading and a table of the fields of a pydantic model or a dataclass."""
+    prefix = f"{title.strip('`').partition(':')[0]}." if title[0] == "`" else ""
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
         fields = {
@@ -104,13 +95,14 @@ def render_keys(kind: type[Any], prefix: str) -> str:
         fields = kind.model_fields
     docs = attribute_docs(kind)
     rows = [
-        (f"`{prefix}{name}`", describe_values(field), describe_default(name, field), docs[name])
+        (f"`{prefix}{name}`", _describe_values(field), _describe_default(name, field), docs[name])
         for name, field in fields.items()
     ]
-    return table(("key", "values", "default", "what"), rows)
+    summary = (inspect.getdoc(kind) or "").partition("\n")[0]
+    return f"## {title}\n\n{summary}\n\n{table(('key', 'values', 'default', 'what'), rows)}"
 
 
-def describe_default(name: str, field: FieldInfo) -> str:
+def _describe_default(name: str, field: FieldInfo) -> str:
     """Return a field's default as a reader would type it."""
     value: object = field.default
     if name in OTHER_DEFAULTS:
@@ -122,7 +114,7 @@ def describe_default(name: str, field: FieldInfo) -> str:
     return "" if value in ("", (), {}) else f"`{show(value)}`"
 
 
-def describe_values(field: FieldInfo) -> str:
+def _describe_values(field: FieldInfo) -> str:
     """Return the values that a field may have, by its type and its bounds."""
     kind: Any = field.annotation
     if get_origin(kind) is Literal:
@@ -166,17 +158,15 @@ def _describe_task(name: str) -> str:
         f"`{task.embedded}`. Published setting, drawn as a baseline: {published}.\n\n"
         "Objectives and constraints name these held-out metrics; MLflow has "
         "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
-        + _render_metrics(task.metrics)
+        + _list_metrics(task.metrics)
     )
 
 
-def _render_metrics(metrics: Mapping[str, MetricInfo]) -> str:
+def _list_metrics(metrics: Mapping[str, MetricInfo]) -> str:
     """Return a table of metrics with their better side and range."""
-    rows = [
-        (f"`{metric}`", info.direction, f"{info.low:g} to {info.high:g}", info.doc)
-        for metric, info in metrics.items()
-    ]
-    return table(("metric", "better", "range", "what"), rows)
+    better, doc = attrgetter("direction"), attrgetter("doc")
+    head = ("metric", "better", "range", "what")
+    return _list_names(head, metrics, better, lambda i: f"{i.low:g} to {i.high:g}", doc)
 
 
 def _describe_mode(info: registry.ModeInfo) -> str:
@@ -185,9 +175,10 @@ def _describe_mode(info: registry.ModeInfo) -> str:
     return function_doc(*info.target.split(":")) + ignored
 
 
-def _describe_columns(info: registry.LayoutInfo) -> str:
-    """Return the columns of a layout."""
-    return one_of(info.columns) + (f" ({one_of(info.optional)})" if info.optional else "")
+def _list_names(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:
+    """Return a table of one of the registry's dicts."""
+    rows = [(f"`{name}`", *(column(i) for column in columns)) for name, i in infos.items()]
+    return table(head, rows)
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -202,18 +193,13 @@ def attribute_docs(kind: type[Any]) -> dict[str, str]:
     (definition,) = ast.parse(inspect.getsource(kind)).body
     return {
         field.target.id: " ".join(doc.value.value.split())
-        for field, doc in itertools.pairwise(getattr(definition, "body", []))
+        for field, doc in pairwise(getattr(definition, "body", []))
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(doc, ast.Expr)
         and isinstance(doc.value, ast.Constant)
         and isinstance(doc.value.value, str)
     }
-
-
-def first_line(kind: type[Any]) -> str:
-    """Return the first line of a class's docstring."""
-    return (inspect.getdoc(kind) or "").partition("\n")[0]
 
 
 def function_doc(module: str, function: str) -> str:

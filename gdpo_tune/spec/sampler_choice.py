@@ -34,10 +34,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     A population, or all trials side by side without an earlier sweep: nothing could be learned, so
     they cover the space evenly.
     Many objectives, many trials, nothing but choices, many slots: TPE. Else the Gaussian process.
-
-    Args:
-        spec: the sweep.
-        slots: trials at the same time; None where that is not known yet.
+    `slots` is the number of trials at the same time; None where that is not known yet.
     """
     search = spec.search
     if search.sampler != AUTO:

@@ -130,15 +130,7 @@ class Search(Section):
 
 
 def check_search(search: Search, space: Space, steps: int, gpus: float, problems: Problems) -> None:
-    """Refuse an unknown sampler, a budget that no trial spends, and schedules without effect.
-
-    Args:
-        search: the section.
-        space: of the sweep.
-        steps: of a trial.
-        gpus: of a trial.
-        problems: where problems go.
-    """
+    """Refuse an unknown sampler, a budget that no trial spends, and schedules without effect."""
     if search.sampler not in registry.SAMPLERS:
         reason, fix = unknown_name("sampler", search.sampler, registry.SAMPLERS)
         problems.refuse("search.sampler", reason, fix)
@@ -184,7 +176,7 @@ def _check_population(
     if not any(name.startswith(MOVABLE) for name in space.dimensions):
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
-        problems.refuse("search.scheduler.type", reason, fix, given=("space",))
+        problems.refuse("search.scheduler.type", reason, fix, given=("space", "task"))
     if not scheduler.meetings(steps):
         reason = f"no step of {steps} lies there before the last one"
         fix, given = f"write {1 / max(2, min(5, steps)):g}", ("training.steps",)

@@ -104,10 +104,7 @@ def refuse_idle(
     problems: Problems,
     *given: str,
 ) -> None:
-    """Refuse keys of a section that are not at their default although they have no effect.
-
-    The settings are a dataclass with defaults; for `given`, see `Problems.refuse`.
-    """
+    """Refuse keys of a section that have no effect and are not at their default."""
     default = type(settings)()
     for key in keys:
         if getattr(settings, key) != getattr(default, key):
@@ -115,7 +112,7 @@ def refuse_idle(
 
 
 def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems) -> S | None:
-    """Validate one mapping of the file, and note every problem in it.
+    """Return one mapping of the file as a model, without the keys that have problems.
 
     Args:
         model: the keys and their types.
@@ -124,8 +121,7 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
         problems: where problems go.
 
     Returns:
-        The settings. Keys with problems are left out, so that the rest can be checked; None if the
-        model does not stand without them.
+        None if the model does not stand without these keys.
     """
     origin = node if node is not None else Node(problems.origin, entries={})
     data: Any = origin.plain()
@@ -134,9 +130,12 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
         try:
             return model.model_validate(data)
         except ValidationError as error:
-            faults = _faults(error)
+            faults = error.errors(include_url=False)
         data, changed = data if isinstance(data, dict) else {}, not isinstance(data, dict)
+        within = {fault["loc"][:-1] for fault in faults}
         for fault in faults:
+            if fault["type"] == "too_short" and fault["loc"] in within:
+                continue  # empty without its values that are wrong
             inner, keys, field = _locate(model, tuple(fault["loc"]))
             if fault["type"] == "union_tag_invalid" and field is not None:
                 inner = (*inner, str(field.discriminator))
@@ -147,13 +146,6 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
                 problems.add(origin.find(inner).mark, dotted((*path, *inner)), shown, reason, fix)
             changed |= _remove(data, inner)
     return None
-
-
-def _faults(error: ValidationError) -> list[ErrorDetails]:
-    """Return pydantic's errors, except that a list is empty because its values are wrong."""
-    faults = error.errors(include_url=False)
-    within = {fault["loc"][:-1] for fault in faults}
-    return [f for f in faults if f["type"] != "too_short" or f["loc"] not in within]
 
 
 def _remove(data: Any, path: KeyPath) -> bool:

@@ -21,7 +21,7 @@ EXTENDS = "extends"
 def read_document(
     path: Path, overrides: Sequence[str], name: str | None, problems: Problems
 ) -> Node:
-    """Return the whole document: the file, the files that it extends, and the overrides on top.
+    """Return the file, merged onto the files that it extends, with the overrides on top.
 
     A malformed override is added to `problems`; the rest is still read.
 
@@ -112,13 +112,7 @@ def missing_file_fix(path: Path) -> str:
 
 
 def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> Node:
-    """Return YAML 1.2 text as nodes (`3e-5` is a number, `on` and `yes` are words).
-
-    Args:
-        text: the document.
-        source: where it comes from.
-        problems: where problems go.
-        first_line: 0 for a source without lines.
+    """Return YAML 1.2 text as nodes; `first_line` is 0 for a source without lines.
 
     Raises:
         Unreadable: it is not YAML, or means more than any sweep does; the problem is noted.
@@ -128,12 +122,17 @@ def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> No
     key, line = "", 0
     try:
         data = yaml.load(text)
-    except DuplicateKeyError as error:
-        key = str(getattr(error, "problem", "")).partition('"')[2].partition('"')[0]
-        line, reason, fix = _line(error), "the key is given twice", "keep one of the two"
     except MarkedYAMLError as error:
-        line = _line(error)
-        reason, fix = _explain_syntax(error, text, line)
+        what, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+        mark = mark or getattr(error, "context_mark", None)
+        line = int(mark.line) + 1 if mark else 0
+        reason = f"not YAML: {what or getattr(error, 'context', None) or 'cannot be parsed'}"
+        fix = "look for a missing colon, bracket or quote here or just above"
+        if isinstance(error, DuplicateKeyError):
+            key = str(what).partition('"')[2].partition('"')[0]
+            reason, fix = "the key is given twice", "keep one of the two"
+        elif "\t" in "".join(text.splitlines()[line - 1 : line]):
+            reason, fix = "not YAML: a tab, which cannot indent", "indent with spaces"
     except YAMLError as error:
         reason = "not YAML: " + " ".join(str(error).split())
         fix = "remove characters that are not text"
@@ -147,21 +146,6 @@ def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> No
         return NodeBuilder(mark, problems).build(data, mark)
     problems.add(Mark(source, line), key, None, reason, fix)
     raise Unreadable
-
-
-def _line(error: MarkedYAMLError) -> int:
-    """Return the line of a syntax error, from 1; 0 if the parser does not say."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    return int(mark.line) + 1 if mark else 0
-
-
-def _explain_syntax(error: MarkedYAMLError, text: str, line: int) -> tuple[str, str]:
-    """Return reason and fix of a syntax error."""
-    lines = text.splitlines()
-    if 0 < line <= len(lines) and "\t" in lines[line - 1]:
-        return "not YAML: a tab, which cannot indent", "indent with spaces"
-    what = getattr(error, "problem", None) or getattr(error, "context", None) or "cannot be parsed"
-    return f"not YAML: {what}", "look for a missing colon, bracket or quote here or just above"
 
 
 def _read_override(override: str, problems: Problems) -> Node | None:

@@ -171,14 +171,10 @@ class Space(BaseModel):
         )
 
     def active(self, params: Params) -> dict[str, Domain]:
-        """Return the domains that have an effect, given the values chosen so far.
+        """Return the domains that have an effect under these values, in dependency order.
 
-        Args:
-            params: values of searched parameters; those of fixed ones are optional.
-
-        Returns:
-            Name -> domain in dependency order. A parameter is left out while one that its `when`
-            names is not chosen yet, is inactive itself, or has another value.
+        A parameter is left out while one that its `when` names is not chosen yet, is inactive
+        itself, or has another value. Values of fixed parameters are optional.
         """
         known: dict[str, ParamValue] = {}
         result: dict[str, Domain] = {}
@@ -193,14 +189,9 @@ class Space(BaseModel):
         return result
 
     def complete(self, params: Params) -> dict[str, ParamValue]:
-        """Return every parameter of the task, as training needs it.
+        """Return every parameter of the task: its default where it is inactive.
 
-        Args:
-            params: a value for every searched parameter that is active; others are ignored.
-
-        Returns:
-            `params` where active, the only value where there is one, and the parameter's default
-            where it is inactive, so that equal trials have equal parameters.
+        So equal trials have equal parameters. Values of inactive parameters are ignored.
 
         Raises:
             KeyError: an active, searched parameter has no value.
@@ -232,10 +223,7 @@ class Space(BaseModel):
         return self.complete(chosen)
 
     def reachable(self, name: str) -> tuple[ParamValue, ...] | None:
-        """Return the values that a trial can have; None for a continuous range.
-
-        The default is among them where `name` can be inactive.
-        """
+        """Return the values that a trial can have, inactive ones too; None: a continuous range."""
         values = self.domains[name].values()
         default = parameter_info(name).default
         if values is None or not self.can_be_inactive(name) or default in values:

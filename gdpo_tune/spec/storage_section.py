@@ -64,14 +64,7 @@ def check_name(name: object, problems: Problems) -> str:
 
 
 def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -> None:
-    """Refuse a storage that is no directory, or an object store without a database beside it.
-
-    Args:
-        storage: a directory, or the address of an object store.
-        ledger: address of a database; empty for a file.
-        workers: of a trial.
-        problems: where problems go.
-    """
+    """Refuse a storage that is no directory, or an object store without a `ledger` beside it."""
     key, example = "storage", "write it like s3://bucket/sweeps"
     if not is_url(storage):
         if is_file(Path(storage)):

@@ -55,24 +55,18 @@ def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> 
 
 def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:
     """Refuse completions that are longer than the policy can write, as far as its files tell."""
-    room, longest = _positions(policy), training.max_completion_length
-    if room is not None and longest >= room:
-        reason = f"{policy} has {room} positions, for a prompt and its completion together"
-        fix = f"write a number well below {room}, or give another policy"
-        key, given = "training.max_completion_length", ("policy",)
-        problems.refuse(key, reason, fix, value=longest, given=given)
-
-
-def _positions(policy: str) -> int | None:
-    """Return the tokens that a policy was made for; None where no file on this disk says."""
-    shipped = registry.POLICIES.get(policy)
+    shipped, longest = registry.POLICIES.get(policy), training.max_completion_length
     directory = Path(registry.load(shipped)() if shipped else policy).expanduser()
     try:
         config: Any = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None  # whether there is such a policy is checked elsewhere
-    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return positions if isinstance(positions, int) else None
+        return  # whether there is such a policy is checked elsewhere
+    room = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    if isinstance(room, int) and longest >= room:
+        reason = f"{policy} has {room} positions, for a prompt and its completion together"
+        fix = f"write a number well below {room}, or give another policy"
+        key, given = "training.max_completion_length", ("policy",)
+        problems.refuse(key, reason, fix, value=longest, given=given)
 
 
 def check_prompts(

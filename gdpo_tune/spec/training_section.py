@@ -61,14 +61,10 @@ def check_group_sizes(space: Space, training: TrainingSettings, problems: Proble
 
 
 def check_resources(
-    resources: Resources,
-    engine: str,
-    space: Space,
-    training: TrainingSettings,
-    problems: Problems,
+    own: Resources, engine: str, space: Space, training: TrainingSettings, problems: Problems
 ) -> None:
     """Refuse shares that no machine grants, and workers that cannot compute equal parts."""
-    gpus, key, workers = resources.gpus, "resources.gpus", resources.workers
+    gpus, key, workers = own.gpus, "resources.gpus", own.workers
     if workers > 1 and gpus not in (0.0, 1.0):
         reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
         problems.refuse(key, reason, "write gpus: 1, which is for each of them, or 0")
@@ -93,11 +89,11 @@ def check_resources(
         multiple = math.lcm(*(size * workers for size in sizes))
         fix = f"write completions_per_step: {-(-total // multiple) * multiple}, or fewer workers"
         problems.refuse("resources.workers", reason, fix, given=("space.group_size", TOTAL))
-    own, micro_batch = total // workers, training.micro_batch_size
-    if micro_batch and own % micro_batch:
-        reason = f"does not divide the {own} completions of a step"
+    share, micro_batch = total // workers, training.micro_batch_size
+    if micro_batch and share % micro_batch:
+        reason = f"does not divide the {share} completions of a step"
         reason += f" that each of {workers} workers computes" if workers > 1 else ""
-        smaller = [count for count in range(1, own) if own % count == 0]
+        smaller = [count for count in range(1, share) if share % count == 0]
         fix = f"write one of {show(smaller)}, or 0 to compute all at once"
         given = (TOTAL, "resources.workers")
         problems.refuse("training.micro_batch_size", reason, fix, given=given)

@@ -37,13 +37,12 @@ class NodeBuilder:
         """Return plain values with marks; a dotted key becomes nested mappings.
 
         Args:
-            data: what the parser made of the document, or of a part of it.
-            mark: where that is written.
+            data: of the parser.
+            mark: where it is written.
             above: identities of the collections around it, from the outermost on.
 
         Raises:
-            Unreadable: there are too many values, they lie too deep, or an alias contains itself;
-                the problem is noted.
+            Unreadable: there are too many values, they lie too deep, or an alias contains itself.
         """
         self._count(data, mark, above)
         inside = (*above, id(data))
@@ -77,15 +76,15 @@ class NodeBuilder:
             self.entry = mark
         self.values += 1
         if id(data) in above:
-            self._give_up(mark, "an alias that contains itself", "write the value out")
-        if len(above) > DEEPEST:
+            reason, fix = "an alias that contains itself", "write the value out"
+        elif len(above) > DEEPEST:
             reason = f"more than {DEEPEST} levels deep"
-            self._give_up(mark, reason, "write it flat: no section of a sweep has more than four")
-        if self.values > MOST_VALUES:
+            fix = "write it flat: no section of a sweep has more than four"
+        elif self.values > MOST_VALUES:
             reason = f"more than {MOST_VALUES:,} values up to here, with every alias written out"
-            self._give_up(self.entry, reason, "keep to the values that are meant")
-
-    def _give_up(self, mark: Mark, reason: str, fix: str) -> None:
+            mark, fix = self.entry, "keep to the values that are meant"
+        else:
+            return
         self.problems.add(mark, "", None, reason, fix)
         raise Unreadable
 
@@ -111,11 +110,7 @@ def nest(key: str, node: Node) -> tuple[str, Node]:
 
 
 def add_entry(entries: dict[str, Node], key: str, node: Node) -> str | None:
-    """Add an entry, where `a.b: 1` and `a.c: 2` both add to `a`.
-
-    Returns:
-        A dotted key that both the old and the new entry give a value to, if there is any.
-    """
+    """Add an entry, where `a.b: 1` and `a.c: 2` both add to `a`; return a key with two values."""
     first, node = nest(key, node)
     old = entries.setdefault(first, node)
     if old is node:

@@ -126,7 +126,7 @@ def test_the_sweeps_that_ship_for_embedded_policies_have_no_lint(task):
 
 LINTS = {
     "few prompts": (["space.group_size=[8, 16]"], "space.group_size = 16: 4 prompts a step"),
-    "one prompt": (["space.group_size=64"], "space.group_size = 64: one prompt a step"),
+    "one prompt": (["space.group_size=64"], "space.group_size = 64: 1 prompt a step"),
     "pairs": (["space.group_size=[2, 4]"], "space.group_size = 2: divided by the deviation"),
     "single reward": (
         ["space.reward_weights={correctness: 1, format: 0, length: 0}"],

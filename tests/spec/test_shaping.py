@@ -183,7 +183,7 @@ def test_an_unknown_range_is_fine_where_it_is_not_needed(load):
 DOUBTS = {
     "pairs": (
         ["space.group_size=[2, 4]", "space.length_shape=[step, ramp]"],
-        "space.length_shape = ramp: in a group of 2 under gdpo only which completion earns more",
+        "space.length_shape = ramp: in a group of 2 under gdpo, shapes of the length reward",
     ),
     "no weight": (
         ["space.reward_weights.length=0", "space.conditioning.length=correctness"],
