@@ -22,10 +22,11 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
     elif task_files.is_file(task):
         reason = "has no effect: a task in a file writes its own prompts"
         fix = "remove the key, and read the data in the task's rows()"
-        problems.refuse("data.source", reason, fix, given=("task",))
+        problems.refuse("data.source", reason, fix, "task")
     else:
         _check_layout(settings.layout, task, problems)
-        _check_files(settings, problems)
+        if settings.is_local:
+            _check_files(settings, problems)
 
 
 def _check_layout(layout: str, task: str, problems: Problems) -> None:
@@ -44,8 +45,6 @@ def _check_layout(layout: str, task: str, problems: Problems) -> None:
 
 
 def _check_files(settings: DataSettings, problems: Problems) -> None:
-    if not settings.is_local:
-        return
     source, key = Path(settings.source).expanduser(), "data.source"
     if source.is_dir():
         if not any(file.suffix in DATA_FILES for file in source.iterdir()):

@@ -125,9 +125,8 @@ def _describe_sandbox(spec: SweepSpec) -> str:
     clocks = f"{settings.wall_seconds:g} s wall"
     if settings.type != "external":
         clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"
-    return (
-        f"{where}{packages}, up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
-    )
+    together, limits = f"up to {settings.workers} at a time", f"{clocks}, {settings.memory_mb} MiB"
+    return f"{where}{packages}, {together}: {limits}"
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, parameters_of
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import lacking_memory, sandbox_doubts
-from gdpo_tune.spec.model import SPEC, SweepSpec
+from gdpo_tune.spec.model import SPEC, SweepSpec, differences, meaning
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.search_section import AshaSettings
 from gdpo_tune.spec.task_section import task_of
@@ -75,8 +74,7 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
     if 2 in sizes and modes:
         yield (
             "space.group_size = 2: divided by the deviation of two completions, every difference "
-            f"becomes +-0.71, so the size of a reward has no effect under {one_of(modes)}. Use "
-            "groups of at least 4."
+            f"is +-0.71, so sizes of rewards have no effect under {one_of(modes)}. Use at least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
     shapes = [shape for shape in _possible(spec, "length_shape") if shape != "step"]
@@ -151,15 +149,13 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
     if len(modes) > 1 and "learning_rate" not in searched:
         yield (
             f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in "
-            "scale, so they may differ by step size alone. Search over it, such as learning_rate: "
-            "{log: [3e-05, 0.0003]}."
+            "scale. Search over it, such as learning_rate: {log: [3e-05, 0.0003]}."
         )
     lengths = [name for name in spec.objectives if "length" in name]
     if "loss_type" in searched and lengths:
         yield (
-            "space.loss_type: each weights short and long completions differently, and "
-            f"{lengths[0]} is an objective, so its effect mixes with that of the length reward. "
-            "Fix it, such as loss_type: dapo."
+            "space.loss_type: each weights short and long completions differently, which mixes "
+            f"with the effect of rewards on the objective {lengths[0]}. Fix it, such as dapo."
         )
     names = [name for name in ("epsilon", "epsilon_high") if name in searched]
     if names and _possible(spec, "num_iterations") == (1,):
@@ -170,11 +166,6 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_certainty(spec: SweepSpec) -> Iterator[str]:
-    if not spec.search.replicates.most:
-        yield (
-            "search.replicates: none, so every point of the front rests on one seed and stays "
-            "provisional. Allow some, such as {per_point: 2, max_runs: 8}."
-        )
     prompts = spec.training.test_prompts
     se = 0.5 / math.sqrt(prompts)
     if se > LARGEST_SE:
@@ -187,19 +178,13 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
     count = math.prod(math.inf if each is None else len(each) for each in values)
     if count < spec.search.trials:
         yield (
-            f"space: {count} different configuration{'s' if count > 1 else ''} at most, and "
-            f"search.trials = {spec.search.trials}, so trials repeat. Widen the space, or write "
-            f"trials: {count}."
+            f"space: {count} different configuration{'s' if count > 1 else ''} at most, and search."
+            f"trials = {spec.search.trials}, so trials repeat. Widen it, or write trials: {count}."
         )
 
 
 def _check_objectives(spec: SweepSpec) -> Iterator[str]:
     metrics = registry.judgeable(task_of(spec.task))
-    if len(spec.objectives) == 1:
-        yield (
-            f"objectives: {next(iter(spec.objectives))} alone, so the front is a single point. "
-            "Add what it is traded against."
-        )
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:

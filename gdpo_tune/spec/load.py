@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from gdpo_tune.core.parameters import PARAMETERS, parameters_of
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     parse_space,
@@ -16,7 +17,6 @@ from gdpo_tune.spec import (
 )
 from gdpo_tune.spec.data_section import check_data
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.model_section import check_model, check_rollout
 from gdpo_tune.spec.objectives import check_metrics
 from gdpo_tune.spec.problems import Mark, Node, Problems
 from gdpo_tune.spec.sandbox_section import check_sandbox
@@ -62,7 +62,8 @@ def load_spec(
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
     task = task_section.check_task(data.get("task"), problems)
-    reader = parse_space.SpaceReader.of_task(task, problems)
+    parameters = PARAMETERS if task is None else parameters_of(task)
+    reader = parse_space.SpaceReader(parameters, problems)
     space = reader.read_space(data.get("space", {}))
     parsed = {
         "name": storage_section.check_name(data.get("name", path.stem), problems),
@@ -96,9 +97,9 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     training_section.check_resources(resources, spec.rollout.engine, space, training, problems)
     search_section.check_search(search, space, training.steps, resources.gpus, problems)
     storage_section.check_storage(spec.storage, spec.ledger, resources.workers, problems)
-    check_rollout(spec.rollout, problems)
+    task_section.check_rollout(spec.rollout, problems)
     if to_run:
         check_warm_start(spec, problems)
         check_sandbox(spec.sandbox, problems)
         check_data(spec.data, spec.task, problems)
-        check_model(spec.model, spec.policy, problems)
+        task_section.check_model(spec.model, spec.policy, problems)

@@ -16,18 +16,15 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.training_section import Resources
 
 DEVICES = Path("/dev")
-DEVICE = re.compile(r"nvidia\d+")
 GIB = 2**30
 CONTEXT = GIB // 2
 """Bytes that CUDA takes for a process."""
 ENGINE = GIB
 """Bytes of an engine besides the weights: its graphs, its workspace and a cache."""
-STATES = 4
-"""Numbers kept for each that is trained: weight, gradient and the optimizer's two averages."""
 NUMBERS = {"auto": 2, "bfloat16": 2, "float32": 4}
 """`model.dtype` on a GPU -> bytes of a number that is computed with, but not trained."""
-TRAINED = 4
-"""Bytes of a number that is trained, whatever is computed in."""
+TRAINED = 16
+"""Bytes of a trained number: weight, gradient and the optimizer's two averages, in 32 bits."""
 
 
 def check_resources(
@@ -82,7 +79,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int
 
     They are NVIDIA's, AMD's, or Windows' own in Linux. `CUDA_VISIBLE_DEVICES` only hides devices.
     """
-    present = sum(1 for file in devices.glob("nvidia*") if DEVICE.fullmatch(file.name))
+    present = sum(1 for file in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name))
     if not present and (devices / "kfd").exists():
         present = sum(1 for _ in devices.glob("dri/renderD*"))
     elif not present:
@@ -122,10 +119,9 @@ def lacking_memory(spec: SweepSpec, environment: Mapping[str, str] = os.environ)
     """Yield why this machine could not run any code, if that is so, and the fix."""
     memory = _sandbox_memory(spec.sandbox, environment)
     if memory is not None and spec.sandbox.memory_mb << 20 > memory:
-        room = memory >> 20
         yield (
-            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {room} MiB\n"
-            f"    fix: --set sandbox.memory_mb={room // 2}"
+            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
+            f"    fix: --set sandbox.memory_mb={memory >> 21}"
         )
 
 
@@ -144,11 +140,8 @@ def check_gpu_share(
 ) -> None:
     """Refuse a share of a GPU in which the policy could not be trained.
 
-    Args:
-        spec: the sweep.
-        parameters: of the policy; None if that is not known.
-        device: bytes of the smallest GPU here; None if that is not known.
-        environment: with `RAY_ADDRESS`, trials run elsewhere.
+    Nothing is checked where the `parameters` of the policy or the bytes of the smallest `device`
+    are not known, nor with `RAY_ADDRESS`, because trials run elsewhere.
 
     Raises:
         ResourcesError: a trial could not fit.
@@ -176,7 +169,7 @@ def least_share(spec: SweepSpec, parameters: int, device: int) -> float:
     policy has `parameters`, and the GPU `device` bytes.
     """
     width, rollout = NUMBERS[spec.model.dtype], spec.rollout
-    trainer = CONTEXT + (width if spec.model.lora_rank else STATES * TRAINED) * parameters
+    trainer = CONTEXT + (width if spec.model.lora_rank else TRAINED) * parameters
     by_default = rollout.engine == "auto" and installed_vllm() is not None
     if rollout.vllm_mode != "colocate" or not (rollout.engine == "vllm" or by_default):
         return trainer / device

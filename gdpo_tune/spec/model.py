@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,7 +25,7 @@ from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
 from gdpo_tune.spec.dump import dump_entries, shown_service
 from gdpo_tune.spec.notation import notation
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
-from gdpo_tune.spec.problems import without_password
+from gdpo_tune.spec.problems import show, without_password
 from gdpo_tune.spec.sandbox_section import UNUSED
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, settings_of, written
@@ -37,10 +38,7 @@ SPEC = "spec.yaml"
 JOURNAL = "ledger.journal"
 """Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
 Keep = Literal["front", "all", "none"]
-Text = Annotated[
-    str,
-    written(r"(?s).*\S.*", "not a piece of text", "write a word, quoted if need be"),
-]
+Text = Annotated[str, written(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
 
 
 class SweepSpec(Section):
@@ -159,7 +157,7 @@ class SweepSpec(Section):
             if changed:
                 decisive[name] = changed
         text = json.dumps(decisive, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
@@ -174,14 +172,11 @@ class SweepSpec(Section):
         return dump_entries(plain)
 
 
-LENGTH = 12
 DECISIVE_SANDBOX_KEYS = ("modules", "cpu_seconds", "wall_seconds", "memory_mb")
 """Settings of the sandbox on which a verdict can depend."""
 
 
-def decisive_settings(
-    settings: TrainingSettings | SandboxSettings | DataSettings | ModelSettings,
-) -> dict[str, Any]:
+def decisive_settings(settings: Any) -> dict[str, Any]:
     """Return the settings of a section that count in the identity; modules have no order."""
     plain = asdict(settings)
     if isinstance(settings, TrainingSettings):
@@ -201,3 +196,24 @@ def shown_yaml(spec: SweepSpec) -> str:
         "ledger": without_password(spec.ledger),
     }
     return spec.model_copy(update=shown).dump_yaml()
+
+
+def meaning(spec: SweepSpec) -> dict[str, Any]:
+    """Return all that `SweepSpec.identity` may use: dotted key -> value as in a file."""
+    sections: dict[str, dict[str, Any]] = {
+        "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
+        "space": {name: notation(domain) for name, domain in spec.space.domains.items()},
+    }
+    for name in ("training", "sandbox", "data", "model"):
+        sections[name] = decisive_settings(getattr(spec, name))
+    flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
+    return {"task": spec.task, "policy": spec.policy, **flat}
+
+
+def differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Return each key that two meanings disagree on, with both values."""
+    return [
+        f"{key} = {show(known.get(key))}, not {show(asked.get(key))}"
+        for key in dict.fromkeys([*asked, *known])
+        if known.get(key) != asked.get(key)
+    ]

@@ -10,7 +10,7 @@ from typing import cast
 
 from gdpo_tune.core.parameters import ParameterInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.problems import KeyPath, Problems, did_you_mean, one_of, show
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Choice, Domain, Fixed, Number, Uniform, is_one_of, on_grid
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
@@ -31,35 +31,28 @@ def as_list(data: object) -> tuple[object, ...] | None:
     return cast("tuple[object, ...]", data) if isinstance(data, tuple) else None
 
 
-class Rejected(Exception):
-    """A domain or a value that cannot be used; the reason is already among the problems."""
-
-
 @dataclass(frozen=True)
 class DomainReader:
-    """Reads the domain of one parameter; every method raises `Rejected`."""
+    """Reads the domain of one parameter; every method raises `Unreadable`."""
 
     info: ParameterInfo
     path: KeyPath
     """Of the parameter in the document."""
     problems: Problems
 
-    def _reject(self, reason: str, fix: str, *inner: str | int, value: object = None) -> Rejected:
-        self.problems.note((*self.path, *inner), reason, fix, value)
-        return Rejected()
+    def _reject(self, reason: str, fix: str, *inner: str | int, value: object = None) -> Unreadable:
+        return self.problems.note((*self.path, *inner), reason, fix, value)
 
     def read(self, data: object) -> Domain:
         """Return a domain in any notation, without its `when`."""
         elements, entries = as_list(data), as_mapping(data)
-        if elements is not None:
-            return self._choices(elements)
         if entries is None:
-            return Fixed(value=self.value(data))
+            return Fixed(value=self.value(data)) if elements is None else self._choices(elements)
         unknown = [key for key in entries if key not in (*KINDS, "step", "when")]
         for key in unknown:
             self._reject("unknown key of a domain", f"{did_you_mean(key, KINDS)}{SYNTAX}", key)
         if unknown:
-            raise Rejected
+            raise Unreadable
         kinds = [key for key in KINDS if key in entries]
         if len(kinds) != 1:
             raise self._reject(f"needs exactly one of {one_of(KINDS)}", SYNTAX)
@@ -81,14 +74,14 @@ class DomainReader:
             raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
         for index, element in enumerate(elements):
-            with suppress(Rejected):
+            with suppress(Unreadable):
                 value = self.value(element, *inner, index)
                 if is_one_of(value, tuple(values)):
                     reason, fix = f"{show(value)} is given twice", "name each value once"
                     raise self._reject(reason, fix, value=element)
                 values.append(value)
         if len(values) < len(elements):
-            raise Rejected
+            raise Unreadable
         return Choice(choices=tuple(values))
 
     def _uniform(self, data: object, step: object, kind: str) -> Uniform:
@@ -101,13 +94,13 @@ class DomainReader:
             raise self._reject("a range has two ends", f"write {kind}: [low, high]")
         numbers: list[Number] = []
         for end in ends:
-            with suppress(Rejected):
+            with suppress(Unreadable):
                 if log and isinstance(end, int | float) and not isinstance(end, bool) and end <= 0:
                     fix = "start above 0, such as {log: [0.01, 1]}, or use range:"
                     raise self._reject("a log range cannot reach 0 or below", fix, value=end)
                 numbers.append(cast("Number", self.value(end)))
         if len(numbers) < 2:
-            raise Rejected
+            raise Unreadable
         low, high = numbers
         if low >= high:
             fix = f"{kind}: [{show(high)}, {show(low)}]" if low > high else show(low)

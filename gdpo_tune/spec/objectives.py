@@ -81,16 +81,14 @@ def check_metrics(
                 problems.refuse(path, f"unknown {what}", fix)
             elif name == "gpu_hours" and name not in task.metrics and not gpus:
                 fix = "name seconds instead, or give trials GPUs with resources.gpus"
-                reason, given = "no trial has a GPU: always 0", ("resources.gpus",)
-                problems.refuse(path, reason, fix, given=given)
+                problems.refuse(path, "no trial has a GPU: always 0", fix, "resources.gpus")
     for name in (name for name in objectives if name in metrics):
         info, objective = metrics[name], objectives[name]
-        best, side, sign = (info.high, "below", 1)
-        if objective.direction == "minimize":
-            best, side, sign = info.low, "above", -1
-        if sign * objective.reference >= sign * best:
+        maximize, reference = objective.direction == "maximize", objective.reference
+        if not (reference < info.high if maximize else reference > info.low):
             reason = f"no value of {name} is better than this: the hypervolume would always be 0"
-            fix = f"write the worst value of interest, {side} {best:g}"
+            side = f"below {info.high:g}" if maximize else f"above {info.low:g}"
+            fix = f"write the worst value of interest, {side}"
             problems.refuse(("objectives", name, "reference"), reason, fix)
     for name in (name for name in constraints if name in metrics):
         info, constraint = metrics[name], constraints[name]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo, parameters_of
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.notation import DomainReader, Rejected, as_list, as_mapping, describe
-from gdpo_tune.spec.problems import KeyPath, Problems, did_you_mean, one_of, show
+from gdpo_tune.spec.notation import DomainReader, as_list, as_mapping, describe
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, did_you_mean, one_of, show
 from gdpo_tune.spec.space import Domain, Fixed, Space
 
 PUBLISHED = "published"
@@ -27,12 +27,8 @@ class SpaceReader:
     """Reads the parts of a file that name parameters."""
 
     parameters: Mapping[str, ParameterInfo]
+    """Of the task; with `PARAMETERS`, for an unknown task, those of rewards are passed over."""
     problems: Problems
-
-    @classmethod
-    def of_task(cls, task: TaskInfo | None, problems: Problems) -> SpaceReader:
-        """Return a reader; under an unknown task, it passes over parameters of rewards."""
-        return cls(PARAMETERS if task is None else parameters_of(task), problems)
 
     def read_space(self, data: object) -> Space:
         """Return the search space; a parameter with a bad domain appears at its default."""
@@ -44,7 +40,7 @@ class SpaceReader:
         domains: dict[str, Domain] = {}
         for name, info in self.parameters.items():
             domains[name] = Fixed(value=info.default)
-            with suppress(Rejected):
+            with suppress(Unreadable):
                 if name in written:
                     reader = DomainReader(info, ("space", name), self.problems)
                     domains[name] = reader.read(written[name])
@@ -171,28 +167,27 @@ class SpaceReader:
         held = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
         if not held:
             reason = "the space holds none of the published points"
-            needed = f"1 and, for the length, {one_of(weights)}"
-            fix = f"widen space.reward_weights to hold {needed}, or remove it"
-            self.problems.refuse(path, reason, fix, given=("space",))
+            fix = f"widen space.reward_weights to hold 1 and, for the length, {one_of(weights)}"
+            self.problems.refuse(path, reason, fix, "space")
         return held
 
     def _read_point(self, entries: Mapping[str, object], path: KeyPath, space: Space) -> Point:
         """Return one point: names known, values within the domains, conditions met."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
-            with suppress(Rejected):
+            with suppress(Unreadable):
                 reader = DomainReader(self.parameters[name], path, self.problems)
                 point[name] = reader.value(child, name)
         active = space.active(point)
         for name, value in point.items():
-            domain, given = space.domains[name], (f"space.{name}",)
+            domain, key = space.domains[name], f"space.{name}"
             parents = [space.domains[p] for p in domain.when if p not in point]
             if not domain.contains(value):
                 fix = f"stay within {describe(domain)}, or widen space.{name}"
-                self.problems.refuse((*path, name), "outside of the space", fix, given=given)
+                self.problems.refuse((*path, name), "outside of the space", fix, key)
             elif name not in active and all(isinstance(parent, Fixed) for parent in parents):
                 fix = f"remove it, or meet {show(domain.when)}"
-                self.problems.refuse((*path, name), "has no effect at this point", fix, given=given)
+                self.problems.refuse((*path, name), "has no effect at this point", fix, key)
         return point
 
 
@@ -220,10 +215,8 @@ def check_ranges(space: Space, task: TaskInfo, problems: Problems) -> None:
     if weighted and space.domains["gamma"].values() != (0,):
         reason = f"the range of {one_of(weighted)} is not known, so neither is how saturated it is"
         problems.refuse("space.gamma", reason, f"remove gamma, or {state.format(weighted[0])}")
-    for name in task.rewards:
-        parameter = f"conditioning.{name}"
-        choices = space.domains[parameter].values() if parameter in space.domains else None
-        for other in [name for name in unknown if name in (choices or ())]:
+    for parameter in [name for name in space.domains if name.startswith("conditioning.")]:
+        for other in set(unknown).intersection(space.domains[parameter].values() or ()):
             reason = f"the range of {other} is not known, so neither is its threshold"
             fix = f"condition on another reward, or {state.format(other)}"
             problems.refuse(("space", parameter), reason, fix)

@@ -83,7 +83,7 @@ class Node:
 
 
 class Unreadable(Exception):
-    """Signal that a file cannot be used at all; the reason is already among the problems."""
+    """A file or a value that cannot be used; the reason is already among the problems."""
 
 
 @dataclass
@@ -98,44 +98,39 @@ class Problems:
     empty: set[str] = field(default_factory=set[str])
     """Keys without a value: noted once, whatever else the missing value would break."""
 
-    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> None:
-        """Note a problem; a `value` of None is not shown."""
+    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> Unreadable:
+        """Note a problem, for the caller to raise or to go on; a `value` of None is not shown."""
         if key in self.empty:
-            return
+            return Unreadable()
         shown = "" if value is None else without_password(show(value))
         if len(shown) > LONGEST:
             shown = shown[: LONGEST - 3] + "..."
         self.found.append((mark, Problem(str(mark), key, shown, reason, fix)))
+        return Unreadable()
 
-    def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> None:
+    def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> Unreadable:
         """Note a problem with the value `node`, which stands at `path`."""
-        self.add(node.mark, dotted(path), node.plain(), reason, fix)
+        return self.add(node.mark, dotted(path), node.plain(), reason, fix)
 
-    def note(self, path: KeyPath | str, reason: str, fix: str, value: object = None) -> None:
+    def note(self, path: KeyPath | str, reason: str, fix: str, value: object = None) -> Unreadable:
         """Note a problem with a key of the document; `value` is shown instead of its own."""
         path = tuple(path.split(".")) if isinstance(path, str) else path
         root = self.root if self.root is not None else Node(self.origin)
         node = root.get(path)
         if value is None and node is not None:
             value = node.plain()
-        self.add(root.find(path).mark, dotted(path), value, reason, fix)
+        return self.add(root.find(path).mark, dotted(path), value, reason, fix)
 
     def refuse(
-        self,
-        path: KeyPath | str,
-        reason: str,
-        fix: str,
-        *,
-        value: object = None,
-        given: Sequence[str] = (),
+        self, path: KeyPath | str, reason: str, fix: str, *inputs: str, value: object = None
     ) -> None:
-        """Note a problem, unless the key or one of the keys `given` has one already.
+        """Note a problem, unless the key or one of the keys `inputs` has one already.
 
         A key with a problem has its default while the rest is checked, so what follows from its
         value cannot be judged.
         """
         key = path if isinstance(path, str) else dotted(path)
-        if not any(map(self.about, (key, *given))):
+        if not any(map(self.about, (key, *inputs))):
             self.note(path, reason, fix, value)
 
     def has_key(self, key: str) -> bool:
@@ -164,15 +159,11 @@ class Problems:
                 self.add(node.mark, dotted(path), shown, reason, "write it without them")
 
     def raise_if_any(self) -> None:
-        """Raise every problem, in the order of the lines.
-
-        Raises:
-            SpecError: there is at least one.
-        """
+        """Raise `SpecError` with every problem, in the order of the lines, if there is any."""
         if self.found:
             sources = list(dict.fromkeys(mark.source for mark, _ in self.found))
             ranked = sorted(
-                self.found, key=lambda item: (sources.index(item[0].source), item[0].line)
+                self.found, key=lambda each: (sources.index(each[0].source), each[0].line)
             )
             raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
 

@@ -11,12 +11,12 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, starmap
 from operator import attrgetter
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,14 +26,12 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.steps import MOST_POINTS
-from gdpo_tune.spec import model, search_section
-from gdpo_tune.spec.objectives import ObjectiveSpec
+from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.sections import BOUNDS, Section, settings_model
 from gdpo_tune.spec.task_section import task_names, task_of
 
 T = TypeVar("T")
-SECTIONS = ("training", "sandbox", "data", "model", "rollout", "search")
-"""Sections of the page, before those within others."""
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
 """Key of the file -> its default, where the model does not say it."""
 
@@ -41,9 +39,9 @@ OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "object
 def reference() -> str:
     """Return the page, in Markdown: `reference.md` with its tables."""
     doc, families = attrgetter("doc"), {f"{name}.<reward>": FAMILIES[name] for name in FAMILIES}
-    sections = {"Keys of the file": model.SweepSpec} | _list_sections()
+    sections = [("Keys of the file", SweepSpec), *_list_sections(SweepSpec)]
     return Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8")).substitute(
-        sections="\n\n".join(starmap(_describe_section, sections.items())),
+        sections="\n\n".join(starmap(_describe_section, sections)),
         parameters=_list_names(
             ("parameter", "values", "default", "what"),
             PARAMETERS | families,
@@ -68,35 +66,28 @@ def reference() -> str:
     )
 
 
-def _list_sections() -> dict[str, type[Any]]:
-    """Return the class of every section by its dotted key, as code."""
-    fields, search = model.SweepSpec.model_fields, search_section.Search.model_fields
-    schedulers: tuple[Any, ...] = get_args(search["scheduler"].annotation)
-    classes: dict[str, Any] = {
-        "objectives.<metric>": ObjectiveSpec,
-        **{name: fields[name].annotation for name in SECTIONS},
-        **{f"search.scheduler: {{type: {kind().type}}}": kind for kind in schedulers},
-        **{f"search.{name}": search[name].annotation for name in ("replicates", "budget")},
-        **{name: fields[name].annotation for name in ("resources", "tracking")},
-    }
-    return {f"`{key}`": kind for key, kind in classes.items()}
+def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key of every section below a class, as code, and its class."""
+    for name, field in getattr(kind, "model_fields", {}).items():
+        key, section = f"{prefix}{name}", field.annotation
+        if get_origin(section) is dict:
+            key, section = f"{key}.<metric>", get_args(section)[1]
+        if field.discriminator:
+            for each in get_args(section):
+                yield f"`{key}: {{type: {each().type}}}`", each
+        elif dataclasses.is_dataclass(section) or section in Section.__subclasses__():
+            yield f"`{key}`", section
+            yield from _list_sections(section, f"{key}.")
 
 
 def _describe_section(title: str, kind: type[Any]) -> str:
     """Return a heading and a table of the fields of a pydantic model or a dataclass."""
     prefix = f"{title.strip('`').partition(':')[0]}." if title[0] == "`" else ""
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        fields = {
-            field.name: FieldInfo.from_annotated_attribute(hints[field.name], field.default)
-            for field in dataclasses.fields(kind)
-        }
-    else:
-        fields = kind.model_fields
     docs = attribute_docs(kind)
+    section = settings_model(kind) if dataclasses.is_dataclass(kind) else kind
     rows = [
         (f"`{prefix}{name}`", _describe_values(field), _describe_default(name, field), docs[name])
-        for name, field in fields.items()
+        for name, field in section.model_fields.items()
     ]
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
     return f"## {title}\n\n{summary}\n\n{table(('key', 'values', 'default', 'what'), rows)}"
@@ -105,10 +96,8 @@ def _describe_section(title: str, kind: type[Any]) -> str:
 def _describe_default(name: str, field: FieldInfo) -> str:
     """Return a field's default as a reader would type it."""
     value: object = field.default
-    if name in OTHER_DEFAULTS:
-        return OTHER_DEFAULTS[name]
-    if value is PydanticUndefined:
-        return "required"
+    if name in OTHER_DEFAULTS or value is PydanticUndefined:
+        return OTHER_DEFAULTS.get(name, "required")
     if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
         return "below"
     return "" if value in ("", (), {}) else f"`{show(value)}`"
@@ -127,11 +116,8 @@ def _describe_values(field: FieldInfo) -> str:
 
 def bound(constraint: object) -> str:
     """Return a bound in words; empty for other constraints."""
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    for name, word in words.items():
-        if hasattr(constraint, name):
-            return f"{word} {getattr(constraint, name)}"
-    return ""
+    names = [name for name in BOUNDS if hasattr(constraint, name)]
+    return "".join(f"{BOUNDS[name]} {getattr(constraint, name)}" for name in names)
 
 
 def _describe_parameter(info: ParameterInfo) -> str:

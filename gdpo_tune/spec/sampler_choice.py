@@ -36,31 +36,28 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     Many objectives, many trials, nothing but choices, many slots: TPE. Else the Gaussian process.
     `slots` is the number of trials at the same time; None where that is not known yet.
     """
-    search = spec.search
-    if search.sampler != AUTO:
-        return SamplerChoice(search.sampler, "as requested")
-    if search.scheduler.type == "pbt":
-        return SamplerChoice("qmc", "the members of a population begin spread over the space")
+    search, domains = spec.search, spec.space.searched.values()
     trials, objectives = most_trials(spec), len(spec.objectives)
-    domains = spec.space.searched.values()
-    if slots is not None and slots >= trials and not search.warm_start:
-        why = f"all {trials} trials run side by side, so none can learn from another"
-        return SamplerChoice("qmc", why)
-    if objectives >= MANY_OBJECTIVES:
-        return SamplerChoice("tpe", f"{objectives} objectives are too many for a Gaussian process")
-    if trials > LARGE:
+    name, why = "tpe", ""
+    if search.sampler != AUTO:
+        name, why = search.sampler, "as requested"
+    elif search.scheduler.type == "pbt":
+        name, why = "qmc", "the members of a population begin spread over the space"
+    elif slots is not None and slots >= trials and not search.warm_start:
+        name, why = "qmc", f"all {trials} trials run side by side, so none can learn from another"
+    elif objectives >= MANY_OBJECTIVES:
+        why = f"{objectives} objectives are too many for a Gaussian process"
+    elif trials > LARGE:
         why = f"a Gaussian process of {trials} trials takes many seconds a proposal"
-        return SamplerChoice("tpe", why)
-    if domains and all(isinstance(domain, Choice) for domain in domains):
-        return SamplerChoice("tpe", "every parameter is a choice, and choices have no distance")
-    if slots is not None and slots > CROWDED:
-        return SamplerChoice("tpe", f"{slots} slots would wait for proposals of a Gaussian process")
-    plural = "s" if objectives > 1 else ""
-    return SamplerChoice(
-        "gp",
-        f"{trials} trials of {len(domains)} parameters and {objectives} objective{plural}: small "
-        "enough for Gaussian-process search",
-    )
+    elif domains and all(isinstance(domain, Choice) for domain in domains):
+        why = "every parameter is a choice, and choices have no distance"
+    elif slots is not None and slots > CROWDED:
+        why = f"{slots} slots would wait for proposals of a Gaussian process"
+    else:
+        counts = f"{trials} trials of {len(domains)} parameters and {objectives} objective"
+        plural = "s" if objectives > 1 else ""
+        name, why = "gp", f"{counts}{plural}: small enough for Gaussian-process search"
+    return SamplerChoice(name, why)
 
 
 def most_trials(spec: SweepSpec) -> int:

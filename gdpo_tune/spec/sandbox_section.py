@@ -22,11 +22,11 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
 
 def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
     """Refuse keys that do not fit together, and modules that are not installed."""
-    kind, given = settings.type, ("sandbox.type",)
+    kind = settings.type
     for name, reason in UNUSED.get(kind, {}).items():
         if problems.has_key(f"sandbox.{name}"):
             fix = "remove the key, or write type: local"
-            problems.refuse(f"sandbox.{name}", reason, fix, given=given)
+            problems.refuse(f"sandbox.{name}", reason, fix, "sandbox.type")
     if kind == "external":
         reason = "a sandbox of type external is a service"
         check_address(settings.url, "sandbox.url", reason, problems)
@@ -34,15 +34,21 @@ def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
     if settings.url:
         reason = f"a sandbox of type {kind} has no address"
         fix = "write type: external, or remove the key"
-        problems.refuse("sandbox.url", reason, fix, given=given)
+        problems.refuse("sandbox.url", reason, fix, "sandbox.type")
     for index, module in enumerate(settings.modules):
-        _check_module(module, index, problems)
+        parts, path = module.split("."), ("sandbox", "modules", index)
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+            fix = "write names as after import, such as numpy"
+            problems.refuse(path, "not a name that can be imported", fix, "sandbox.type")
+        elif not _is_installed(parts[0]):
+            fix = "install the package that has it, or remove the name"
+            problems.refuse(path, f"no module {parts[0]} is installed", fix, "sandbox.type")
     cpu, wall = settings.cpu_seconds, settings.wall_seconds
     if wall < cpu:
         reason = f"below cpu_seconds = {cpu:g}, which could never be used up"
         fix = f"write at least {cpu:g}, better {4 * cpu:g}: a busy machine is slower"
-        given = ("sandbox.cpu_seconds", "sandbox.type")
-        problems.refuse("sandbox.wall_seconds", reason, fix, value=wall, given=given)
+        inputs = ("sandbox.cpu_seconds", "sandbox.type")
+        problems.refuse("sandbox.wall_seconds", reason, fix, *inputs, value=wall)
 
 
 def check_address(url: str, key: str, reason: str, problems: Problems) -> None:
@@ -55,16 +61,6 @@ def check_address(url: str, key: str, reason: str, problems: Problems) -> None:
     except ValueError as error:
         fix = f"write {EXAMPLE}, where the service listens"
         problems.refuse(key, f"not the address of a web service: {error}", fix)
-
-
-def _check_module(module: str, index: int, problems: Problems) -> None:
-    top, path = module.partition(".")[0], ("sandbox", "modules", index)
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in module.split(".")):
-        fix = "write names as after import, such as numpy"
-        problems.refuse(path, "not a name that can be imported", fix, given=("sandbox.type",))
-    elif not _is_installed(top):
-        fix = "install the package that has it, or remove the name"
-        problems.refuse(path, f"no module {top} is installed", fix, given=("sandbox.type",))
 
 
 def _is_installed(top: str) -> bool:

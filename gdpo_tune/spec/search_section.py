@@ -136,8 +136,8 @@ def check_search(search: Search, space: Space, steps: int, gpus: float, problems
         problems.refuse("search.sampler", reason, fix)
     if search.budget.gpu_hours and not gpus:
         fix = "write hours or completions instead, or give trials GPUs with resources.gpus"
-        reason, given = "no trial has a GPU, so it is never spent", ("resources.gpus",)
-        problems.refuse("search.budget.gpu_hours", reason, fix, given=given)
+        reason = "no trial has a GPU, so it is never spent"
+        problems.refuse("search.budget.gpu_hours", reason, fix, "resources.gpus")
     if isinstance(search.scheduler, AshaSettings):
         _check_rungs(search.scheduler, steps, problems)
     elif isinstance(search.scheduler, PbtSettings):
@@ -156,7 +156,7 @@ def _check_rungs(scheduler: AshaSettings, steps: int, problems: Problems) -> Non
         "grace, so no trial would be compared with another"
     )
     fix = f"write grace: {0.9 / factor:.2g}, or scheduler: {{type: fifo}}"
-    problems.refuse(key, reason, fix, given=("training.steps", "search.scheduler"))
+    problems.refuse(key, reason, fix, "training.steps", "search.scheduler")
 
 
 def _check_population(
@@ -176,11 +176,11 @@ def _check_population(
     if not any(name.startswith(MOVABLE) for name in space.dimensions):
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
-        problems.refuse("search.scheduler.type", reason, fix, given=("space", "task"))
+        problems.refuse("search.scheduler.type", reason, fix, "space", "task")
     if not scheduler.meetings(steps):
         reason = f"no step of {steps} lies there before the last one"
-        fix, given = f"write {1 / max(2, min(5, steps)):g}", ("training.steps",)
-        problems.refuse("search.scheduler.interval", reason, fix, given=given)
+        fix = f"write {1 / max(2, min(5, steps)):g}"
+        problems.refuse("search.scheduler.interval", reason, fix, "training.steps")
     if scheduler.resample == 0 and set(scheduler.factors) == {1}:
         reason = "no value would ever move: every factor is 1 and resample is 0"
         problems.refuse("search.scheduler.factors", reason, "write [0.8, 1.25]")

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from types import UnionType
-from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -48,12 +48,8 @@ KINDS_OF_VALUE = {
     "model_attributes_type": ("not a mapping", "write keys and values below it"),
 }
 """Pydantic's error type -> reason and fix."""
-BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
-}
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+"""Constraint of annotated_types and pydantic -> its words."""
 
 
 class Section(BaseModel):
@@ -80,14 +76,16 @@ def written(pattern: str, reason: str, fix: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def settings_model(kind: Any) -> type[Section]:
+    """Return a section with the fields of a plain dataclass."""
+    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+    model: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields}
+    return create_model(kind.__name__, __base__=Section, **model)
+
+
 def settings_of(kind: type[T]) -> BeforeValidator:
     """Return the reader of a section whose settings are a plain dataclass."""
-    hints = get_type_hints(kind, include_extras=True)
-    fields: dict[str, Any] = {
-        field.name: (hints[field.name], field.default)
-        for field in dataclasses.fields(cast("Any", kind))
-    }
-    model = create_model(kind.__name__, __base__=Section, **fields)
+    model = settings_model(kind)
 
     def read(data: object) -> object:
         return data if isinstance(data, kind) else kind(**dict(model.model_validate(data)))
@@ -102,26 +100,20 @@ def refuse_idle(
     reason: str,
     fix: str,
     problems: Problems,
-    *given: str,
+    *inputs: str,
 ) -> None:
     """Refuse keys of a section that have no effect and are not at their default."""
     default = type(settings)()
     for key in keys:
         if getattr(settings, key) != getattr(default, key):
-            problems.refuse(f"{section}.{key}", reason, fix, given=given)
+            problems.refuse(f"{section}.{key}", reason, fix, *inputs)
 
 
 def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems) -> S | None:
     """Return one mapping of the file as a model, without the keys that have problems.
 
-    Args:
-        model: the keys and their types.
-        node: the mapping; None (not in the file) stands for an empty one.
-        path: of the mapping.
-        problems: where problems go.
-
-    Returns:
-        None if the model does not stand without these keys.
+    A node of None (not in the file) stands for an empty mapping. The result is None if the model
+    does not stand without these keys.
     """
     origin = node if node is not None else Node(problems.origin, entries={})
     data: Any = origin.plain()
@@ -176,10 +168,9 @@ def _explain(
         expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
         matches = did_you_mean(fault["input"], expected.split(", "))
         return "unknown value", f"{matches}use one of {expected}"
-    if kind in BOUNDS:
-        name, words = BOUNDS[kind]
-        bound = f"{words} {show(context[name])}"
-        return f"must be {bound}", f"write a number {'of ' if words[:2] == 'at' else ''}{bound}"
+    for name in context.keys() & BOUNDS.keys():
+        bound = f"{BOUNDS[name]} {show(context[name])}"
+        return f"must be {bound}", f"write a number {'of ' if name[1] == 'e' else ''}{bound}"
     reason, fix = KINDS_OF_VALUE.get(kind, (fault["msg"], "see docs/reference.md"))
     if isinstance(fault["input"], str) and kind == "tuple_type":
         fix = f"write it in brackets: [{fault['input']}]"

@@ -1,21 +1,33 @@
-"""YAML with the line of every value; `extends:` and `--set` are resolved here."""
+"""YAML with the line of every value; `extends:` and `--set` are resolved here.
+
+An alias stands for everything that it names, so that a file of a few lines can mean billions of
+values. Here aliases are written out, up to a bound.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.files import is_file
-from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, did_you_mean, without_password
-from gdpo_tune.spec.yaml_nodes import DEEPEST, NodeBuilder, merge, nest
+from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, without_password
 
 EXTENDS = "extends"
+MOST_VALUES = 100_000
+"""Most values of one file, aliases written out; shipped files have less than 100."""
+DEEPEST = 50
+"""Most levels of nesting; the functions that read nodes are recursive."""
+DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 
 
 def read_document(
@@ -49,34 +61,25 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> Node:
     if root.entries is None:
         reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
         fix = "start from search_spaces/code.yaml; a sweep needs task:, objectives: and space:"
-        problems.add(Mark(str(path), 1), "", None, reason, fix)
-        raise Unreadable
+        raise problems.add(Mark(str(path), 1), "", None, reason, fix)
     own = dict(root.entries)
     extends = own.pop(EXTENDS, None)
     if extends is None:
         return root
-    base = _read_base(path, extends, problems, (*chain, path.resolve()))
+    if not isinstance(extends.value, str) or not extends.value:
+        fix = "write one file, relative to this one, such as extends: code.yaml"
+        raise problems.at(extends, (EXTENDS,), "not the name of a file", fix)
+    file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
+    if file.resolve() in chain:
+        names = " -> ".join(each.name for each in (*chain, file))
+        raise problems.at(extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:")
+    if not file.is_file():
+        fix = missing_file_fix(file) + "the file is looked for relative to this one"
+        raise problems.at(extends, (EXTENDS,), f"there is no file {file}", fix)
+    base = _read_file(file, problems, chain)
     # A name decides where a sweep lives: two files never share it by inheritance.
     inherited = {key: node for key, node in (base.entries or {}).items() if key != "name"}
     return merge(Node(root.mark, entries=inherited), Node(root.mark, entries=own))
-
-
-def _read_base(path: Path, extends: Node, problems: Problems, chain: tuple[Path, ...]) -> Node:
-    """Return the file that `path` extends."""
-    if not isinstance(extends.value, str) or not extends.value:
-        fix = "write one file, relative to this one, such as extends: code.yaml"
-        problems.at(extends, (EXTENDS,), "not the name of a file", fix)
-        raise Unreadable
-    base = Path(os.path.normpath(path.parent / extends.value))
-    if base.resolve() in chain:
-        names = " -> ".join(file.name for file in (*chain, base))
-        problems.at(extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:")
-        raise Unreadable
-    if not base.is_file():
-        fix = missing_file_fix(base) + "the file is looked for relative to this one"
-        problems.at(extends, (EXTENDS,), f"there is no file {base}", fix)
-        raise Unreadable
-    return _read_file(base, problems, chain)
 
 
 def read_text(path: Path, problems: Problems) -> str:
@@ -95,8 +98,7 @@ def read_text(path: Path, problems: Problems) -> str:
         reason, fix = f"not UTF-8 at byte {error.start}", "save the file as UTF-8 text"
     except OSError as error:
         reason = error.strerror or "cannot be read"
-    problems.add(Mark(str(path)), "", None, reason, fix)
-    raise Unreadable
+    raise problems.add(Mark(str(path)), "", None, reason, fix)
 
 
 def missing_file_fix(path: Path) -> str:
@@ -105,10 +107,8 @@ def missing_file_fix(path: Path) -> str:
     files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
     files = [file for file in files if is_file(file)]  # no link that leads nowhere
     by_stem = {file.stem: str(file) for file in reversed(files)}
-    suggestion = did_you_mean(path.stem, by_stem)
-    for stem, file in by_stem.items():
-        suggestion = suggestion.replace(repr(stem), file)
-    return suggestion
+    close = difflib.get_close_matches(path.stem.lower(), by_stem, n=2)
+    return f"did you mean {' or '.join(by_stem[stem] for stem in close)}? " if close else ""
 
 
 def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> Node:
@@ -144,8 +144,7 @@ def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> No
     else:
         mark = Mark(source, first_line)
         return NodeBuilder(mark, problems).build(data, mark)
-    problems.add(Mark(source, line), key, None, reason, fix)
-    raise Unreadable
+    raise problems.add(Mark(source, line), key, None, reason, fix)
 
 
 def _read_override(override: str, problems: Problems) -> Node | None:
@@ -170,3 +169,122 @@ def _read_override(override: str, problems: Problems) -> Node | None:
         return None
     first, node = nest(key, value)
     return Node(mark, entries={first: node})
+
+
+@dataclass
+class NodeBuilder:
+    """Builds nodes from what ruamel read of one document."""
+
+    source: Mark
+    """Place of the document; without a line, every node stands there."""
+    problems: Problems
+    values: int = 0
+    """Number of values so far."""
+    entry: Mark = field(init=False)
+    """The outermost key or element that is being read."""
+
+    def build(self, data: Any, mark: Mark, above: tuple[int, ...] = ()) -> Node:
+        """Return plain values with marks; a dotted key becomes nested mappings.
+
+        `above` has the identities of the collections around `data`, from the outermost on.
+
+        Raises:
+            Unreadable: there are too many values, they lie too deep, or an alias contains itself.
+        """
+        self._count(data, mark, above)
+        inside = (*above, id(data))
+        if isinstance(data, CommentedSeq):
+            elements = [
+                self.build(value, self._mark(data, index, mark), inside)
+                for index, value in enumerate(data)
+            ]
+            return Node(mark, elements=elements)
+        if not isinstance(data, CommentedMap):
+            return Node(mark, plain_scalar(data))
+        entries: dict[str, Node] = {}
+        for name, value in data.items():
+            key, where = str(name), self._mark(data, name, mark)
+            # Every dot is a level, too.
+            child = self.build(value, where, inside + (0,) * key.count("."))
+            clash = add_entry(entries, key, child)
+            if clash is not None:
+                fix = "keep one of the two (a dotted key is the same as nested mappings)"
+                self.problems.add(where, clash, None, "the key is given twice", fix)
+        return Node(mark, entries=entries)
+
+    def _mark(self, data: Any, key: object, default: Mark) -> Mark:
+        """Return the place of an entry; merged-in entries (`<<`) have none of their own."""
+        position = data.lc.data.get(key) if data.lc.data and self.source.line else None
+        return Mark(default.source, int(position[0]) + 1) if position else default
+
+    def _count(self, data: Any, mark: Mark, above: tuple[int, ...]) -> None:
+        """Count one more value, and refuse endless or huge documents."""
+        if len(above) <= 1:
+            self.entry = mark
+        self.values += 1
+        if id(data) in above:
+            reason, fix = "an alias that contains itself", "write the value out"
+        elif len(above) > DEEPEST:
+            reason = f"more than {DEEPEST} levels deep"
+            fix = "write it flat: no section of a sweep has more than four"
+        elif self.values > MOST_VALUES:
+            reason = f"more than {MOST_VALUES:,} values up to here, with every alias written out"
+            mark, fix = self.entry, "keep to the values that are meant"
+        else:
+            return
+        raise self.problems.add(mark, "", None, reason, fix)
+
+
+def plain_scalar(data: Any) -> object:
+    """Return a built-in value instead of ruamel's own types, which remember their notation."""
+    if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
+        return bool(data)
+    for kind in (bool, int, float, str):
+        if isinstance(data, kind):
+            return kind(data)
+    return data if data is None else str(data)
+
+
+def nest(key: str, node: Node) -> tuple[str, Node]:
+    """Return `a.b: x` as the entry `a: {b: x}`."""
+    parts = key.split(".")
+    if not all(parts):
+        return key, node
+    for part in reversed(parts[1:]):
+        node = Node(node.mark, entries={part: node})
+    return parts[0], node
+
+
+def add_entry(entries: dict[str, Node], key: str, node: Node) -> str | None:
+    """Add an entry, where `a.b: 1` and `a.c: 2` both add to `a`; return a key with two values."""
+    first, node = nest(key, node)
+    old = entries.setdefault(first, node)
+    if old is node:
+        return None
+    if old.entries is None or node.entries is None:
+        return first
+    clashes = [add_entry(old.entries, name, child) for name, child in node.entries.items()]
+    return next((f"{first}.{clash}" for clash in clashes if clash is not None), None)
+
+
+def merge(base: Node, change: Node, path: tuple[str, ...] = ()) -> Node:
+    """Return `change` laid over `base`: mappings merge, anything else is replaced.
+
+    A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
+    means the former alone. An empty mapping replaces what it is laid over, because to merge it
+    would change nothing. A key without a value removes the inherited one.
+    """
+    if base.entries is None or change.entries is None or (path and not change.entries):
+        return change
+    is_domain = not {*base.entries, *change.entries}.isdisjoint(DOMAIN_KEYS)
+    if is_domain and len(path) > 1 and path[0] == "space":
+        return change
+    merged = dict(base.entries)
+    for key, child in change.entries.items():
+        if child.is_empty() and key in merged:
+            del merged[key]
+        elif key in merged:
+            merged[key] = merge(merged[key], child, (*path, key))
+        else:
+            merged[key] = child
+    return Node(base.mark, entries=merged)

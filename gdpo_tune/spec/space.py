@@ -132,11 +132,7 @@ class Space(BaseModel):
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Every name, each after the parameters that its `when` names.
-
-        Raises:
-            graphlib.CycleError: the conditions go in a circle (never in a loaded file).
-        """
+        """Every name, each after the parameters that its `when` names."""
         waits_for = {name: tuple(domain.when) for name, domain in self.domains.items()}
         return tuple(TopologicalSorter(waits_for).static_order())
 

@@ -65,7 +65,7 @@ def check_name(name: object, problems: Problems) -> str:
 
 def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -> None:
     """Refuse a storage that is no directory, or an object store without a `ledger` beside it."""
-    key, example = "storage", "write it like s3://bucket/sweeps"
+    key = "storage"
     if not is_url(storage):
         if is_file(Path(storage)):
             problems.refuse(key, "is a file, not a directory", "name another directory")
@@ -85,7 +85,8 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
         fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
         problems.refuse(key, "an object store, where no ledger can live", fix)
     elif not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):
-        problems.refuse(key, "not the address of a directory on an object store", example)
+        reason = "not the address of a directory on an object store"
+        problems.refuse(key, reason, "write it like s3://bucket/sweeps")
 
 
 def read_ledger(data: object) -> str:

@@ -1,7 +1,8 @@
-"""`task:` and `policy:`: what is trained, and what it cannot do."""
+"""Checks of `task:`, `policy:`, `model:` and `rollout:`: what is trained, and how."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 from gdpo_tune.core import registry, task_files
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.settings import (
+    EVERY_LINEAR,
+    ModelSettings,
+    RolloutSettings,
+    TrainingSettings,
+)
 from gdpo_tune.spec.problems import Problems, one_of, unknown_name
+from gdpo_tune.spec.sandbox_section import check_address
+from gdpo_tune.spec.sections import refuse_idle
 
 
 def task_names() -> list[str]:
@@ -19,11 +27,7 @@ def task_names() -> list[str]:
 
 
 def task_of(name: str) -> TaskInfo:
-    """Return what a task rewards and measures.
-
-    Raises:
-        TaskFileError: it is in a file, and cannot be used.
-    """
+    """Return what a task rewards and measures; one in a file may raise `TaskFileError`."""
     return task_files.task_info(name)
 
 
@@ -65,8 +69,8 @@ def check_positions(training: TrainingSettings, policy: str, problems: Problems)
     if isinstance(room, int) and longest >= room:
         reason = f"{policy} has {room} positions, for a prompt and its completion together"
         fix = f"write a number well below {room}, or give another policy"
-        key, given = "training.max_completion_length", ("policy",)
-        problems.refuse(key, reason, fix, value=longest, given=given)
+        key = "training.max_completion_length"
+        problems.refuse(key, reason, fix, "policy", value=longest)
 
 
 def check_prompts(
@@ -79,3 +83,46 @@ def check_prompts(
             reason = f"the {name} task can write {most} distinct {split} prompts"
             fix = f"write at most {most}, or give a data set as data.source"
             problems.refuse(f"training.{split}_prompts", reason, fix, value=count)
+
+
+def check_model(settings: ModelSettings, policy: str, problems: Problems) -> None:
+    """Refuse keys that do not fit together or to the policy."""
+    if not settings.lora_rank:
+        reason, fix = "without lora_rank no module gets an adapter", "add lora_rank: 16, or remove"
+        keys = ("lora_alpha", "lora_targets")
+        refuse_idle("model", settings, keys, reason, f"{fix} the key", problems, "model.lora_rank")
+    elif importlib.util.find_spec("peft") is None:
+        fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
+        problems.refuse("model.lora_rank", "LoRA needs the package peft", fix)
+    if settings.lora_rank and not settings.lora_targets:
+        fix = f"write [{EVERY_LINEAR}], or names of modules such as [q_proj, v_proj]"
+        problems.refuse("model.lora_targets", "empty, so nothing would be trained", fix)
+    elif EVERY_LINEAR in settings.lora_targets and len(settings.lora_targets) > 1:
+        reason = f"{EVERY_LINEAR} already stands for every name"
+        problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or names alone")
+    if settings.revision and policy in registry.POLICIES:
+        reason = f"policy {policy} ships with the package and has no revisions"
+        fix = "remove the key, or give a Hub id as the policy"
+        problems.refuse("model.revision", reason, fix, "policy", "task")
+
+
+def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
+    """Refuse keys without effect, and a server that could not be asked."""
+    inputs = ("rollout.engine", "rollout.vllm_mode")
+
+    def idle(reason: str, *keys: str) -> None:
+        refuse_idle("rollout", settings, keys, reason, "remove the key", problems, *inputs)
+
+    if settings.engine == "transformers":
+        reason = "engine: transformers is not vLLM"
+        idle(reason, "vllm_mode", "vllm_server", "vllm_memory_share")
+    elif settings.vllm_mode == "colocate":
+        idle("only vllm_mode: server asks a server", "vllm_server")
+    else:
+        idle("a server has a GPU of its own, which its command line divides", "vllm_memory_share")
+        if settings.engine == "auto":
+            reason = "engine: auto may take another engine, which would ask no server"
+            fix = "write engine: vllm beside it"
+            problems.refuse("rollout.vllm_mode", reason, fix, *inputs)
+        reason = "vllm_mode: server asks a server that is already running"
+        check_address(settings.vllm_server, "rollout.vllm_server", reason, problems)

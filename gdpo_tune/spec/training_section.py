@@ -41,8 +41,8 @@ def check_length_limit(training: TrainingSettings, problems: Problems) -> None:
     if training.length_limit >= longest:
         reason = f"not below max_completion_length = {longest}: every completion is within it"
         fix = f"write a limit below {longest}, or raise training.max_completion_length"
-        key, given = "training.length_limit", ("training.max_completion_length",)
-        problems.refuse(key, reason, fix, value=training.length_limit, given=given)
+        key, other = "training.length_limit", "training.max_completion_length"
+        problems.refuse(key, reason, fix, other, value=training.length_limit)
 
 
 def check_group_sizes(space: Space, training: TrainingSettings, problems: Problems) -> None:
@@ -57,7 +57,7 @@ def check_group_sizes(space: Space, training: TrainingSettings, problems: Proble
     reason = f"{several(uneven)} does not divide {TOTAL} = {total}"
     fix = f"use group sizes among {show(divisors)}, or change {TOTAL}"
     key = "space.group_size" if problems.has_key("space.group_size") else TOTAL
-    problems.refuse(key, reason, fix, given=("space.group_size", TOTAL))
+    problems.refuse(key, reason, fix, "space.group_size", TOTAL)
 
 
 def check_resources(
@@ -88,15 +88,15 @@ def check_resources(
         )
         multiple = math.lcm(*(size * workers for size in sizes))
         fix = f"write completions_per_step: {-(-total // multiple) * multiple}, or fewer workers"
-        problems.refuse("resources.workers", reason, fix, given=("space.group_size", TOTAL))
+        problems.refuse("resources.workers", reason, fix, "space.group_size", TOTAL)
     share, micro_batch = total // workers, training.micro_batch_size
     if micro_batch and share % micro_batch:
         reason = f"does not divide the {share} completions of a step"
         reason += f" that each of {workers} workers computes" if workers > 1 else ""
         smaller = [count for count in range(1, share) if share % count == 0]
         fix = f"write one of {show(smaller)}, or 0 to compute all at once"
-        given = (TOTAL, "resources.workers")
-        problems.refuse("training.micro_batch_size", reason, fix, given=given)
+        inputs = (TOTAL, "resources.workers")
+        problems.refuse("training.micro_batch_size", reason, fix, *inputs)
 
 
 def group_sizes(space: Space) -> list[int]:

@@ -148,14 +148,11 @@ LINTS = {
         "space.loss_type: each weights short and long completions differently",
     ),
     "idle clip": (["space.epsilon=[0.1, 0.2]"], "space.epsilon: with num_iterations = 1"),
-    "no replicates": (["search.replicates.max_runs=0"], "search.replicates: none"),
-    "no replicates a point": (["search.replicates.per_point=0"], "search.replicates: none"),
     "coarse test": (["training.test_prompts=25"], "training.test_prompts = 25: the standard error"),
     "few configurations": (
         ["space.learning_rate=[1e-4, 2e-4]", "space.reward_weights.format=1"],
         "space: 8 different configurations at most, and search.trials = 16",
     ),
-    "single objective": (["objectives.length="], "objectives: correctness alone"),
     "against the metric": (
         ["objectives.bug_rate={direction: maximize, reference: 0}"],
         "objectives.bug_rate.direction = maximize",
