@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdpo_tune.core import registry, task_files
 from gdpo_tune.core.settings import DATA_FILES, DataSettings
-from gdpo_tune.spec.problems import Problems, one_of, unknown_name
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, one_of
 from gdpo_tune.spec.sections import refuse_idle
 
 SUFFIXES = " or ".join(DATA_FILES)
@@ -37,7 +37,7 @@ def _check_layout(layout: str, task: str, problems: Problems) -> None:
         reason = "missing: what the columns of the data mean is not guessed"
         problems.refuse(key, reason, f"add layout: one of {one_of(fitting)}")
     elif layout not in layouts:
-        problems.refuse(key, *unknown_name("layout", layout, layouts))
+        problems.refuse(key, *explain_unknown_name("layout", layout, layouts))
     elif layout not in fitting:
         reason = f"made for the task {' or '.join(layouts[layout].tasks)}, not for {task}"
         fix = f"write layout: one of {one_of(fitting)}, or another task"

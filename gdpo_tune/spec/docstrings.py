@@ -2,7 +2,7 @@
 
 from inspect import getdoc
 
-from gdpo_tune.spec.reference import attribute_docs
+from gdpo_tune.spec.reference import read_attribute_docs as attribute_docs
 
 
 def first_line(kind: type[object]) -> str:

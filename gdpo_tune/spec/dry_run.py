@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdpo_tune.spec.dump import shown_service
+from gdpo_tune.spec.dump import hide_service_path
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.model import SweepSpec, shown_yaml
 from gdpo_tune.spec.notation import describe
@@ -77,9 +77,9 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """
     settings, search = spec.training, spec.search
     scheduler, every = search.scheduler, settings.evaluate_every
-    met = scheduler.meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    meetings = scheduler.meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
     usual = range(every, settings.steps, every)
-    validations = len(usual) + sum(step not in usual for step in met) + 1
+    validations = len(usual) + sum(step not in usual for step in meetings) + 1
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
@@ -93,7 +93,7 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
         ("held-out evaluation", evaluation, each),
     ]
     shares.append(("total", sum(count for _, count, _ in shares), ""))
-    return [(what, f"{count:,}".rjust(12), how) for what, count, how in shares]
+    return [(name, f"{count:,}".rjust(12), formula) for name, count, formula in shares]
 
 
 def _describe_limits(spec: SweepSpec) -> str:
@@ -105,7 +105,7 @@ def _describe_limits(spec: SweepSpec) -> str:
         "hours": budget.hours,
         "trials in a row that do not move the hypervolume": patience,
     }
-    shown = [f"after {limit:,g} {what}" for what, limit in limits.items() if limit]
+    shown = [f"after {limit:,g} {unit}" for unit, limit in limits.items() if limit]
     return ", ".join(shown) or "never"
 
 
@@ -120,7 +120,9 @@ def _describe_workers(spec: SweepSpec) -> str:
 
 def _describe_sandbox(spec: SweepSpec) -> str:
     settings = spec.sandbox
-    where = f"{settings.type} at {shown_service(settings.url)}" if settings.url else settings.type
+    where = (
+        f"{settings.type} at {hide_service_path(settings.url)}" if settings.url else settings.type
+    )
     packages = f" with {one_of(settings.modules)}" if settings.modules else ""
     clocks = f"{settings.wall_seconds:g} s wall"
     if settings.type != "external":

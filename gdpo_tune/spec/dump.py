@@ -18,7 +18,7 @@ def dump_entries(entries: Mapping[str, object]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown_service(url: str) -> str:
+def hide_service_path(url: str) -> str:
     """Return scheme, host and port of a service: the rest may be a secret."""
     return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^/?#]*).*$", r"\1\2", url, flags=re.DOTALL)
 

@@ -13,11 +13,11 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, parameters_of
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.load import load_spec
-from gdpo_tune.spec.machine import lacking_memory, sandbox_doubts
+from gdpo_tune.spec.machine import find_lacking_memory, sandbox_doubts
 from gdpo_tune.spec.model import SPEC, SweepSpec, differences, meaning
 from gdpo_tune.spec.problems import one_of, show
 from gdpo_tune.spec.search_section import AshaSettings
-from gdpo_tune.spec.task_section import task_of
+from gdpo_tune.spec.task_section import get_task_info
 from gdpo_tune.spec.warm_start import folder_of
 
 FEWEST_PROMPTS = 8
@@ -37,7 +37,7 @@ def lint(spec: SweepSpec) -> list[str]:
         _check_objectives,
         _check_search,
         sandbox_doubts,
-        lacking_memory,
+        find_lacking_memory,
         _check_warm_start,
     )
     return [warning for check in checks for warning in check(spec)]
@@ -86,7 +86,7 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_shaping(spec: SweepSpec) -> Iterator[str]:
-    task, written = task_of(spec.task), spec.space.domains.keys() - spec.space.says_nothing
+    task, written = get_task_info(spec.task), spec.space.domains.keys() - spec.space.omittable
     shapers = {f"conditioning.{reward}": reward for reward in task.rewards}
     shapers |= {"length_shape": task.length_reward or "", PARTIAL_CREDIT: task.partial_reward or ""}
     for name, reward in shapers.items():
@@ -112,23 +112,20 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_weights(spec: SweepSpec) -> Iterator[str]:
-    names, ranges = _weights(spec), task_of(spec.task).rewards
+    names, ranges = _weights(spec), get_task_info(spec.task).rewards
     searched = [name for name in names if name in spec.space.dimensions]
     sums = [mode for mode, info in _modes(spec).items() if info.sums_first]
     apart = [mode for mode, info in _modes(spec).items() if not info.sums_first]
-    widths = {
-        reward: high - low
-        for reward, (low, high) in ranges.items()
-        if f"reward_weights.{reward}" in names
-    }
+    rewards = [name.partition(".")[2] for name in names]
+    widths = {reward: ranges[reward][1] - ranges[reward][0] for reward in rewards}
     if sums and len(set(widths.values())) > 1 and not searched:
-        known = {width for width in widths.values() if math.isfinite(width)}
+        finite = {width for width in widths.values() if math.isfinite(width)}
         spans = ", ".join(
             f"{reward} {width:g}" if math.isfinite(width) else f"{reward} unknown"
             for reward, width in widths.items()
         )
         yield (
-            f"space.reward_weights: fixed, while rewards {'' if len(known) > 1 else 'may '}span "
+            f"space.reward_weights: fixed, while rewards {'' if len(finite) > 1 else 'may '}span "
             f"different widths ({spans}). Under {one_of(sums)} only weight x width counts, so the "
             "widest reward dominates. Search over the weights, or divide each by its width."
         )
@@ -140,7 +137,7 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
     if len(names) > 1 and searched == names:
         yield (
             "space.reward_weights: all are searched although only their ratios matter, so one "
-            f"dimension is spent on nothing. Fix one, such as {names[0].partition('.')[2]}: 1."
+            f"dimension is spent on nothing. Fix one, such as {rewards[0]}: 1."
         )
 
 
@@ -148,8 +145,8 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
     modes, searched = _possible(spec, "normalization"), spec.space.dimensions
     if len(modes) > 1 and "learning_rate" not in searched:
         yield (
-            f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in "
-            "scale. Search over it, such as learning_rate: {log: [3e-05, 0.0003]}."
+            f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in scale "
+            "as a step size does. Search over it, such as {log: [3e-05, 0.0003]}."
         )
     lengths = [name for name in spec.objectives if "length" in name]
     if "loss_type" in searched and lengths:
@@ -184,7 +181,7 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_objectives(spec: SweepSpec) -> Iterator[str]:
-    metrics = registry.judgeable(task_of(spec.task))
+    metrics = registry.judgeable(get_task_info(spec.task))
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:

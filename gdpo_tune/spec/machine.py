@@ -49,7 +49,7 @@ def check_resources(
                 f"{key} = {share:g}: this machine has {present} {kind} that may be used\n"
                 f"    fix: --set {key}={present}, {remedy}"
             )
-    fit = fitting_workers(trial, cpus, gpus)
+    fit = count_fitting_workers(trial, cpus, gpus)
     if trial.workers > fit:
         raise ResourcesError(
             f"resources.workers = {trial.workers}: each takes {trial.cpus:g} CPUs and "
@@ -57,11 +57,11 @@ def check_resources(
             f"    fix: --set resources.workers={fit}, {remedy}"
         )
     choose(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=installed_vllm())
-    for reason in lacking_memory(spec, environment):
+    for reason in find_lacking_memory(spec, environment):
         raise ResourcesError(f"{reason}, {remedy}")
 
 
-def fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
+def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
     """Return how many workers fit beside each other."""
     by_cpu = int(cpus / trial.cpus + 1e-9)
     return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
@@ -115,7 +115,9 @@ def sandbox_doubts(spec: SweepSpec, environment: Mapping[str, str] = os.environ)
         )
 
 
-def lacking_memory(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def find_lacking_memory(
+    spec: SweepSpec, environment: Mapping[str, str] = os.environ
+) -> Iterator[str]:
     """Yield why this machine could not run any code, if that is so, and the fix."""
     memory = _sandbox_memory(spec.sandbox, environment)
     if memory is not None and spec.sandbox.memory_mb << 20 > memory:
@@ -149,7 +151,7 @@ def check_gpu_share(
     gpus = spec.resources.gpus
     if not gpus or parameters is None or device is None or environment.get("RAY_ADDRESS"):
         return
-    least = least_share(spec, parameters, device)
+    least = compute_least_share(spec, parameters, device)
     if min(gpus, 1.0) >= least:
         return
     enough = -(-least * 100 // 1) / 100
@@ -161,7 +163,7 @@ def check_gpu_share(
     )
 
 
-def least_share(spec: SweepSpec, parameters: int, device: int) -> float:
+def compute_least_share(spec: SweepSpec, parameters: int, device: int) -> float:
     """Return the share of a GPU below which no trial can run; above 1 if none can at all.
 
     A lower bound, computed and not measured: activations, which depend on the lengths, come on top.

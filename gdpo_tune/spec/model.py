@@ -22,13 +22,13 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
-from gdpo_tune.spec.dump import dump_entries, shown_service
-from gdpo_tune.spec.notation import notation
+from gdpo_tune.spec.dump import dump_entries, hide_service_path
+from gdpo_tune.spec.notation import to_notation
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import show, without_password
 from gdpo_tune.spec.sandbox_section import UNUSED
 from gdpo_tune.spec.search_section import Search
-from gdpo_tune.spec.sections import Section, settings_of, written
+from gdpo_tune.spec.sections import Section, build_settings_validator, written
 from gdpo_tune.spec.space import Space
 from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
 from gdpo_tune.spec.training_section import Resources
@@ -63,15 +63,21 @@ class SweepSpec(Section):
     `published` stands for those that the method's paper compares, besides the baseline."""
     keep: Keep = "front"
     """Whose checkpoints stay at the end: the front's (all, if nothing is on it), all, or none."""
-    training: Annotated[TrainingSettings, settings_of(TrainingSettings)] = TrainingSettings()
+    training: Annotated[TrainingSettings, build_settings_validator(TrainingSettings)] = (
+        TrainingSettings()
+    )
     """What every trial has in common."""
-    sandbox: Annotated[SandboxSettings, settings_of(SandboxSettings)] = SandboxSettings()
+    sandbox: Annotated[SandboxSettings, build_settings_validator(SandboxSettings)] = (
+        SandboxSettings()
+    )
     """Where code that the policy wrote runs."""
-    data: Annotated[DataSettings, settings_of(DataSettings)] = DataSettings()
+    data: Annotated[DataSettings, build_settings_validator(DataSettings)] = DataSettings()
     """Where prompts come from."""
-    model: Annotated[ModelSettings, settings_of(ModelSettings)] = ModelSettings()
+    model: Annotated[ModelSettings, build_settings_validator(ModelSettings)] = ModelSettings()
     """How the policy is loaded and trained."""
-    rollout: Annotated[RolloutSettings, settings_of(RolloutSettings)] = RolloutSettings()
+    rollout: Annotated[RolloutSettings, build_settings_validator(RolloutSettings)] = (
+        RolloutSettings()
+    )
     """What samples completions during training."""
     search: Search = Search()
     """How the space is searched, and for how long."""
@@ -147,12 +153,11 @@ class SweepSpec(Section):
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = decisive_settings(self.training)
-        for name in self.space.says_nothing:
+        for name in self.space.omittable:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model"):
             settings = getattr(self, name)
-            default = decisive_settings(type(settings)())
-            section = decisive_settings(settings)
+            section, default = decisive_settings(settings), decisive_settings(type(settings)())
             changed = {key: value for key, value in section.items() if value != default[key]}
             if changed:
                 decisive[name] = changed
@@ -167,7 +172,7 @@ class SweepSpec(Section):
         plain["constraints"] = {name: str(limit) for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
-        plain["space"] = {name: notation(domain) for name, domain in grouped}
+        plain["space"] = {name: to_notation(domain) for name, domain in grouped}
         plain["enqueue"] = self.enqueue
         return dump_entries(plain)
 
@@ -190,19 +195,19 @@ def decisive_settings(settings: Any) -> dict[str, Any]:
 def shown_yaml(spec: SweepSpec) -> str:
     """Return the resolved file as it may be shown: without the secrets in its addresses."""
     uri = without_password(spec.tracking.uri)
-    shown = {
+    public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
-        "sandbox": replace(spec.sandbox, url=shown_service(spec.sandbox.url)),
+        "sandbox": replace(spec.sandbox, url=hide_service_path(spec.sandbox.url)),
         "ledger": without_password(spec.ledger),
     }
-    return spec.model_copy(update=shown).dump_yaml()
+    return spec.model_copy(update=public).dump_yaml()
 
 
 def meaning(spec: SweepSpec) -> dict[str, Any]:
     """Return all that `SweepSpec.identity` may use: dotted key -> value as in a file."""
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
-        "space": {name: notation(domain) for name, domain in spec.space.domains.items()},
+        "space": {name: to_notation(domain) for name, domain in spec.space.domains.items()},
     }
     for name in ("training", "sandbox", "data", "model"):
         sections[name] = decisive_settings(getattr(spec, name))
@@ -210,10 +215,10 @@ def meaning(spec: SweepSpec) -> dict[str, Any]:
     return {"task": spec.task, "policy": spec.policy, **flat}
 
 
-def differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+def differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return each key that two meanings disagree on, with both values."""
     return [
-        f"{key} = {show(known.get(key))}, not {show(asked.get(key))}"
-        for key in dict.fromkeys([*asked, *known])
-        if known.get(key) != asked.get(key)
+        f"{key} = {show(earlier.get(key))}, not {show(current.get(key))}"
+        for key in dict.fromkeys([*current, *earlier])
+        if earlier.get(key) != current.get(key)
     ]

@@ -11,7 +11,7 @@ from typing import cast
 from gdpo_tune.core.parameters import ParameterInfo
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, did_you_mean, one_of, show
-from gdpo_tune.spec.space import Choice, Domain, Fixed, Number, Uniform, is_one_of, on_grid
+from gdpo_tune.spec.space import Choice, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Of the numbers of 32 bits: the least that keeps all its digits, and the greatest."""
@@ -120,7 +120,7 @@ class DomainReader:
             raise self._reject("not a positive number", "write a number above 0", "step")
         if self.info.kind == "int" and not isinstance(step, int):
             raise self._reject("not a whole number", "write a whole number", "step")
-        if not on_grid(high - low, step):
+        if not is_on_grid(high - low, step):
             last = low + step * math.floor((high - low) / step)
             reason = f"steps from {show(low)} do not land on {show(high)}"
             fix = f"end the range at {show(last)} or {show(last + step)}, or remove step:"
@@ -129,7 +129,7 @@ class DomainReader:
 
     def value(self, data: object, *inner: str | int) -> ParamValue:
         """Return one value of the parameter's type and within its bounds."""
-        complaint = complain(data, self.info)
+        complaint = explain_bad_value(data, self.info)
         if complaint is not None:
             raise self._reject(*complaint, *inner, value=data)
         # 1 and 1.0 mean the same weight, hence the same sweep.
@@ -138,7 +138,7 @@ class DomainReader:
         )
 
 
-def complain(value: object, info: ParameterInfo) -> tuple[str, str] | None:
+def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | None:
     """Return reason and fix if a parameter cannot have `value`, else None."""
     if info.kind == "choice":
         if isinstance(value, bool | int | float | str) and is_one_of(value, info.choices):
@@ -158,13 +158,13 @@ def complain(value: object, info: ParameterInfo) -> tuple[str, str] | None:
     if info.high is not None and value > info.high:
         return "too large", f"write a number of at most {info.high:g}"
     if info.kind == "float" and value and not SMALLEST <= abs(value) <= LARGEST:
-        what = "0" if abs(value) < SMALLEST else "infinity"
+        result = "0" if abs(value) < SMALLEST else "infinity"
         between = f"between {SMALLEST:.2g} and {LARGEST:.2g}"
-        return f"{what} in the 32 bits that training computes in", f"write a number {between}"
+        return f"{result} in the 32 bits that training computes in", f"write a number {between}"
     return None
 
 
-def notation(domain: Domain) -> object:
+def to_notation(domain: Domain) -> object:
     """Return a domain in the shortest form that the file allows."""
     when = {"when": {name: list(values) for name, values in domain.when.items()}}
     if isinstance(domain, Fixed):
@@ -180,4 +180,4 @@ def notation(domain: Domain) -> object:
 
 def describe(domain: Domain) -> str:
     """Return a domain in the file's notation, without its conditions."""
-    return show(notation(domain.model_copy(update={"when": {}})))
+    return show(to_notation(domain.model_copy(update={"when": {}})))

@@ -68,7 +68,7 @@ def check_metrics(
         fix = "write correctness: {direction: maximize, reference: 0} below it"
         problems.refuse("objectives", "names no metric to search for", fix)
     metrics = registry.judgeable(task)
-    for section, what in (("objectives", "objective"), ("constraints", "metric")):
+    for section, kind in (("objectives", "objective"), ("constraints", "metric")):
         node = problems.root and problems.root.get((section,))
         for name in (node and node.entries) or {}:
             path = (section, name)
@@ -78,7 +78,7 @@ def check_metrics(
                 problems.refuse(path, reason, fix)
             elif name not in metrics:
                 fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"
-                problems.refuse(path, f"unknown {what}", fix)
+                problems.refuse(path, f"unknown {kind}", fix)
             elif name == "gpu_hours" and name not in task.metrics and not gpus:
                 fix = "name seconds instead, or give trials GPUs with resources.gpus"
                 problems.refuse(path, "no trial has a GPU: always 0", fix, "resources.gpus")

@@ -124,15 +124,15 @@ class SpaceReader:
         domain = domains[name]
         if not parent or isinstance(domain, Fixed) or self.problems.about(f"space.{parent}"):
             return
-        wanted = domain.when.get(parent, domains[parent].values() or ())
-        heeding = tuple(value for value in wanted if value in effective)
-        if len(heeding) == len(wanted):
+        possible = domain.when.get(parent, domains[parent].values() or ())
+        kept = tuple(value for value in possible if value in effective)
+        if len(kept) == len(possible):
             return
-        if not heeding:
+        if not kept:
             reason = f"{parent} is never {one_of(effective)}: it has no effect"
-            fix = f"remove it, or write {parent}: {show([*wanted, effective[0]])}"
+            fix = f"remove it, or write {parent}: {show([*possible, effective[0]])}"
             self.problems.note(("space", name), reason, fix)
-        when = {**domain.when, parent: heeding}
+        when = {**domain.when, parent: kept}
         domains[name] = domain.model_copy(update={"when": when})
 
     def read_enqueue(self, data: object, space: Space, task: TaskInfo | None) -> tuple[Point, ...]:
@@ -167,7 +167,8 @@ class SpaceReader:
         held = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
         if not held:
             reason = "the space holds none of the published points"
-            fix = f"widen space.reward_weights to hold 1 and, for the length, {one_of(weights)}"
+            needed = f"1 and, for the length, {one_of(weights)}"
+            fix = f"widen space.reward_weights to hold {needed}, or remove the word"
             self.problems.refuse(path, reason, fix, "space")
         return held
 

@@ -201,10 +201,10 @@ def did_you_mean(word: object, names: Iterable[str]) -> str:
     return f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""
 
 
-def unknown_name(what: str, name: object, names: Iterable[str]) -> tuple[str, str]:
+def explain_unknown_name(kind: str, name: object, names: Iterable[str]) -> tuple[str, str]:
     """Return reason and fix of a name that is not one of `names`."""
-    known = list(names)
-    return f"unknown {what}", f"{did_you_mean(name, known)}those that exist: {one_of(known)}"
+    names = list(names)
+    return f"unknown {kind}", f"{did_you_mean(name, names)}those that exist: {one_of(names)}"
 
 
 def without_password(text: str) -> str:

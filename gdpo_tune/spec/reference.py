@@ -28,15 +28,15 @@ from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.steps import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import one_of, show
-from gdpo_tune.spec.sections import BOUNDS, Section, settings_model
-from gdpo_tune.spec.task_section import task_names, task_of
+from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
+from gdpo_tune.spec.task_section import get_task_info, list_tasks
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
 """Key of the file -> its default, where the model does not say it."""
 
 
-def reference() -> str:
+def render_reference() -> str:
     """Return the page, in Markdown: `reference.md` with its tables."""
     doc, families = attrgetter("doc"), {f"{name}.<reward>": FAMILIES[name] for name in FAMILIES}
     sections = [("Keys of the file", SweepSpec), *_list_sections(SweepSpec)]
@@ -49,7 +49,7 @@ def reference() -> str:
             lambda info: f"`{show(info.default)}`",
             doc,
         ),
-        tasks="\n\n".join(map(_describe_task, task_names())),
+        tasks="\n\n".join(map(_describe_task, list_tasks())),
         costs=_list_metrics(COST_METRICS),
         modes=_list_names(("name", "what"), registry.NORMALIZATIONS, _describe_mode),
         samplers=_list_names(("name", "what"), registry.SAMPLERS, doc),
@@ -83,8 +83,8 @@ def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _describe_section(title: str, kind: type[Any]) -> str:
     """Return a heading and a table of the fields of a pydantic model or a dataclass."""
     prefix = f"{title.strip('`').partition(':')[0]}." if title[0] == "`" else ""
-    docs = attribute_docs(kind)
-    section = settings_model(kind) if dataclasses.is_dataclass(kind) else kind
+    docs = read_attribute_docs(kind)
+    section = build_settings_model(kind) if dataclasses.is_dataclass(kind) else kind
     rows = [
         (f"`{prefix}{name}`", _describe_values(field), _describe_default(name, field), docs[name])
         for name, field in section.model_fields.items()
@@ -132,7 +132,7 @@ def _describe_parameter(info: ParameterInfo) -> str:
 
 def _describe_task(name: str) -> str:
     """Return rewards, published setting and metrics of a task."""
-    task = task_of(name)
+    task = get_task_info(name)
     rewards = ", ".join(
         f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in task.rewards.items()
     )
@@ -158,7 +158,7 @@ def _list_metrics(metrics: Mapping[str, MetricInfo]) -> str:
 def _describe_mode(info: registry.ModeInfo) -> str:
     """Return the first line of the docstring of a normalization mode's function."""
     ignored = f" Ignores {one_of(info.ignores)}." if info.ignores else ""
-    return function_doc(*info.target.split(":")) + ignored
+    return read_function_doc(*info.target.split(":")) + ignored
 
 
 def _list_names(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:
@@ -174,7 +174,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def attribute_docs(kind: type[Any]) -> dict[str, str]:
+def read_attribute_docs(kind: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a class, which Python itself throws away."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     return {
@@ -188,7 +188,7 @@ def attribute_docs(kind: type[Any]) -> dict[str, str]:
     }
 
 
-def function_doc(module: str, function: str) -> str:
+def read_function_doc(module: str, function: str) -> str:
     """Return the first paragraph of a function's docstring without importing it, and thus torch."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -200,4 +200,4 @@ def function_doc(module: str, function: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(render_reference())

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import MOVABLE
-from gdpo_tune.spec.problems import Problems, show, unknown_name
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space
 
@@ -132,7 +132,7 @@ class Search(Section):
 def check_search(search: Search, space: Space, steps: int, gpus: float, problems: Problems) -> None:
     """Refuse an unknown sampler, a budget that no trial spends, and schedules without effect."""
     if search.sampler not in registry.SAMPLERS:
-        reason, fix = unknown_name("sampler", search.sampler, registry.SAMPLERS)
+        reason, fix = explain_unknown_name("sampler", search.sampler, registry.SAMPLERS)
         problems.refuse("search.sampler", reason, fix)
     if search.budget.gpu_hours and not gpus:
         fix = "write hours or completions instead, or give trials GPUs with resources.gpus"

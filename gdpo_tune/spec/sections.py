@@ -25,9 +25,9 @@ from gdpo_tune.spec.problems import (
     Problems,
     did_you_mean,
     dotted,
+    explain_unknown_name,
     one_of,
     show,
-    unknown_name,
 )
 
 S = TypeVar("S", bound=BaseModel)
@@ -76,16 +76,16 @@ def written(pattern: str, reason: str, fix: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def settings_model(kind: Any) -> type[Section]:
+def build_settings_model(kind: Any) -> type[Section]:
     """Return a section with the fields of a plain dataclass."""
     hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
     model: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields}
     return create_model(kind.__name__, __base__=Section, **model)
 
 
-def settings_of(kind: type[T]) -> BeforeValidator:
+def build_settings_validator(kind: type[T]) -> BeforeValidator:
     """Return the reader of a section whose settings are a plain dataclass."""
-    model = settings_model(kind)
+    model = build_settings_model(kind)
 
     def read(data: object) -> object:
         return data if isinstance(data, kind) else kind(**dict(model.model_validate(data)))
@@ -156,7 +156,7 @@ def _explain(
     kind, context, key = fault["type"], fault.get("ctx", {}), path[-1] if path else ""
     if kind == "union_tag_invalid":
         names = context["expected_tags"].replace("'", "").split(", ")
-        return unknown_name(str(path[-2]), context["tag"], names)
+        return explain_unknown_name(str(path[-2]), context["tag"], names)
     if kind == "union_tag_not_found":
         name = str(context["discriminator"]).strip("'")
         return f"without a {name}", f"add {name}: followed by its name"

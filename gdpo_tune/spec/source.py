@@ -123,13 +123,13 @@ def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> No
     try:
         data = yaml.load(text)
     except MarkedYAMLError as error:
-        what, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+        message, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
         mark = mark or getattr(error, "context_mark", None)
         line = int(mark.line) + 1 if mark else 0
-        reason = f"not YAML: {what or getattr(error, 'context', None) or 'cannot be parsed'}"
+        reason = f"not YAML: {message or getattr(error, 'context', None) or 'cannot be parsed'}"
         fix = "look for a missing colon, bracket or quote here or just above"
         if isinstance(error, DuplicateKeyError):
-            key = str(what).partition('"')[2].partition('"')[0]
+            key = str(message).partition('"')[2].partition('"')[0]
             reason, fix = "the key is given twice", "keep one of the two"
         elif "\t" in "".join(text.splitlines()[line - 1 : line]):
             reason, fix = "not YAML: a tab, which cannot indent", "indent with spaces"
@@ -200,7 +200,7 @@ class NodeBuilder:
             ]
             return Node(mark, elements=elements)
         if not isinstance(data, CommentedMap):
-            return Node(mark, plain_scalar(data))
+            return Node(mark, to_plain_scalar(data))
         entries: dict[str, Node] = {}
         for name, value in data.items():
             key, where = str(name), self._mark(data, name, mark)
@@ -235,7 +235,7 @@ class NodeBuilder:
         raise self.problems.add(mark, "", None, reason, fix)
 
 
-def plain_scalar(data: Any) -> object:
+def to_plain_scalar(data: Any) -> object:
     """Return a built-in value instead of ruamel's own types, which remember their notation."""
     if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
         return bool(data)

@@ -25,10 +25,11 @@ class ConditionalDomain(BaseModel):
     when: dict[str, tuple[ParamValue, ...]] = {}
     """Parameter -> values under which this one has an effect; empty: always."""
 
-    def holds(self, known: Params) -> bool:
-        """Return whether every condition is met; a parameter absent from `known` meets none."""
+    def holds(self, chosen_values: Params) -> bool:
+        """Return whether every condition is met; a parameter without a value meets none."""
         return not self.when or all(
-            name in known and is_one_of(known[name], values) for name, values in self.when.items()
+            name in chosen_values and is_one_of(chosen_values[name], values)
+            for name, values in self.when.items()
         )
 
     def values(self) -> tuple[ParamValue, ...] | None:
@@ -81,7 +82,7 @@ class Uniform(ConditionalDomain):
             return False
         if self.integer and value != int(value):
             return False
-        return self.step is None or on_grid(value - self.low, self.step)
+        return self.step is None or is_on_grid(value - self.low, self.step)
 
     def values(self) -> tuple[ParamValue, ...] | None:
         """Return every value on the grid; None without one."""
@@ -113,7 +114,7 @@ def is_one_of(value: ParamValue, values: tuple[ParamValue, ...]) -> bool:
     )
 
 
-def on_grid(distance: Number, step: Number) -> bool:
+def is_on_grid(distance: Number, step: Number) -> bool:
     """Return whether `distance` is a whole number of steps, up to float rounding."""
     steps = distance / step
     return abs(steps - round(steps)) <= GRID_TOLERANCE * max(1.0, abs(steps))
@@ -156,11 +157,11 @@ class Space(BaseModel):
     @cached_property
     def later_defaults(self) -> dict[str, ParamValue]:
         """Defaults of parameters that leave the identity while they have them."""
-        infos = {name: parameter_info(name) for name in self.domains}
+        infos = {name: get_parameter_info(name) for name in self.domains}
         return {name: info.default for name, info in infos.items() if info.added_later}
 
     @cached_property
-    def says_nothing(self) -> frozenset[str]:
+    def omittable(self) -> frozenset[str]:
         """Names that could be left out: added later, and never anything but their default."""
         return frozenset(
             name for name, default in self.later_defaults.items() if self.fixed.get(name) == default
@@ -172,16 +173,16 @@ class Space(BaseModel):
         A parameter is left out while one that its `when` names is not chosen yet, is inactive
         itself, or has another value. Values of fixed parameters are optional.
         """
-        known: dict[str, ParamValue] = {}
+        chosen_values: dict[str, ParamValue] = {}
         result: dict[str, Domain] = {}
         for name in self.order:
             domain = self.domains[name]
-            if not domain.holds(known):
+            if not domain.holds(chosen_values):
                 continue
             result[name] = domain
             value = params.get(name, self.fixed.get(name))
             if value is not None:
-                known[name] = value
+                chosen_values[name] = value
         return result
 
     def complete(self, params: Params) -> dict[str, ParamValue]:
@@ -197,7 +198,7 @@ class Space(BaseModel):
         for name in self.domains:
             value = params.get(name, self.fixed.get(name))
             if name not in active:
-                value = parameter_info(name).default
+                value = get_parameter_info(name).default
             if value is None:
                 raise KeyError(f"no value for {name}, which is active")
             result[name] = value
@@ -214,14 +215,14 @@ class Space(BaseModel):
             domain = self.active(chosen).get(name)
             if name in chosen or domain is None:
                 continue
-            default = parameter_info(name).default
+            default = get_parameter_info(name).default
             chosen[name] = default if domain.contains(default) else domain.middle()
         return self.complete(chosen)
 
     def reachable(self, name: str) -> tuple[ParamValue, ...] | None:
         """Return the values that a trial can have, inactive ones too; None: a continuous range."""
         values = self.domains[name].values()
-        default = parameter_info(name).default
+        default = get_parameter_info(name).default
         if values is None or not self.can_be_inactive(name) or default in values:
             return values
         return (*values, default)
@@ -235,7 +236,7 @@ class Space(BaseModel):
         return False
 
 
-def parameter_info(name: str) -> ParameterInfo:
+def get_parameter_info(name: str) -> ParameterInfo:
     """Return the registry's entry of a dotted parameter name, whatever the task."""
     family, dot, _ = name.partition(".")
     return FAMILIES[family] if dot else PARAMETERS[name]

@@ -16,17 +16,17 @@ from gdpo_tune.core.settings import (
     RolloutSettings,
     TrainingSettings,
 )
-from gdpo_tune.spec.problems import Problems, one_of, unknown_name
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, one_of
 from gdpo_tune.spec.sandbox_section import check_address
 from gdpo_tune.spec.sections import refuse_idle
 
 
-def task_names() -> list[str]:
+def list_tasks() -> list[str]:
     """Return the names of the tasks that ship."""
     return list(registry.TASKS)
 
 
-def task_of(name: str) -> TaskInfo:
+def get_task_info(name: str) -> TaskInfo:
     """Return what a task rewards and measures; one in a file may raise `TaskFileError`."""
     return task_files.task_info(name)
 
@@ -37,14 +37,14 @@ def check_task(name: object, problems: Problems) -> TaskInfo | None:
         problems.refuse("task", "missing", "add task: code")
     elif isinstance(name, str) and task_files.is_file(name):
         try:
-            return task_of(name)
+            return get_task_info(name)
         except TaskFileError as error:
             reason = str(error).removeprefix(f"{name}: ")
             problems.refuse("task", reason, "mend the file; docs/own_task.md has an example")
-    elif name in task_names():
-        return task_of(str(name))
+    elif name in list_tasks():
+        return get_task_info(str(name))
     else:
-        problems.refuse("task", *unknown_name("task", name, task_names()))
+        problems.refuse("task", *explain_unknown_name("task", name, list_tasks()))
     return None
 
 
@@ -52,7 +52,7 @@ def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> 
     """Refuse a policy that ships for another task."""
     if policy not in registry.POLICIES or policy == task.embedded or task_files.is_file(name):
         return
-    others = [other for other in task_names() if task_of(other).embedded == policy]
+    others = [other for other in list_tasks() if get_task_info(other).embedded == policy]
     reason = f"made for {one_of(others)} and cannot answer the prompts of {name}"
     problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
 

@@ -48,13 +48,13 @@ def check_length_limit(training: TrainingSettings, problems: Problems) -> None:
 def check_group_sizes(space: Space, training: TrainingSettings, problems: Problems) -> None:
     """Refuse group sizes that do not divide the completions of a step."""
     total, domain = training.completions_per_step, space.domains["group_size"]
-    uneven = [size for size in group_sizes(space) if total % size]
+    uneven = [size for size in list_group_sizes(space) if total % size]
     if not uneven:
         return
     divisors = [size for size in range(2, total + 1) if total % size == 0]
     if isinstance(domain, Uniform):
         divisors = [size for size in divisors if domain.low <= size <= domain.high] or divisors
-    reason = f"{several(uneven)} does not divide {TOTAL} = {total}"
+    reason = f"{shorten_list(uneven)} does not divide {TOTAL} = {total}"
     fix = f"use group sizes among {show(divisors)}, or change {TOTAL}"
     key = "space.group_size" if problems.has_key("space.group_size") else TOTAL
     problems.refuse(key, reason, fix, "space.group_size", TOTAL)
@@ -78,13 +78,13 @@ def check_resources(
         reason = f"vllm samples for one worker, and a trial has {workers}"
         fix = "write engine: transformers, or resources.workers: 1"
         problems.refuse("rollout.engine", reason, fix)
-    total, sizes = training.completions_per_step, group_sizes(space)
+    total, sizes = training.completions_per_step, list_group_sizes(space)
     uneven = [size for size in sizes if workers > 1 and total // size % workers]
     if uneven:
-        prompts = several([total // size for size in uneven])
+        prompts = shorten_list([total // size for size in uneven])
         reason = (
-            f"does not divide the {prompts} prompts of a step that group_size {several(uneven)} "
-            f"leaves of {TOTAL} = {total}"
+            f"does not divide the {prompts} prompts of a step that group_size "
+            f"{shorten_list(uneven)} leaves of {TOTAL} = {total}"
         )
         multiple = math.lcm(*(size * workers for size in sizes))
         fix = f"write completions_per_step: {-(-total // multiple) * multiple}, or fewer workers"
@@ -99,11 +99,11 @@ def check_resources(
         problems.refuse("training.micro_batch_size", reason, fix, *inputs)
 
 
-def group_sizes(space: Space) -> list[int]:
+def list_group_sizes(space: Space) -> list[int]:
     """Return every group size that a trial can have."""
     return [size for size in space.reachable("group_size") or () if isinstance(size, int)]
 
 
-def several(sizes: list[int]) -> str:
+def shorten_list(sizes: list[int]) -> str:
     """Return a few values, then an ellipsis."""
     return one_of(sizes[:SHOWN]) + (", ..." if len(sizes) > SHOWN else "")

@@ -58,7 +58,7 @@ def test_what_is_written_out_at_its_default_keeps_the_identity(load):
     written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
     spec = load(*written)
     assert spec.identity() == load().identity()
-    assert spec.space.says_nothing == set(LATER)
+    assert spec.space.omittable == set(LATER)
     assert load(text=spec.dump_yaml()).identity() == load().identity()
 
 

@@ -49,7 +49,14 @@ CASES = {
         "policy: embedded, or remove",
     ),
     "storage not text": ("search:", "storage: [a]\nsearch:", 14, "storage", "not a piece", "word"),
-    "storage a file": ("search:", "storage: {file}\nsearch:", 14, "storage", "is a file", "directory"),
+    "storage a file": (
+        "search:",
+        "storage: {file}\nsearch:",
+        14,
+        "storage",
+        "is a file",
+        "another",
+    ),
     "ledger of another kind": (
         "search:",
         "ledger: sqlite:///ledger.db\nsearch:",
