@@ -72,8 +72,7 @@ def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """Return where a sweep spends completions, in the order of time, and their sum.
 
-    Constraints and NaN may end trials early, and replicates are counted as if all were needed.
-    Validations at rungs of successive halving are not counted.
+    All trials are counted to their end, and all replicates; validations at rungs are not.
     """
     settings, search = spec.training, spec.search
     scheduler, every = search.scheduler, settings.evaluate_every

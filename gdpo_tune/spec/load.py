@@ -21,7 +21,7 @@ from gdpo_tune.spec.objectives import check_metrics
 from gdpo_tune.spec.problems import Mark, Node, Problems
 from gdpo_tune.spec.sandbox_section import check_sandbox
 from gdpo_tune.spec.sections import section
-from gdpo_tune.spec.source import read_document
+from gdpo_tune.spec.source import read_yaml
 from gdpo_tune.spec.storage_section import NAME as NAME  # for clusters
 from gdpo_tune.spec.warm_start import check_warm_start
 
@@ -54,7 +54,7 @@ def load_spec(
     """
     path = Path(path)
     problems = Problems(Mark(str(path), 1))
-    root = problems.root = read_document(path, overrides, name, problems)
+    root = problems.root = read_yaml(path, overrides, name, problems)
     problems.refuse_empty(root)
     problems.refuse_unprintable(root)
     data = cast("dict[str, Any]", root.plain())

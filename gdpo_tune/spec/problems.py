@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -93,7 +93,7 @@ class Problems:
     origin: Mark
     """Place of a problem that has no line of its own."""
     root: Node | None = None
-    """The document, for `refuse`."""
+    """The document of `note` and `refuse`."""
     found: list[tuple[Mark, Problem]] = field(default_factory=list[tuple[Mark, Problem]])
     empty: set[str] = field(default_factory=set[str])
     """Keys without a value: noted once, whatever else the missing value would break."""
@@ -201,9 +201,8 @@ def did_you_mean(word: object, names: Iterable[str]) -> str:
     return f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""
 
 
-def explain_unknown_name(kind: str, name: object, names: Iterable[str]) -> tuple[str, str]:
+def explain_unknown_name(kind: str, name: object, names: Collection[str]) -> tuple[str, str]:
     """Return reason and fix of a name that is not one of `names`."""
-    names = list(names)
     return f"unknown {kind}", f"{did_you_mean(name, names)}those that exist: {one_of(names)}"
 
 

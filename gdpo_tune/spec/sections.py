@@ -123,11 +123,12 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
             return model.model_validate(data)
         except ValidationError as error:
             faults = error.errors(include_url=False)
-        data, changed = data if isinstance(data, dict) else {}, not isinstance(data, dict)
+        changed = not isinstance(data, dict)
+        data = {} if changed else data
         within = {fault["loc"][:-1] for fault in faults}
         for fault in faults:
             if fault["type"] == "too_short" and fault["loc"] in within:
-                continue  # empty without its values that are wrong
+                continue  # its values are wrong, and it is not empty with them
             inner, keys, field = _locate(model, tuple(fault["loc"]))
             if fault["type"] == "union_tag_invalid" and field is not None:
                 inner = (*inner, str(field.discriminator))

@@ -30,9 +30,7 @@ DEEPEST = 50
 DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 
 
-def read_document(
-    path: Path, overrides: Sequence[str], name: str | None, problems: Problems
-) -> Node:
+def read_yaml(path: Path, overrides: Sequence[str], name: str | None, problems: Problems) -> Node:
     """Return the file, merged onto the files that it extends, with the overrides on top.
 
     A malformed override is added to `problems`; the rest is still read.
@@ -137,8 +135,7 @@ def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> No
         reason = "not YAML: " + " ".join(str(error).split())
         fix = "remove characters that are not text"
     except (TypeError, ValueError, RecursionError) as error:
-        # The parser lets these through: a mapping as a key, a date without such a day, a thousand
-        # brackets. It does not say where.
+        # A mapping as a key, a date without such a day, deep brackets: the line is unknown.
         reason = f"not a sweep: {str(error) or type(error).__name__}"
         fix = "keep to words, numbers, lists and mappings"
     else:

@@ -20,8 +20,10 @@ LONGEST_NAME = 100
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 LONGEST_PART = 255
 """Most bytes of the name of a file or directory, on every usual disk."""
-TRACKING_URI = (
-    r"(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).(?s:.*)|databricks(://.*)?"
+TRACKING_URI = written(
+    r"(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).(?s:.*)|databricks(://.*)?",
+    "not the address of a tracking server or database",
+    "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
 )
 LEDGER = re.compile(
     r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
@@ -33,15 +35,7 @@ SECRET = re.compile(r"://[^/@]*:[^/@]*@|\?")
 class Tracking(Section):
     """Where MLflow shows the sweep."""
 
-    uri: Annotated[
-        str,
-        MinLen(1),
-        written(
-            TRACKING_URI,
-            "not the address of a tracking server or database",
-            "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
-        ),
-    ] = "sqlite:///mlflow.db"
+    uri: Annotated[str, MinLen(1), TRACKING_URI] = "sqlite:///mlflow.db"
     """MLflow tracking URI."""
     experiment: str = ""
     """MLflow experiment; default: the sweep's name."""

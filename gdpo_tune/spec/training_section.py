@@ -12,8 +12,6 @@ from gdpo_tune.spec.problems import Problems, one_of, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space, Uniform
 
-SHOWN = 6
-"""Most values of a long list in a message."""
 TOTAL = "training.completions_per_step"
 LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
@@ -91,8 +89,8 @@ def check_resources(
         problems.refuse("resources.workers", reason, fix, "space.group_size", TOTAL)
     share, micro_batch = total // workers, training.micro_batch_size
     if micro_batch and share % micro_batch:
-        reason = f"does not divide the {share} completions of a step"
-        reason += f" that each of {workers} workers computes" if workers > 1 else ""
+        part = f" that each of {workers} workers computes" if workers > 1 else ""
+        reason = f"does not divide the {share} completions of a step{part}"
         smaller = [count for count in range(1, share) if share % count == 0]
         fix = f"write one of {show(smaller)}, or 0 to compute all at once"
         inputs = (TOTAL, "resources.workers")
@@ -105,5 +103,5 @@ def list_group_sizes(space: Space) -> list[int]:
 
 
 def shorten_list(sizes: list[int]) -> str:
-    """Return a few values, then an ellipsis."""
-    return one_of(sizes[:SHOWN]) + (", ..." if len(sizes) > SHOWN else "")
+    """Return at most six values, then an ellipsis."""
+    return one_of(sizes[:6]) + (", ..." if len(sizes) > 6 else "")

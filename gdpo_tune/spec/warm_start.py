@@ -12,7 +12,7 @@ from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
 from gdpo_tune.spec.notation import as_mapping
 from gdpo_tune.spec.problems import Mark, Problems, one_of
 from gdpo_tune.spec.search_section import PbtSettings
-from gdpo_tune.spec.source import read_document
+from gdpo_tune.spec.source import read_yaml
 
 
 def folder_of(text: str) -> Path:
@@ -53,7 +53,7 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     if not is_file(file):
         return nothing
     try:
-        document = read_document(file, (), None, Problems(Mark(str(file), 1)))
+        document = read_yaml(file, (), None, Problems(Mark(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
     earlier = as_mapping(document.plain()) or {}
