@@ -162,9 +162,7 @@ class Problems:
         """Raise `SpecError` with every problem, in the order of the lines, if there is any."""
         if self.found:
             sources = list(dict.fromkeys(mark.source for mark, _ in self.found))
-            ranked = sorted(
-                self.found, key=lambda each: (sources.index(each[0].source), each[0].line)
-            )
+            ranked = sorted(self.found, key=lambda p: (sources.index(p[0].source), p[0].line))
             raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
 
 
