@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+CONFTEST = Path(__file__).with_name("conftest.py")
 CHANGE = "registry.SAMPLERS['mine'] = parameters.FAMILIES['mine'] = None"
 LEAVES = f"""
 from gdpo_tune.core import parameters, registry

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from optuna import Study
@@ -52,7 +51,12 @@ class Sessions:
         attrs = self.study.user_attrs
         session = sum(key.startswith(SESSION) for key in attrs) - 1
         number = sum(key.startswith(INCIDENT) for key in attrs)
-        about = {**asdict(incident), "session": session}
+        about = {
+            "time": incident.time,
+            "what": incident.description,
+            "trials": list(incident.trials),
+            "session": session,
+        }
         self._storage.set_study_user_attr(self._study_id, f"{INCIDENT}{number}", about)
 
     def end_session(self, session: int, ending: str = "") -> None:

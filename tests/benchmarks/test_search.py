@@ -430,6 +430,7 @@ def test_importing_the_modules_changes_nothing_outside_of_them():
     program = f"""
 import sys, warnings
 import numpy, optuna, torch
+sys.path.append({str(SEARCH)!r})
 def state():
     drawn = numpy.random.get_state()[1].tolist()
     return drawn, list(warnings.filters), optuna.logging.get_verbosity(), torch.get_num_threads()

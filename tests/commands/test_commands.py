@@ -117,19 +117,6 @@ def test_the_readme_commands_exist(line):
         assert "completions" in command(dry, ROOT).stdout
 
 
-def test_the_file_tree_of_the_docs_is_the_package():
-    tree = (ROOT / "docs" / "files.md").read_text().split("```")[1]
-    listed, folders = set(), []
-    for line in tree.strip().splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name]
-        if name.endswith(".py"):
-            listed.add("".join(folders))
-    shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "gdpo_tune").rglob("*.py")}
-    assert listed == {path for path in shipped if not path.endswith("__init__.py")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
 def test_a_shipped_space_in_full(space, tmp_path):

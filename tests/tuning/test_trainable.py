@@ -257,5 +257,5 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_told(
     behaviour.append(outcome())
     done = run(config)["outcome"]
     assert done.environment["resumed"] == (
-        "checkpoint-5 is incomplete (complete.json is missing): the trial begins anew"
+        "checkpoint-5 is incomplete (complete.json is missing): the trial starts over"
     )
