@@ -32,10 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
-
 from night import (
     PATIENCE,
     Night,

@@ -40,9 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
-
 from tracking_ways import METRICS, WAYS, Load
 
 from tests.support.mlflow_servers import MlflowServer
