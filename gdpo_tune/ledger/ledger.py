@@ -33,12 +33,21 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.ledger.cost_metrics import outcome_with_costs
-from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
+from gdpo_tune.ledger.encoding import (
+    RUNG,
+    add_costs_to_outcome,
+    compute_violation,
+    create_running_trial,
+    decode_rungs_in_order,
+    decode_trial,
+    encode_outcome,
+    encode_rung,
+    stored_rungs,
+    trial_directory,
+)
 from gdpo_tune.ledger.generations import Generations
 from gdpo_tune.ledger.journal import Journal, Lease, replayed
 from gdpo_tune.ledger.opening import for_reading, for_writing
-from gdpo_tune.ledger.rung_records import RUNG, encode_rung, in_order, stored_rungs
 from gdpo_tune.ledger.sessions import Sessions
 from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
@@ -167,7 +176,9 @@ class Ledger(Sessions, Closing):
         # a trial whose record was torn off leaves a folder with other parameters' checkpoints
         if self.trial_directory(number).exists():
             shutil.rmtree(self.trial_directory(number))
-        self._storage.create_new_trial(self._study_id, running(self.spec, params, about))
+        self._storage.create_new_trial(
+            self._study_id, create_running_trial(self.spec, params, about)
+        )
         self._records.append(self._read(self._trial(number)))
         return self._records[number]
 
@@ -192,7 +203,7 @@ class Ledger(Sessions, Closing):
 
     def rungs(self) -> list[tuple[int, Rung]]:
         """Every rung with its trial's number, in the order of their recording."""
-        return in_order(self._trials(), self.spec)
+        return decode_rungs_in_order(self._trials(), self.spec)
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung, without a process."""
@@ -207,14 +218,14 @@ class Ledger(Sessions, Closing):
 
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:
         """Record what a finished trial is worth; a value that is not finite makes it a failure."""
-        outcome = outcome_with_costs(outcome, self.spec)
+        outcome = add_costs_to_outcome(outcome, self.spec)
         for split, estimates in (("validation", outcome.validation), ("test", outcome.test)):
             for name in self.spec.judged:
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     found = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {found}", outcome.cost)
         with self._journal.together():
-            self._set(number, "outcome", encode(outcome, self.directory))
+            self._set(number, "outcome", encode_outcome(outcome, self.directory))
             self._close_trial(number)
         return self.record(number)
 
@@ -255,7 +266,9 @@ class Ledger(Sessions, Closing):
         return [self._read(trial) for trial in self._trials()]
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
-        return to_record(trial, self.spec, self.directory, self.generations.lineage(trial.number))
+        return decode_trial(
+            trial, self.spec, self.directory, self.generations.lineage(trial.number)
+        )
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._trial_id(number), key, dict(value))
@@ -282,7 +295,9 @@ class Ledger(Sessions, Closing):
         found = {name: e.mean for name, e in self._read(trial).validation.items()}
         for name, bound in self.spec.constraints.items():
             if name not in trial.constraints:
-                Trial(self.study, trial_id).set_constraint(name, excess(bound, found[name]))
+                Trial(self.study, trial_id).set_constraint(
+                    name, compute_violation(bound, found[name])
+                )
         values = [found[name] for name in self.spec.objectives]
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, values)
 

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.format import encode
+from gdpo_tune.ledger.encoding import encode_outcome
 from gdpo_tune.ledger.journal import repair
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import measured, outcome, spec_in
@@ -366,7 +366,9 @@ def test_a_sweep_goes_on_with_a_bound_on_a_cost_that_it_did_not_judge_by(
         ledger.progress(0, measured(20, spent, format=0.5))
         ledger.complete(0, outcome())
         ledger.progress(1, measured(20, spent, format=0.5))
-        ended = {**encode(outcome(), spec.directory)}  # killed before the trial had its new state
+        ended = {
+            **encode_outcome(outcome(), spec.directory)
+        }  # killed before the trial had its new state
         trial_id = ledger.study.trials[2]._trial_id
         ledger.study._storage.set_trial_user_attr(trial_id, "outcome", ended)
     bounded = spec_in(tmp_path, [f"constraints.seconds='{bound}'"])

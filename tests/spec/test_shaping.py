@@ -12,7 +12,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.core.registry import UNKNOWN_RANGE
-from gdpo_tune.ledger.format import STATES, to_record
+from gdpo_tune.ledger.encoding import STATES, decode_trial
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import lint
 from tests.support.spec_cases import GOOD
@@ -96,7 +96,7 @@ def test_a_trial_from_before_had_the_defaults(load):
         user_attrs = {"trial": json.loads(json.dumps(about))}
         datetime_start = datetime_complete = None
 
-    assert to_record(Trial(), spec, spec.directory).params == params
+    assert decode_trial(Trial(), spec, spec.directory).params == params
 
 
 def test_nothing_is_sampled_where_it_has_no_effect(load):

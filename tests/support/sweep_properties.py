@@ -13,7 +13,7 @@ import mlflow
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.rung_records import stored_rungs
+from gdpo_tune.ledger.encoding import stored_rungs
 from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.referee import NEVER_PROMOTED

@@ -14,7 +14,7 @@ from typing import Any
 
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.core.trials import MOVABLE, Generation, Params, Rung, TrialRecord
-from gdpo_tune.ledger import Ledger, excess
+from gdpo_tune.ledger import Ledger, compute_violation
 from gdpo_tune.spec import PbtSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.handover import hand_over
@@ -98,7 +98,10 @@ class Pbt(Scheduler):
             record.number,
             tuple(found[name].mean for name in self._spec.objectives),
             self._moving(record.number),
-            tuple(excess(bound, found[n].mean) for n, bound in self._spec.constraints.items()),
+            tuple(
+                compute_violation(bound, found[n].mean)
+                for n, bound in self._spec.constraints.items()
+            ),
         )
 
     def _moving(self, number: int) -> Params:

@@ -1,0 +1,231 @@
+"""Trials, rungs and outcomes as the JSON that the study holds, and read back from it.
+
+Costs that the sweep judges by stand among the metrics. They are written there, because a later
+start may give a trial other resources, and filled in when read, because a later start may judge by
+a cost that was not asked for when the trial ran.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from gdpo_tune.core.costs import priced
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.object_store import joined
+from gdpo_tune.core.trials import (
+    Cost,
+    Estimate,
+    Exploit,
+    Measurement,
+    Outcome,
+    Params,
+    Rung,
+    State,
+    TrialRecord,
+)
+from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
+
+STATES: Mapping[TrialState, State] = {
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+RUNG = "rung:"
+"""Prefix of a rung's attribute; its completions follow."""
+
+
+def trial_directory(sweep: Path, number: int) -> Path:
+    """Return the directory of a trial in that of its sweep."""
+    return sweep / "trials" / str(number)
+
+
+def decode_trial(
+    trial: FrozenTrial, spec: SweepSpec, sweep: Path, lineage: tuple[Exploit, ...] = ()
+) -> TrialRecord:
+    """Return a trial of the study as a record; a checkpoint that does not exist is None."""
+    stored = trial.user_attrs["trial"]
+    outcome = trial.user_attrs.get("outcome", {})
+    end = trial.user_attrs.get("end", {})
+    rungs = decode_rungs(trial, spec)
+    pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
+    is_paused = trial.state == TrialState.RUNNING and pause["waits"]
+    measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
+    cost = Cost(**(outcome or end or measured).get("cost", {}))
+    splits = {
+        split: add_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
+        for split in ("validation", "test")
+    }
+    checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
+    return TrialRecord(
+        number=trial.number,
+        role=stored["role"],
+        state="paused" if is_paused else STATES[trial.state],
+        params=stored["params"],
+        seed=stored["seed"],
+        proposer=stored["proposer"],
+        replicate_of=stored["replicate_of"],
+        **splits,
+        feasible=is_feasible(spec, splits["validation"]) if outcome else None,
+        rungs=rungs,
+        paused_at=pause["at"],
+        cost=cost,
+        reason=end.get("reason", ""),
+        lineage=lineage,
+        directory=trial_directory(sweep, trial.number),
+        checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
+        address=spec.address and joined(spec.address, "trials", str(trial.number)),
+        started=trial.datetime_start.timestamp() if trial.datetime_start else None,
+        finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
+        environment=outcome.get("environment", {}),
+    )
+
+
+def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
+    """Return whether every constraint holds; one on a metric that was not measured does not."""
+    return all(
+        name in validation and bound.holds(validation[name].mean)
+        for name, bound in spec.constraints.items()
+    )
+
+
+def compute_violation(bound: Constraint, value: float) -> float:
+    """Return by how much a value breaks a bound: Optuna's sign, 0 or less where it holds."""
+    return bound.bound - value if bound.op == ">=" else value - bound.bound
+
+
+def create_running_trial(
+    spec: SweepSpec, params: Params, attributes: Mapping[str, Any]
+) -> FrozenTrial:
+    """Return a new trial for the study; `attributes` are kept beside its parameters."""
+    distributions = searched_distributions(spec, params)
+    return create_trial(
+        state=TrialState.RUNNING,
+        params={name: params[name] for name in distributions},
+        distributions=distributions,
+        user_attrs={"trial": attributes},
+    )
+
+
+def searched_distributions(spec: SweepSpec, params: Params) -> dict[str, BaseDistribution]:
+    """Return distributions of the searched parameters that are active and inside their domain."""
+    active = spec.space.active(params)
+    return {
+        name: to_distribution(domain)
+        for name, domain in spec.space.searched.items()
+        if name in active and domain.contains(params[name])
+    }
+
+
+def to_distribution(domain: Choice | Uniform) -> BaseDistribution:
+    """Return a domain as an Optuna distribution."""
+    if isinstance(domain, Choice):
+        return CategoricalDistribution(domain.choices)
+    if domain.integer:
+        return IntDistribution(
+            int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
+        )
+    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+
+
+def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
+    """Return an outcome as JSON, paths relative to the sweep's directory, which may be moved."""
+    checkpoint = outcome.checkpoint
+    return {
+        "validation": encode_estimates(outcome.validation),
+        "test": encode_estimates(outcome.test),
+        "cost": vars(outcome.cost),
+        "checkpoint": os.path.relpath(checkpoint, directory) if checkpoint else None,
+        "environment": dict(outcome.environment),
+    }
+
+
+def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[str, Any]:
+    """Return a measurement on validation prompts as JSON.
+
+    Args:
+        measurement: taken at the rung.
+        order: number of rungs that all trials recorded before this one.
+        spec: names the costs to keep among the metrics.
+
+    Raises:
+        NonFiniteError: a value is not finite, so it cannot be compared.
+    """
+    step = measurement.step
+    for name, estimate in measurement.validation.items():
+        if not math.isfinite(estimate.mean):
+            raise NonFiniteError(f"validation {name} is {estimate.mean} at step {step}")
+    return {
+        "step": step,
+        "validation": encode_estimates(add_costs(measurement.validation, measurement.cost, spec)),
+        "cost": vars(measurement.cost),
+        "order": order,
+        "time": time.time(),
+    }
+
+
+def decode_rungs(trial: FrozenTrial, spec: SweepSpec) -> tuple[Rung, ...]:
+    """Return the rungs of a trial, by step."""
+    rungs = [_decode_rung(stored, spec) for stored in stored_rungs(trial)]
+    return tuple(sorted(rungs, key=lambda rung: rung.step))
+
+
+def decode_rungs_in_order(trials: Iterable[FrozenTrial], spec: SweepSpec) -> list[tuple[int, Rung]]:
+    """Return every rung with its trial's number, in the order in which they were recorded."""
+    stored = [
+        (rung["order"], trial.number, rung) for trial in trials for rung in stored_rungs(trial)
+    ]
+    stored.sort(key=lambda entry: entry[:2])
+    return [(number, _decode_rung(rung, spec)) for _, number, rung in stored]
+
+
+def stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
+    """Return the rungs of a trial as JSON."""
+    return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
+
+
+def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
+    cost = Cost(**stored["cost"])
+    validation = add_costs(decode_estimates(stored["validation"]), cost, spec)
+    return Rung(stored["step"], validation, cost, stored["time"])
+
+
+def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]]:
+    """Return estimates as JSON: `[mean, standard error]` of each metric."""
+    return {name: [estimate.mean, estimate.se] for name, estimate in estimates.items()}
+
+
+def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+    """Return estimates from JSON."""
+    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+
+
+def add_costs_to_outcome(outcome: Outcome, spec: SweepSpec) -> Outcome:
+    """Return an outcome with its cost among the metrics of both splits."""
+    return replace(
+        outcome,
+        validation=add_costs(outcome.validation, outcome.cost, spec),
+        test=add_costs(outcome.test, outcome.cost, spec),
+    )
+
+
+def add_costs(measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec) -> dict[str, Estimate]:
+    """Return metrics with the costs that the sweep's objectives or constraints name.
+
+    A cost that is among the metrics already stays as it is.
+    """
+    return priced(measured, cost, spec.judged, spec.resources.in_all)
