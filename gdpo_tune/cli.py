@@ -1,7 +1,10 @@
-"""What the commands share: exit statuses and how an error reaches a person.
+"""Console script `gdpo-tune`, and what its commands share.
 
-Exit status 0: done. 1: something broke. 2: the request was wrong, nothing was started.
-130: stopped by Ctrl-C, and the same command goes on from there.
+    gdpo-tune sweep search_spaces/code.yaml     the same as python -m gdpo_tune.sweep ...
+    gdpo-tune --print-completion bash           a completion script for bash, zsh or tcsh
+
+Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing was started.
+130: stopped by Ctrl-C; the same command resumes.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.files import is_disk_full
@@ -18,12 +22,73 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+COMMANDS = {
+    "sweep": "search for the Pareto front of a multi-reward RL run",
+    "train": "train one policy, without a search",
+    "report": "draw a sweep's report again, or compare two sweeps",
+    "export": "write a training as the configuration of another library",
+    "schedule": "run sweeps by a schedule",
+}
+"""Name of a command, which is a module of this package -> its help."""
+FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""Shell -> how its completion lists files: the value of `shtab.FILE`, without the import."""
 
 
-def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run a command's `main` on the process's arguments and exit with its status."""
+def main() -> NoReturn:
+    """Run `gdpo-tune`: hand the arguments behind a command's name to that command."""
+    words = sys.argv[1:]
+    if words and words[0] in COMMANDS:
+        run(import_module(f"gdpo_tune.{words[0]}").main, words[1:])
+    build_parser().parse_args(words)
+    build_parser().error(f"name a command: {', '.join(COMMANDS)}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `gdpo-tune`; those of its commands are part of it for completion only."""
+    parser = argparse.ArgumentParser(prog="gdpo-tune", description=sys.modules["gdpo_tune"].__doc__)
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        help="print a script that completes commands and options in this shell",
+        choices=("bash", "zsh", "tcsh"),
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Print the completion script of a shell, and exit."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        import shtab
+
+        complete = argparse.ArgumentParser(prog=parser.prog)
+        commands = complete.add_subparsers()
+        for name, text in COMMANDS.items():
+            whole = import_module(f"gdpo_tune.{name}").parser()
+            commands.add_parser(name, help=text, parents=[whole], add_help=False)
+        print(shtab.complete(complete, str(values)))
+        parser.exit()
+
+
+def run(command: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> NoReturn:
+    """Run a command's `main`, tell a person of its errors, and exit with its status.
+
+    Args:
+        command: takes the arguments and returns the exit status.
+        words: the arguments; None: those of the process.
+    """
     try:
-        status = main(sys.argv[1:])
+        status = command(sys.argv[1:] if words is None else words)
     except GdpoTuneError as error:
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_status
@@ -33,14 +98,20 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
         print(f"error: no space left on a disk: {error}; make room, and try again", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
-        print("Interrupted. The same command goes on where this one stopped.", file=sys.stderr)
+        print("Interrupted. The same command resumes.", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)
 
 
+def complete_files(action: argparse.Action) -> None:
+    """Let shells complete an argument with the names of files."""
+    vars(action)["complete"] = FILES
+
+
 def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide which sweep a command speaks of."""
-    parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="what to search")
+    space = parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="file of the sweep")
+    complete_files(space)
     add_override_argument(parser)
     parser.add_argument("--name", help="name of the sweep (default: the file's name:, or its stem)")
 

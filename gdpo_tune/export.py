@@ -4,7 +4,7 @@
     python -m gdpo_tune.export runs/code --pick "max correctness where length >= 0.9" --to trl
     python -m gdpo_tune.export fixed.yaml --to nemo-rl --set policy=Qwen/Qwen2.5-7B-Instruct
 
-What the library would change or ignore without a word is refused, with the reason.
+What the library would change or ignore without a warning is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core.registry import EXPORTERS, load
+from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
-    from gdpo_tune.exporters.base import Exported
     from gdpo_tune.results.retrain import Request
+
+WITHOUT_GDPO = ("openrlhf", "prime-rl")
+"""Libraries that know one reward per completion, so that they can only normalize a sum."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, without importing anything heavy: `--help` answers at once."""
+    """Build the parser without a heavy import, so that `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.export",
         description=__doc__,
@@ -33,54 +35,53 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "source",
         metavar="SWEEP[:WHICH]",
-        help="a trial of a sweep: FOLDER:knee, FOLDER:max_<objective>, FOLDER:<trial number>, or "
-        "FOLDER with --pick; or a file with one value for every parameter",
+        help="a trial of a sweep: DIRECTORY:knee, DIRECTORY:max_<objective>, DIRECTORY:<trial "
+        "number>, or DIRECTORY with --pick; or a file with one value for every parameter",
     )
     cli.add_pick_argument(parser)
-    parser.add_argument("--to", required=True, choices=sorted(EXPORTERS), help="the library")
+    parser.add_argument(
+        "--to", required=True, type=_check_library, choices=sorted(EXPORTERS), help="the library"
+    )
     cli.add_override_argument(parser)
     parser.add_argument(
-        "--out", type=Path, help="folder (default: <storage>/<name>-<which>-<library>)"
+        "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<library>)"
     )
     return parser
+
+
+def _check_library(name: str) -> str:
+    """Refuse a library that cannot express GDPO, with the reason."""
+    if name in WITHOUT_GDPO:
+        raise argparse.ArgumentTypeError(
+            f"{name} knows one reward per completion and normalizes only their sum, so it cannot "
+            f"express GDPO; choose from {', '.join(sorted(EXPORTERS))}"
+        )
+    return name
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = parser().parse_args(arguments)
 
-    from gdpo_tune.exporters.differences_page import PAGE, page
-    from gdpo_tune.exporters.recipe import recipe_of
+    from gdpo_tune.exporters.write_export import PAGE, export_training
     from gdpo_tune.policies.load_policy import policy_folder
 
-    asked = _asked(options)
-    name = f"{asked.spec.name}-{asked.label}"
-    recipe = recipe_of(
-        asked.spec,
-        asked.params,
-        asked.seed,
-        policy=policy_folder(asked.spec.policy),
-        name=name,
-        note=asked.note,
-        schedule=asked.schedule,
-    )
-    exported: Exported = load(EXPORTERS[options.to])(recipe)
-    folder: Path = options.out or asked.spec.beside / f"{name}-{options.to}"
-    goals = asked.spec.objective_list()
-    _write(folder, {exported.file: exported.text, PAGE: page(recipe, exported, goals)})
-    for line in asked.told:
+    request = _load_request(options)
+    policy = policy_folder(request.spec.policy)
+    exported, directory = export_training(request, options.to, policy, options.out)
+    for line in request.told:
         print(line)
-    print(f"{exported.library}: {folder / exported.file}")
-    print(f"what you supply, and what differs: {folder / PAGE}")
-    print(f"in {exported.place}, start it with: {exported.command}")
+    print(f"{exported.library}: {directory / exported.file}")
+    print(f"what you supply, and what differs: {directory / PAGE}")
+    print(f"in {exported.directory}, start it with: {exported.command}")
     return 0
 
 
-def _asked(options: argparse.Namespace) -> Request:
-    """The training that is meant.
+def _load_request(options: argparse.Namespace) -> Request:
+    """Return the training that is exported.
 
     Raises:
-        UsageError: there is none, or it is not one.
+        UsageError: it does not exist, or `--pick` stands beside a file.
     """
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.results.retrain import from_file, from_sweep
@@ -89,30 +90,8 @@ def _asked(options: argparse.Namespace) -> Request:
         source, overrides = options.source, options.overrides
         return from_sweep(source, overrides, options.pick, "export", to_run=False)
     if options.pick is not None:
-        raise UsageError(f"{options.source} is a file: --pick goes with a sweep's folder")
+        raise UsageError(f"{options.source} is a file: --pick goes with a sweep's directory")
     return from_file(options.source, options.overrides)
-
-
-def _write(folder: Path, texts: dict[str, str]) -> None:
-    """Write every file, or none if one of them is there with another content.
-
-    Raises:
-        UsageError: somebody may have edited that one.
-    """
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import write_whole, writing
-
-    with writing("the export"):
-        for name, text in texts.items():
-            file = folder / name
-            if file.exists() and file.read_bytes() != text.encode():
-                raise UsageError(
-                    f"{file} is there with another content, which may be your work\n"
-                    "    fix: choose another --out, or remove it"
-                )
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_whole(folder / name, text)
 
 
 if __name__ == "__main__":

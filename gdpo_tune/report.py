@@ -6,10 +6,10 @@
     python -m gdpo_tune.report runs/code --modes gdpo grpo
     python -m gdpo_tune.report runs/code --sync
 
-The second marks one trial, and says how to train and to export it. The third compares two sweeps,
-the fourth two normalization modes of one: a verdict in words, and a page. Ledgers are only read, so
-this works beside a running sweep. The last sends MLflow whatever it lacks of a sweep that is not
-running: what a server that was away did not get, or everything, where its database is gone.
+The second marks one trial, and prints the commands that train and export it. The third compares two
+sweeps, the fourth two normalization modes of one: a verdict in words, and a page. Ledgers are only
+read, so this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is
+not running: updates that an unreachable server missed, or everything if its database is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, without importing anything heavy: `--help` answers at once."""
+    """Build the parser without a heavy import, so that `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.report",
         description=__doc__,
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "against",
         metavar="SWEEP",
         nargs="?",
-        help="another sweep to compare the first one with: a folder, a name under runs/, or a file",
+        help="another sweep to compare with: a directory, a name under runs/, or a file",
     )
     cli.add_pick_argument(parser)
     parser.add_argument(
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         help="two normalization modes of the sweep to compare, such as gdpo grpo",
     )
     parser.add_argument(
-        "--sync", action="store_true", help="send what MLflow lacks of the sweep, then end"
+        "--sync", action="store_true", help="send MLflow what it lacks of the sweep"
     )
     return parser
 
@@ -113,7 +113,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
-    """The sweep, by its file or by its folder, and the choice, by `--pick` or behind a colon."""
+    """Return the sweep, named by file or directory, and the choice: `--pick` or behind a colon."""
     from gdpo_tune.results.open_sweep import place_named, split_source, sweep_file
     from gdpo_tune.spec import load_spec
 

@@ -4,10 +4,11 @@
     python -m gdpo_tune.train --from runs/code --pick "max correctness where length >= 0.9"
     python -m gdpo_tune.train search_spaces/code.yaml --set space.group_size=8 ...
 
-The first two train a trial of a sweep again, at any budget: its knee, its best in an objective
-(`runs/code:max_correctness`), one by conditions, or a trial by its number. The last trains what a
-file with one value for every parameter says. Each ends with held-out metrics and the folder of a
-policy that loads. The same command after an interruption or a crash goes on where the training was.
+The first two train a trial of a sweep again, at any budget: its knee, the highest value of an
+objective (`runs/code:max_correctness`), the best under conditions, or a trial by its number. The
+last one trains a file that has one value for every parameter. Each ends with held-out metrics and
+the directory of a policy that `from_pretrained` loads. After an interruption or a crash, the same
+command resumes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from gdpo_tune.results.retrain import Request
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
-"""In the training's folder: what was asked, what came of it, who is at it."""
+"""Files in the directory of a training: its request, its result, and the lock of its process."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, without importing anything heavy: `--help` answers at once."""
+    """Build the parser without a heavy import, so that `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.train",
         description=__doc__,
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train what `arguments` ask for and return the exit status."""
+    """Train as `arguments` say and return the exit status."""
     options = parser().parse_args(arguments)
     if options.pick is not None and options.source is None:
         parser().error("--pick goes with --from")
@@ -83,10 +84,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(asked: Request, config: TrialConfig, command: str) -> int:
-    """Train in `config.directory`, or say what was trained there; return the exit status.
+    """Train in `config.directory`, or show the result that is there; return the exit status.
 
     Raises:
-        UsageError: another training lives there, or another process is at it.
+        UsageError: the directory holds another training, or another process trains there.
     """
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.ledger.journal import Lease
@@ -99,9 +100,9 @@ def run(asked: Request, config: TrialConfig, command: str) -> int:
     try:
         remember(config)
         if (config.directory / RESULT).exists():
-            print("was finished already: nothing was started")
+            print("already finished: nothing was started")
         elif not trained(asked, config):
-            print(f"Interrupted. Go on with:\n  {command}", file=sys.stderr)
+            print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
             return cli.INTERRUPTED
     finally:
         lease.release()
@@ -110,10 +111,10 @@ def run(asked: Request, config: TrialConfig, command: str) -> int:
 
 
 def remember(config: TrialConfig) -> None:
-    """Write down what is asked, or find that it is what was asked before.
+    """Write the request into the directory, or compare it with the one that is there.
 
     Raises:
-        UsageError: the folder holds a training of something else.
+        UsageError: the directory holds another training.
     """
     import json
 
@@ -135,7 +136,7 @@ def remember(config: TrialConfig) -> None:
 
 
 def trained(asked: Request, config: TrialConfig) -> bool:
-    """Train to the end and keep the result; False if a signal came first."""
+    """Train to the end and write the result; return False if a signal came first."""
     import json
 
     from gdpo_tune.core.files import write_whole
@@ -160,7 +161,7 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     if found.note():
         print(found.note(), flush=True)
     elif resume is not None:
-        print(f"goes on from {resume.name}", flush=True)
+        print(f"resumes from {resume.name}", flush=True)
 
     from gdpo_tune.training import train
 
@@ -179,7 +180,7 @@ def trained(asked: Request, config: TrialConfig) -> bool:
 
 
 def show(asked: Request, config: TrialConfig) -> None:
-    """Print held-out metrics and where the policy is."""
+    """Print held-out metrics and the path of the policy."""
     import json
 
     from gdpo_tune.display.training import print_result
@@ -193,7 +194,7 @@ def show(asked: Request, config: TrialConfig) -> None:
 
 
 class _Stop:
-    """Passes measurements on, and ends the training once a signal has asked for it."""
+    """Report function that ends the training after a signal."""
 
     def __init__(self, report: Callable[[Measurement, Path | None], None]) -> None:
         self.requested = False

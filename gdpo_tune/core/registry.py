@@ -289,8 +289,6 @@ EXPORTERS: dict[str, str] = {
     "nemo-rl": "gdpo_tune.exporters.nemo_rl:export",
     "ms-swift": "gdpo_tune.exporters.ms_swift:export",
     "axolotl": "gdpo_tune.exporters.axolotl:export",
-    "openrlhf": "gdpo_tune.exporters.openrlhf:export",
-    "prime-rl": "gdpo_tune.exporters.prime_rl:export",
 }
 
 

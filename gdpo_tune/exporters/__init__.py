@@ -1,6 +1,6 @@
-"""A training as it is to be repeated in another library: one file a library.
+"""A training as the configuration of another library: one file per library.
 
-Each exporter is a function `export(recipe) -> Exported`, named in `registry.EXPORTERS`. What its
-library would change or ignore it refuses, every reason at once; what the library does differently
-it says, row by row.
+Each exporter is a function `export(recipe) -> Exported`, named in `registry.EXPORTERS`. It raises
+`ExportError` for what its library would change or ignore, every reason at once, and lists what the
+library does differently.
 """

@@ -8,83 +8,60 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import trl
-from gdpo_tune.exporters.base import REWARDS_FILE, Difference, Exported, Refusals
+from gdpo_tune.exporters import base, trl
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.text import yaml_text
 
 LIBRARY = "Axolotl 0.19.0"
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+COMMAND = "axolotl train axolotl.yaml"
 
 
-def export(recipe: Recipe) -> Exported:
-    """The recipe as Axolotl's configuration.
-
-    Raises:
-        ExportError: Axolotl would change or ignore a part of it.
-    """
-    refusals = Refusals(recipe, LIBRARY)
-    refusals.check(modes=("gdpo", *trl.SCALE), losses=trl.LOSSES)
-    refusals.raise_if_any()
-    tree: dict[str, object] = {
+def export(recipe: Recipe) -> base.Exported:
+    """Return the recipe as Axolotl's configuration."""
+    base.check_support(recipe, LIBRARY, modes=("gdpo", *trl.SCALE), losses=trl.LOSSES)
+    settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
         "rl": "gdpo" if recipe.mode == "gdpo" else "grpo",
         "trl": {
             "reward_funcs": [f"rewards.{reward.name}" for reward in recipe.rewards],
             "reward_weights": recipe.weights,
-            **trl.aggregation(recipe),
-            **trl.algorithm(recipe),
-            **_sampler(recipe),
+            **trl.build_aggregation(recipe),
+            **trl.build_algorithm(recipe),
+            **_build_sampler(recipe),
         },
-        **_engine(recipe),
+        **_build_engine(recipe),
         "datasets": [{"path": "your/prompts", "split": "train", "type": "rewards.transform"}],
         "sequence_len": recipe.longest,
         "micro_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
         "max_steps": recipe.updates,
-        "learning_rate": recipe.number("learning_rate"),
-        "lr_scheduler": SCHEDULES[recipe.training.lr_schedule],
+        "learning_rate": recipe.get_number("learning_rate"),
+        "lr_scheduler": trl.SCHEDULES[recipe.training.lr_schedule],
         "warmup_steps": recipe.warmup,
         "optimizer": "adamw_torch",
         "weight_decay": 0.0,
         "max_grad_norm": recipe.training.max_grad_norm,
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
-        **_adapters(recipe),
+        **_build_adapters(recipe),
         "seed": recipe.seed,
         "output_dir": recipe.name,
     }
-    rows = trl.differences(recipe)
-    rows.append(
-        Difference(
-            "context_parallel_size above 1",
-            "several processes compute what one does",
-            "a trainer of its own adds the weighted rewards up before it normalises, whatever "
-            "`rl` says: leave it at 1"
-            if recipe.mode == "gdpo"
-            else "the same sum, normalised by "
-            "the group whatever `scale_rewards` says, unless that is none: leave it at 1",
-        )
-    )
-    rows.append(
-        Difference("trainer underneath", "TRL 1.16", "TRL 1.9.0, whose other defaults may differ")
-    )
-    return Exported(
+    return base.Exported(
         library=LIBRARY,
         file="axolotl.yaml",
-        text=yaml_text(tree, (recipe.note, "axolotl train axolotl.yaml")),
-        command="axolotl train axolotl.yaml",
-        differences=tuple(rows),
-        yours={
+        text=base.format_yaml(settings, recipe.note, COMMAND),
+        command=COMMAND,
+        differences=_list_differences(recipe),
+        to_supply={
             "datasets": "your prompts, and a function that maps a row to a `prompt`",
-            "trl.reward_funcs": f"one function a reward, in this order, in `{REWARDS_FILE}`",
+            "trl.reward_funcs": f"one function per reward, in this order, in `{base.REWARDS_FILE}`",
         },
     )
 
 
-def _sampler(recipe: Recipe) -> dict[str, object]:
-    """What samples completions, as `trl:` is told."""
+def _build_sampler(recipe: Recipe) -> dict[str, object]:
+    """Return the keys of the sampler in the section `trl:`."""
     if recipe.rollout.engine != "vllm":
         return {"use_vllm": False}
     if recipe.rollout.vllm_mode == "colocate":
@@ -98,24 +75,41 @@ def _sampler(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _engine(recipe: Recipe) -> dict[str, object]:
-    """The section `vllm:`, which concerns an engine beside the trainer."""
+def _build_engine(recipe: Recipe) -> dict[str, object]:
+    """Return the section `vllm:`, which configures an engine beside the trainer."""
     if recipe.rollout.engine != "vllm" or recipe.rollout.vllm_mode == "server":
         return {}
     share = recipe.rollout.vllm_memory_share
     return {"vllm": {"gpu_memory_utilization": share, "max_model_len": recipe.longest}}
 
 
-def _adapters(recipe: Recipe) -> dict[str, object]:
+def _build_adapters(recipe: Recipe) -> dict[str, object]:
     if not recipe.model.lora_rank:
         return {}
-    everywhere = recipe.model.lora_targets == (EVERY_LINEAR,)
-    targets: dict[str, object] = {"lora_target_linear": True}
-    named: dict[str, object] = {"lora_target_modules": list(recipe.model.lora_targets)}
+    targets: dict[str, object] = {"lora_target_modules": list(recipe.model.lora_targets)}
+    if recipe.model.lora_targets == (EVERY_LINEAR,):
+        targets = {"lora_target_linear": True}
     return {
         "adapter": "lora",
         "lora_r": recipe.model.lora_rank,
         "lora_alpha": round(recipe.lora_alpha),
         "lora_dropout": 0.0,
-        **(targets if everywhere else named),
+        **targets,
     }
+
+
+def _list_differences(recipe: Recipe) -> list[base.Difference]:
+    parallel = (
+        "a separate trainer adds the weighted rewards up before it normalizes, whatever `rl` says: "
+        "leave it at 1"
+        if recipe.mode == "gdpo"
+        else "the same sum, normalized by the group whatever `scale_rewards` says, unless that is "
+        "none: leave it at 1"
+    )
+    ours = "several processes compute the same as one"
+    theirs = "TRL 1.9.0, whose other defaults may differ"
+    return [
+        *trl.list_shared_differences(recipe),
+        base.Difference("context_parallel_size above 1", ours, parallel),
+        base.Difference("trainer underneath", "TRL 1.16", theirs),
+    ]

@@ -1,131 +1,124 @@
-"""What every exporter gives back, and how it refuses what its library cannot do."""
+"""The result of an exporter, and what every exporter checks and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from gdpo_tune.core.errors import ExportError, Problem
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.spec.dump import flow
 from gdpo_tune.spec.problems import one_of, show
 
-NO_REASONS: Mapping[str, str] = {}
+Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
-"""What exported files call the module with the reward functions, which a person supplies."""
+"""Name in exported files of the module with the reward functions, which the user supplies."""
+PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
+"""`model.dtype` -> precision of the training, if a library may compute in another one."""
+CORRECTED = "each completion is weighted by its probability in the trainer against vLLM"
+SAMPLED = {
+    "auto": f"if vLLM sampled, {CORRECTED}; else the trainer's own model sampled",
+    "vllm": CORRECTED,
+    "transformers": "the trainer's own model sampled",
+}
+"""`rollout.engine` -> treatment of the probabilities that the sampler rounds differently."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that the library does otherwise than the training that was measured."""
+    """Something that the library does differently than the training that was measured."""
 
-    what: str
-    here: str
-    there: str
+    topic: str
+    ours: str
+    theirs: str
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A training in the words of a library."""
+    """A training as the configuration of a library."""
 
     library: str
-    """With the version whose source it was written from."""
+    """With the version whose source the exporter was written from."""
     file: str
     """Name of the file."""
     text: str
     """Its content."""
     command: str
-    """What starts the library on it."""
-    differences: tuple[Difference, ...]
-    yours: Mapping[str, str]
-    """Key -> what a person has to put there."""
-    place: str = "the folder of that file"
+    """Starts the library on it."""
+    differences: Sequence[Difference]
+    to_supply: Mapping[str, str]
+    """Key -> what the user has to put there."""
+    directory: str = "the directory of that file"
     """Where the command works."""
 
 
-@dataclass
-class Refusals:
-    """What of a recipe the library would change or ignore."""
+def check_support(
+    recipe: Recipe,
+    library: str,
+    *,
+    modes: Collection[str],
+    losses: Collection[str],
+    schedules: Collection[str] = ("constant", "linear", "cosine"),
+    leave_one_out: Collection[str] = (),
+    revisions: bool = True,
+    notes: Mapping[str, str] | None = None,
+    others: Sequence[Problem] = (),
+) -> None:
+    """Refuse a recipe that the library would change or ignore in part.
 
-    recipe: Recipe
-    library: str
-    found: list[Problem] = field(default_factory=list[Problem])
+    Args:
+        recipe: what is exported.
+        library: name and version.
+        modes: normalizations that it has.
+        losses: averages of token losses that it has.
+        schedules: shapes of the learning rate that it has.
+        leave_one_out: modes under which it has `baseline: leave_one_out`.
+        revisions: whether it can load another revision of a model than the newest.
+        notes: mode -> why the library does not have it although it seems to.
+        others: problems that only this library has.
 
-    def add(self, key: str, value: object, reason: str, fix: str) -> None:
-        """Note one setting of the recipe."""
-        self.found.append(Problem(self.recipe.note, key, show(value), reason, fix))
+    Raises:
+        ExportError: with every reason.
+    """
+    problems: list[Problem] = []
 
-    def check(
-        self,
-        *,
-        modes: Collection[str],
-        losses: Collection[str],
-        schedules: Collection[str] = ("constant", "linear", "cosine"),
-        leave_one_out: Collection[str] = (),
-        why_not: Mapping[str, str] = NO_REASONS,
-    ) -> None:
-        """Note what the library has no equal of, and what none has.
+    def add(key: str, value: object, reason: str, fix: str) -> None:
+        problems.append(Problem(recipe.note, key, show(value), reason, fix))
 
-        Args:
-            modes: normalizations that it knows.
-            losses: ways to average token losses that it knows.
-            schedules: shapes of the learning rate that it knows.
-            leave_one_out: modes under which it can leave one out.
-            why_not: mode -> why it does not know that one, where it seems to.
-        """
-        recipe = self.recipe
-        if recipe.mode not in modes:
-            known = f"it knows {one_of(modes)}"
-            reason = f"{why_not.get(recipe.mode, 'has no such normalization')}; {known}"
-            reason = f"{self.library} {reason}"
-            self.add("normalization", recipe.mode, reason, "take a trial with one of those")
-        elif recipe.leaves_one_out and recipe.mode not in leave_one_out:
-            self.add(
-                "baseline",
-                "leave_one_out",
-                f"{self.library} compares with the mean of the whole group under {recipe.mode}",
-                "take a trial with baseline: group_mean",
-            )
-        if recipe.loss not in losses:
-            reason = f"{self.library} does not average losses so; it knows {one_of(losses)}"
-            self.add("loss_type", recipe.loss, reason, "take a trial with one of those")
-        shape = recipe.training.lr_schedule
-        if shape not in schedules:
-            reason = f"{self.library} does not know it; it knows {one_of(schedules)}"
-            self.add("training.lr_schedule", shape, reason, "--set training.lr_schedule=constant")
-        if recipe.gamma > 0:
-            reason = "no library makes the weights depend on how saturated a reward is"
-            self.add("gamma", recipe.gamma, reason, "take a trial with gamma: 0")
-        if recipe.schedule:
-            self.add(
-                "schedule",
-                f"{len(recipe.schedule)} changes",
-                "no library changes weights or learning rate on the way; this trial is the member "
-                "of a population, whose values did",
-                "train it here: gdpo_tune.train --from",
-            )
-
-    def raise_if_any(self) -> None:
-        """Raise all of them.
-
-        Raises:
-            ExportError: if there are any.
-        """
-        if self.found:
-            raise ExportError(self.library, tuple(self.found))
+    if recipe.mode not in modes:
+        note = (notes or {}).get(recipe.mode, "has no such normalization")
+        reason = f"{library} {note}; it knows {one_of(modes)}"
+        add("normalization", recipe.mode, reason, "take a trial with one of those")
+    elif recipe.leaves_one_out and recipe.mode not in leave_one_out:
+        reason = f"{library} compares with the mean of the whole group under {recipe.mode}"
+        add("baseline", "leave_one_out", reason, "take a trial with baseline: group_mean")
+    if recipe.loss not in losses:
+        reason = f"{library} cannot average the loss in this way; it knows {one_of(losses)}"
+        add("loss_type", recipe.loss, reason, "take a trial with one of those")
+    shape = recipe.training.lr_schedule
+    if shape not in schedules:
+        reason = f"{library} has no such schedule; it knows {one_of(schedules)}"
+        add("training.lr_schedule", shape, reason, "--set training.lr_schedule=constant")
+    if recipe.gamma > 0:
+        reason = "no library makes the weights depend on how saturated a reward is"
+        add("gamma", recipe.gamma, reason, "take a trial with gamma: 0")
+    if recipe.model.revision and not revisions:
+        reason = f"{library} loads the newest revision"
+        fix = "download that revision, and set its directory with --set policy="
+        add("model.revision", recipe.model.revision, reason, fix)
+    if recipe.schedule:
+        reason = (
+            "no library changes weights or the learning rate during training, as this member of a "
+            "population did"
+        )
+        fix = "train it here: gdpo_tune.train --from"
+        add("schedule", f"{len(recipe.schedule)} changes", reason, fix)
+    if problems or others:
+        raise ExportError(library, (*problems, *others))
 
 
-PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
-"""`model.dtype` -> what the training computed in, where a library may compute in something else."""
-_CORRECTED = "each completion is weighted by how likely the trainer finds it against vLLM"
-SAMPLED = {
-    "auto": f"where vLLM sampled, {_CORRECTED}; elsewhere the trainer's own model sampled",
-    "vllm": _CORRECTED,
-    "transformers": "the trainer's own model sampled",
-}
-"""`rollout.engine` -> what became of probabilities that the sampler rounds otherwise."""
-
-
-def same_everywhere(
+def list_common_differences(
     recipe: Recipe,
     *,
     eps: str,
@@ -133,50 +126,66 @@ def same_everywhere(
     missing: str,
     precision: str = "",
     correction: str = "",
+    bnpo: str = "",
+    clamps_kl: bool = False,
 ) -> list[Difference]:
-    """Rows that every library has an answer to; a row without an answer is left out.
+    """Return the differences that several libraries have; an empty text means that it has none.
 
     Args:
         recipe: what is exported.
-        eps: what the library adds to a standard deviation that divides; empty: the same.
-        whitening: how it normalises over the batch, under GDPO; empty: the same.
-        missing: what it makes of a reward that was not scored; empty: the same.
-        precision: what it computes in, if it is not told; empty: it is.
-        correction: the switch by which it would weight what vLLM samples; empty: it does so.
+        eps: what the library adds to a standard deviation that divides.
+        whitening: how it normalizes over the batch, under GDPO.
+        missing: how it treats a reward that was not scored.
+        precision: what it computes in, if the file cannot say so.
+        correction: the switch for weighting what vLLM samples, if that is off.
+        bnpo: over what it averages the loss of BNPO.
+        clamps_kl: whether it clamps the estimate of the KL.
     """
     rows: list[Difference] = []
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
-        own, there = PRECISION[recipe.model.dtype], precision or "bfloat16"
-        rows.append(Difference("computed in", own, there))
+        ours, theirs = PRECISION[recipe.model.dtype], precision or "bfloat16"
+        rows.append(Difference("computed in", ours, theirs))
     if correction:
-        there = f"vLLM samples, and nothing is weighted; the switch is `{correction}`"
-        own = SAMPLED[recipe.rollout.engine]
-        rows.append(Difference("probabilities that the sampler rounds otherwise", own, there))
+        topic = "probabilities that the sampler rounds differently"
+        theirs = f"vLLM samples, and nothing is weighted; the switch is `{correction}`"
+        rows.append(Difference(topic, SAMPLED[recipe.rollout.engine], theirs))
     if eps:
         rows.append(Difference("added to standard deviations", "1e-4", eps))
     if whitening and not recipe.sums_first:
-        own = "mean 0 and standard deviation 1 over the completions of a step, eps 1e-4"
-        rows.append(Difference("normalisation over the batch", own, whitening))
-    dead = "statistics in float64; a group with equal rewards gets exactly 0"
-    rows.append(
-        Difference(
-            "groups whose rewards are all equal",
-            dead,
-            "statistics in float32: rounding is divided by a small number, and such a group can "
-            "get an advantage that is not 0",
-        )
+        ours = "mean 0 and standard deviation 1 over the completions of a step, eps 1e-4"
+        rows.append(Difference("normalization over the batch", ours, whitening))
+    ours = "statistics in float64; a group with equal rewards gets exactly 0"
+    theirs = (
+        "statistics in float32: rounding is divided by a small number, and such a group can get an "
+        "advantage that is not 0"
     )
+    rows.append(Difference("groups whose rewards are all equal", ours, theirs))
     if missing:
-        own = "counts as its group's mean: it neither helps nor hurts"
-        rows.append(Difference("a reward that is not scored (`None`)", own, missing))
+        ours = "counts as its group's mean: it neither helps nor hurts"
+        rows.append(Difference("a reward that is not scored (`None`)", ours, missing))
+    if bnpo and recipe.loss == "bnpo":
+        rows.append(Difference("loss_type bnpo averages over", "tokens of the whole step", bnpo))
+    if clamps_kl and recipe.get_number("beta") > 0:
+        theirs = "the same estimator (k3), its logarithm and value clamped at 20 and 10"
+        rows.append(Difference("KL to the untrained policy", "k3, not clamped", theirs))
     return rows
 
 
-def weighted_sum(rewards: Sequence[tuple[str, float]]) -> str:
-    """The sum as a person writes it."""
-    return " + ".join(f"{weight:.6g} * {name}" for name, weight in rewards)
+def format_sum(recipe: Recipe) -> str:
+    """Return the weighted sum of a recipe's rewards as a formula."""
+    return " + ".join(f"{reward.weight:.6g} * {reward.name}" for reward in recipe.rewards)
 
 
-def sum_of(recipe: Recipe) -> str:
-    """The weighted sum of a recipe's rewards."""
-    return weighted_sum([(reward.name, reward.weight) for reward in recipe.rewards])
+def format_yaml(settings: Settings, *comments: str) -> str:
+    """Return YAML that readers of version 1.1 and 1.2 read alike, below `comments`."""
+    lines = [*(f"# {comment}" for comment in comments), *_format_entries(settings, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _format_entries(settings: Settings, indent: str) -> Iterator[str]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _format_entries(cast("Settings", value), f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {flow(value)}"

@@ -1,4 +1,4 @@
-"""What is exported: one training with every value that it had, in the words of no library."""
+"""The training that is exported, with every value that it had, in the terms of no library."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.task_files import task_info
 from gdpo_tune.core.trials import Params, Segment
+from gdpo_tune.results.retrain import Request
 from gdpo_tune.spec import SweepSpec
 
 LORA_SCALE = 2
-"""`lora_alpha: 0` stands for so many times the rank."""
+"""`lora_alpha: 0` stands for this multiple of the rank."""
 
 
 @dataclass(frozen=True)
-class Reward:
+class ExportedReward:
     """One reward of the training."""
 
     name: str
     weight: float
-    """The largest of a recipe is 1, as while it trained."""
+    """The largest of a recipe is 1, as in training."""
     low: float
     high: float
-    """Range of its values, infinite where it is not known."""
+    """Range of its values, infinite if it is not known."""
     shaping: tuple[str, ...]
-    """What the training made of it before anything was normalised, a sentence each."""
+    """Changes before the normalization, one sentence each."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Recipe:
     name: str
     """Sweep and choice, such as `code-knee`."""
     note: str
-    """Where it is from, for a person."""
+    """Origin, for a person."""
     policy: str
-    """What `from_pretrained` takes: the policy that the training starts from."""
-    rewards: tuple[Reward, ...]
+    """Argument of `from_pretrained`: the policy from which the training starts."""
+    rewards: tuple[ExportedReward, ...]
     """Those with a weight, in the order of the task."""
     params: Params
     seed: int
@@ -53,17 +54,17 @@ class Recipe:
 
     @property
     def mode(self) -> str:
-        """How rewards become advantages."""
+        """Normalization: how rewards become advantages."""
         return str(self.params["normalization"])
 
     @property
     def sums_first(self) -> bool:
-        """Whether the weighted rewards are added up before anything is normalised."""
+        """True if the weighted rewards are summed before the normalization."""
         return registry.NORMALIZATIONS[self.mode].sums_first
 
     @property
     def loss(self) -> str:
-        """How token losses are averaged."""
+        """Average of the token losses."""
         return str(self.params["loss_type"])
 
     @property
@@ -73,17 +74,17 @@ class Recipe:
 
     @property
     def prompts(self) -> int:
-        """Groups a step."""
+        """Groups in a step."""
         return self.training.completions_per_step // self.group_size
 
     @property
     def passes(self) -> int:
-        """Optimizer steps over each step's samples."""
+        """Optimizer steps over the samples of a step."""
         return int(self.params["num_iterations"])
 
     @property
     def updates(self) -> int:
-        """Optimizer steps in all."""
+        """Optimizer steps of the training."""
         return self.training.steps * self.passes
 
     @property
@@ -93,17 +94,17 @@ class Recipe:
 
     @property
     def micro_batch(self) -> int:
-        """Completions whose forward and backward pass are computed at once."""
+        """Completions in one forward and backward pass."""
         return self.training.micro_batch_size or self.training.completions_per_step
 
     @property
     def micro_batches(self) -> int:
-        """Of them in a step."""
+        """Forward and backward passes in a step."""
         return self.training.completions_per_step // self.micro_batch
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt and its completion together, at most."""
+        """Most tokens of a prompt and its completion together."""
         return self.data.max_prompt_length + self.training.max_completion_length
 
     @property
@@ -113,97 +114,81 @@ class Recipe:
 
     @property
     def leaves_one_out(self) -> bool:
-        """Whether a reward is compared with the others of its group, and that has an effect."""
+        """True if a reward is compared with the others of its group, and that has an effect."""
         ignored = "baseline" in registry.NORMALIZATIONS[self.mode].ignores
         return self.params.get("baseline") == "leave_one_out" and not ignored
 
     @property
     def gamma(self) -> float:
-        """Saturation exponent, 0 where the mode ignores it."""
+        """Saturation exponent, 0 if the mode ignores it."""
         ignored = "gamma" in registry.NORMALIZATIONS[self.mode].ignores
         return 0.0 if ignored else float(self.params.get("gamma", 0.0))
 
     @property
     def weights(self) -> list[float]:
-        """Of the rewards, in their order."""
+        """Weights of the rewards, in their order."""
         return [reward.weight for reward in self.rewards]
 
-    def number(self, name: str) -> float:
-        """A parameter that is a number."""
+    def get_number(self, name: str) -> float:
+        """Return a parameter that is a number."""
         return float(self.params[name])
 
-    def upper_clip(self, *, absolute_for_cispo: bool) -> float:
-        """Upper clip as a distance from 1; as the bound itself for CISPO, where it is asked for."""
-        distance = self.number("epsilon_high")
-        return 1 + distance if absolute_for_cispo and self.loss == "cispo" else distance
 
-
-def recipe_of(
-    spec: SweepSpec,
-    params: Params,
-    seed: int,
-    *,
-    policy: str,
-    name: str,
-    note: str,
-    schedule: tuple[Segment, ...] = (),
-) -> Recipe:
-    """What `train()` would be asked for, as a recipe.
+def build_recipe(request: Request, policy: str) -> Recipe:
+    """Build the recipe of the training that `request` describes.
 
     Args:
-        spec: what the training shares with its sweep.
-        params: complete.
-        seed: of the training.
-        policy: what `from_pretrained` takes for the spec's.
-        name: for a folder.
-        note: where it is from, for a person.
-        schedule: what of the parameters changes on the way.
+        request: with complete parameters.
+        policy: argument of `from_pretrained` for the policy of the spec.
     """
+    spec, params = request.spec, request.params
     info = task_info(spec.task)
-    prefix = "reward_weights."
-    weights = {
-        reward: float(params[f"{prefix}{reward}"])
-        for reward in info.rewards
-        if float(params.get(f"{prefix}{reward}", 0.0)) > 0
-    }
-    top = max(weights.values())
-    rewards = [
-        Reward(each, weight / top, *info.rewards[each], _shaping(each, info, params, spec))
-        for each, weight in weights.items()
-    ]
+    weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
+    largest = max(weights.values())
     return Recipe(
-        name=name,
-        note=note,
+        name=f"{spec.name}-{request.label}",
+        note=request.note,
         policy=policy,
-        rewards=tuple(rewards),
+        rewards=tuple(
+            ExportedReward(
+                name,
+                weight / largest,
+                *info.rewards[name],
+                _describe_shaping(name, info, params, spec),
+            )
+            for name, weight in weights.items()
+            if weight > 0
+        ),
         params=params,
-        seed=seed,
+        seed=request.seed,
         training=spec.training,
         model=spec.model,
         data=spec.data,
         rollout=spec.rollout,
-        schedule=schedule,
+        schedule=request.schedule,
     )
 
 
-def _shaping(reward: str, info: TaskInfo, params: Params, spec: SweepSpec) -> tuple[str, ...]:
-    """What `training.shaping` does to a reward, in words."""
-    found: list[str] = []
-    limit, longest = spec.training.length_limit, spec.training.max_completion_length
+def _describe_shaping(
+    reward: str, info: TaskInfo, params: Params, spec: SweepSpec
+) -> tuple[str, ...]:
+    """Return the changes that `training.shaping` makes to a reward, in words."""
+    sentences: list[str] = []
     if reward == info.partial_reward and params.get(PARTIAL_CREDIT):
-        found.append("partial credit: the share of tests that pass")
+        sentences.append("partial credit: the share of tests that pass")
     if reward == info.length_reward:
-        found.append(_length(params, limit, longest))
-    on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
-    if on != NO_CONDITION:
-        low, high = info.rewards[on]
+        longest = spec.training.max_completion_length
+        sentences.append(_describe_length(params, spec.training.length_limit, longest))
+    condition = str(params.get(f"conditioning.{reward}", NO_CONDITION))
+    if condition != NO_CONDITION:
+        low, high = info.rewards[condition]
         share = float(params[f"conditioning_threshold.{reward}"])
-        found.append(f"0 unless {on} is at least {(1 - share) * low + share * high:g}")
-    return tuple(found)
+        sentences.append(f"0 unless {condition} is at least {(1 - share) * low + share * high:g}")
+    return tuple(sentences)
 
 
-def _length(params: Mapping[str, object], limit: int, longest: int) -> str:
-    """The shape of the length reward, in tokens with the end token."""
+def _describe_length(params: Mapping[str, object], limit: int, longest: int) -> str:
+    """Return the shape of the length reward, in tokens with the end token."""
     match params.get("length_shape", "step"):
         case "ramp":
             return f"1 up to {limit} tokens, then in a line to 0 at {longest}"

@@ -5,27 +5,21 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
-from gdpo_tune.exporters.base import REWARDS_FILE, Difference, Exported, Refusals, same_everywhere
+from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.text import yaml_text
 
 LIBRARY = "TRL 1.16.0"
 SCALE = {"grpo": "group", "grpo_no_std": "none", "grpo_batch": "batch"}
 """Mode that sums first -> `scale_rewards`."""
 LOSSES = ("dapo", "dr_grpo", "grpo", "bnpo", "cispo")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+COMMAND = "trl grpo --config grpo.yaml"
 
 
-def export(recipe: Recipe) -> Exported:
-    """The recipe as arguments of TRL's script for GRPO.
-
-    Raises:
-        ExportError: TRL would change or ignore a part of it.
-    """
-    refusals = Refusals(recipe, LIBRARY)
-    refusals.check(modes=("gdpo", *SCALE), losses=LOSSES)
-    refusals.raise_if_any()
-    tree: dict[str, object] = {
+def export(recipe: Recipe) -> base.Exported:
+    """Return the recipe as arguments of TRL's script for GRPO."""
+    base.check_support(recipe, LIBRARY, modes=("gdpo", *SCALE), losses=LOSSES)
+    settings: dict[str, object] = {
         "model_name_or_path": recipe.policy,
         **({"model_revision": recipe.model.revision} if recipe.model.revision else {}),
         "dtype": "float32",
@@ -34,29 +28,29 @@ def export(recipe: Recipe) -> Exported:
         "dataset_name": "your/prompts",
         "reward_funcs": [f"rewards.{reward.name}" for reward in recipe.rewards],
         "reward_weights": recipe.weights,
-        **aggregation(recipe),
-        **algorithm(recipe),
-        **schedule(recipe),
-        **_adapters(recipe),
-        **engine(recipe),
+        **build_aggregation(recipe),
+        **build_algorithm(recipe),
+        **build_schedule(recipe),
+        **_build_adapters(recipe),
+        **build_sampler(recipe, recipe.rollout.vllm_server, "vllm_max_model_length"),
         "output_dir": recipe.name,
     }
-    return Exported(
+    return base.Exported(
         library=LIBRARY,
         file="grpo.yaml",
-        text=yaml_text(tree, (recipe.note, "trl grpo --config grpo.yaml")),
-        command="trl grpo --config grpo.yaml",
-        differences=(*differences(recipe), *_advice(recipe)),
-        yours={
-            "dataset_name": "a data set with a column `prompt`, and what your rewards read",
-            "reward_funcs": f"one function a reward, in this order, in `{REWARDS_FILE}`",
+        text=base.format_yaml(settings, recipe.note, COMMAND),
+        command=COMMAND,
+        differences=_list_differences(recipe),
+        to_supply={
+            "dataset_name": "a data set with a column `prompt` and the columns of your rewards",
+            "reward_funcs": f"one function per reward, in this order, in `{base.REWARDS_FILE}`",
         },
     )
 
 
-def aggregation(recipe: Recipe) -> dict[str, object]:
-    """How rewards become advantages. `scale_rewards` has no effect under GDPO and is left out."""
-    if recipe.mode == "gdpo":
+def build_aggregation(recipe: Recipe) -> dict[str, object]:
+    """Return how rewards become advantages, by names that Axolotl shares."""
+    if recipe.mode == "gdpo":  # under which `scale_rewards` has no effect
         return {"multi_objective_aggregation": "normalize_then_sum"}
     return {
         "multi_objective_aggregation": "sum_then_normalize",
@@ -64,30 +58,31 @@ def aggregation(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def algorithm(recipe: Recipe) -> dict[str, object]:
-    """What the libraries that are built on TRL call by the same names."""
+def build_algorithm(recipe: Recipe) -> dict[str, object]:
+    """Return samples, loss and lengths, by names that ms-swift and Axolotl share."""
+    distance = recipe.get_number("epsilon_high")
     return {
         "num_generations": recipe.group_size,
         "num_iterations": recipe.passes,
-        "beta": recipe.number("beta"),
-        "epsilon": recipe.number("epsilon"),
+        "beta": recipe.get_number("beta"),
+        "epsilon": recipe.get_number("epsilon"),
         # TRL's CISPO takes the bound itself, not its distance from 1.
-        "epsilon_high": recipe.upper_clip(absolute_for_cispo=True),
+        "epsilon_high": 1 + distance if recipe.loss == "cispo" else distance,
         "loss_type": recipe.loss,
         "max_completion_length": recipe.training.max_completion_length,
-        "temperature": recipe.number("temperature"),
+        "temperature": recipe.get_number("temperature"),
         "top_p": 1.0,
     }
 
 
-def schedule(recipe: Recipe) -> dict[str, object]:
-    """What transformers' TrainingArguments are told: steps, batches, optimizer."""
+def build_schedule(recipe: Recipe) -> dict[str, object]:
+    """Return steps, batches and the optimizer, by names that ms-swift shares."""
     return {
         "seed": recipe.seed,
         "max_steps": recipe.updates,
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
-        "learning_rate": recipe.number("learning_rate"),
+        "learning_rate": recipe.get_number("learning_rate"),
         "lr_scheduler_type": SCHEDULES[recipe.training.lr_schedule],
         "warmup_steps": recipe.warmup,
         "max_grad_norm": recipe.training.max_grad_norm,
@@ -95,49 +90,7 @@ def schedule(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def engine(recipe: Recipe) -> dict[str, object]:
-    """What samples completions."""
-    if recipe.rollout.engine != "vllm":
-        return {"use_vllm": False}
-    share: dict[str, object] = {
-        "vllm_gpu_memory_utilization": recipe.rollout.vllm_memory_share,
-        "vllm_max_model_length": recipe.longest,
-    }
-    server: dict[str, object] = {"vllm_server_base_url": recipe.rollout.vllm_server}
-    return {
-        "use_vllm": True,
-        "vllm_mode": recipe.rollout.vllm_mode,
-        **(server if recipe.rollout.vllm_mode == "server" else share),
-    }
-
-
-def differences(recipe: Recipe) -> list[Difference]:
-    """What TRL computes otherwise, and so do those that are built on it."""
-    missing = "counts as a raw 0, which is biased" if recipe.sums_first else ""
-    return same_everywhere(recipe, eps="", whitening="", missing=missing)
-
-
-def _advice(recipe: Recipe) -> list[Difference]:
-    rows = [
-        Difference(
-            "completions of a step",
-            f"{recipe.training.completions_per_step} in one process",
-            "per_device_train_batch_size x gradient_accumulation_steps x processes: divide the "
-            "first by the number of processes",
-        ),
-        Difference("order of the prompts", "fixed by the seed", "shuffled by the seed"),
-    ]
-    if recipe.mode == "gdpo":
-        own = "one of the modes, which excludes the others"
-        there = "a switch of its own; `scale_rewards` beside it has no effect, and nothing says so"
-        rows.append(Difference("normalization", own, there))
-    if recipe.loss == "bnpo":
-        own = "tokens of the whole step"
-        rows.append(Difference("loss_type bnpo averages over", own, "tokens of a micro-batch"))
-    return rows
-
-
-def _adapters(recipe: Recipe) -> dict[str, object]:
+def _build_adapters(recipe: Recipe) -> dict[str, object]:
     if not recipe.model.lora_rank:
         return {}
     return {
@@ -147,3 +100,44 @@ def _adapters(recipe: Recipe) -> dict[str, object]:
         "lora_dropout": 0.0,
         "lora_target_modules": list(recipe.model.lora_targets),
     }
+
+
+def build_sampler(recipe: Recipe, server: object, length_key: str) -> dict[str, object]:
+    """Return what samples completions, by names that ms-swift shares but for one."""
+    rollout = recipe.rollout
+    if rollout.engine != "vllm":
+        return {"use_vllm": False}
+    if rollout.vllm_mode == "server":
+        return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server}
+    return {
+        "use_vllm": True,
+        "vllm_mode": rollout.vllm_mode,
+        "vllm_gpu_memory_utilization": rollout.vllm_memory_share,
+        length_key: recipe.longest,
+    }
+
+
+def _list_differences(recipe: Recipe) -> list[base.Difference]:
+    ours = f"{recipe.training.completions_per_step} in one process"
+    theirs = (
+        "per_device_train_batch_size x gradient_accumulation_steps x processes: divide the first "
+        "by the number of processes"
+    )
+    rows = [
+        *list_shared_differences(recipe),
+        base.Difference("completions of a step", ours, theirs),
+        base.Difference("order of the prompts", "fixed by the seed", "shuffled by the seed"),
+    ]
+    if recipe.mode == "gdpo":
+        ours = "one of the modes, which exclude each other"
+        theirs = "a switch of its own; `scale_rewards` beside it has no effect, without a warning"
+        rows.append(base.Difference("normalization", ours, theirs))
+    return rows
+
+
+def list_shared_differences(recipe: Recipe) -> list[base.Difference]:
+    """Return the differences of TRL and of libraries that train with it."""
+    missing = "counts as a raw 0, which is biased" if recipe.sums_first else ""
+    return base.list_common_differences(
+        recipe, eps="", whitening="", missing=missing, bnpo="tokens of a micro-batch"
+    )

@@ -1,4 +1,4 @@
-"""MLflow as a projection of the ledger: lossless, and never in the sweep's way."""
+"""MLflow as a projection of the ledger: it loses nothing and never delays the sweep."""
 
 from gdpo_tune.tracking.mlflow_sink import MlflowSink
 from gdpo_tune.tracking.server import check_server

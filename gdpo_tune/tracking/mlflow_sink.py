@@ -1,4 +1,4 @@
-"""The listener that keeps MLflow in step with a sweep, without ever making it wait."""
+"""The listener that keeps MLflow in step with a sweep, without ever delaying the sweep."""
 
 from __future__ import annotations
 
@@ -7,53 +7,35 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.events import (
-    Disturbed,
-    Event,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    TrackingState,
-    TrialFinished,
-    TrialPaused,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.core import events
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.spec import shown_yaml, without_password
-from gdpo_tune.tracking import run_content
-from gdpo_tune.tracking.curves import curve_points, dated
-from gdpo_tune.tracking.datasets import dataset_inputs
-from gdpo_tune.tracking.front_watch import FrontWatch
+from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
-from gdpo_tune.tracking.model_registry import FOLDER
-from gdpo_tune.tracking.run_content import SWEEP, Content, Identity, Known, milliseconds
+from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity, to_milliseconds
 from gdpo_tune.tracking.sender import Sender
-from gdpo_tune.tracking.server import absolute_uri, set_environment
-from gdpo_tune.tracking.spool import Message, Spool
-from gdpo_tune.tracking.sweep_run import experiment_content, sweep_content
+from gdpo_tune.tracking.server import make_absolute, set_environment
+from gdpo_tune.tracking.spool import Message, Spool, SpooledRun
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tracking.front_projection import FrontContent
+    from gdpo_tune.tracking.front_projection import FrontWatch
 
 SPOOL = "spool.jsonl"
-"""A trial's own record of its step metrics, in its folder."""
 PICTURES = ("report.html", "front.png")
 CLOSING_SECONDS = 10.0
 
 
 class MlflowSink:
-    """Projects a sweep into MLflow: a parent run, one child a trial, the front on top.
+    """Projects a sweep into MLflow: a run for the sweep, a nested run per trial, and the front.
 
-    Events are turned into messages that say only what is new, and put on a spool; a thread sends
-    them. What earlier processes said is read back from the spool, so a crash between the ledger
-    and here is made up for by `SweepStarted`, whose records are compared with it.
+    Events become messages that hold only what is new. They are put on a spool, and a thread sends
+    them. `SweepStarted` compares the records of the ledger with what earlier processes spooled, so
+    a crash between the ledger and the spool loses nothing.
 
     Nothing is opened before `SweepStarted`: only the holder of the ledger may write the spool.
     """
@@ -61,86 +43,75 @@ class MlflowSink:
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
         self._objectives = spec.objective_list()
+        self._inputs = run_content.build_inputs(spec)
         self._directory = spec.directory.absolute()
-        self._uri = absolute_uri(spec.tracking.uri)
+        self._uri = make_absolute(spec.tracking.uri)
         self._records: dict[int, TrialRecord] = {}
-        self._known: dict[str, Known] = {}
         self._spool: Spool | None = None
         self._sender: Sender | None = None
         self._writer: MlflowWriter | None = None
         self._time = 0
         self._front: FrontWatch | None = None
-        self._front_stale = False
-        self._final: FrontContent | None = None  # as it was last told
+        self._final: list[Message] = []
+        """Content of the latest front for the end of the sweep."""
 
     def __enter__(self) -> MlflowSink:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         warning = self.close(CLOSING_SECONDS)
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
 
-    def __call__(self, event: Event) -> None:
-        """Take in an event of the sweep: a line on the spool, and now and then the front."""
+    def __call__(self, event: events.Event) -> None:
+        """Put the news of an event on the spool, and compute the front now and then."""
         match event:
-            case SweepStarted():
+            case events.SweepStarted():
                 self._open(event.records)
-            case SearchStarted() | Disturbed():
+            case events.SearchStarted() | events.Disturbed():
                 pass  # the ledger has it; MLflow shows trials
-            case TrialStarted():
+            case events.TrialStarted():
                 # Not sooner: a sweep that was finished has nothing to start, and stays as it is.
-                self._say(SWEEP, Content(status="RUNNING"))
+                self._add({"run": SWEEP, "status": "RUNNING"})
                 self._update_trial(event.record)
-            case TrialProgress():
-                self._add_points(event.number, dated(event, self._now()))
-            case TrialPaused():
+            case events.TrialProgress():
+                self._add_curves(event.number, _date(event, self._now()))
+            case events.TrialPaused():
                 self._update_trial(event.record)
-            case TrialFinished():
+            case events.TrialFinished():
                 if event.record.state == "failed":
-                    self._catch_up(event.record)  # what it held back, it never sent
+                    self._add_missing_curves(event.record)  # it never sent what it held back
                 self._update_trial(event.record)
-                self._front_stale = True
-            case SweepFinished():
+            case events.SweepFinished():
                 self._finish(event.records, "KILLED" if event.interrupted else "FINISHED")
-        self._watch_front()
+        self._update_front(ended=isinstance(event, events.TrialFinished))
 
     def log_pictures(self) -> None:
-        """Attach `report.html` and `front.png` to the parent run, as far as they are new."""
-        if self._spool is None:
-            return
-        for name in PICTURES:
-            path = self._directory / name
-            if not path.exists():
-                continue
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            if self._known[SWEEP].files.get(str(path)) != digest:
-                self._put({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
+        """Attach `report.html` and `front.png` to the sweep's run if they are new."""
+        for path in (self._directory / name for name in PICTURES):
+            if self._spool is not None and path.exists():
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
 
-    def state(self) -> TrackingState | None:
-        """How far MLflow is; None before the sweep has started and once this is closed."""
-        return self._sender and self._sender.state()
+    def state(self) -> events.TrackingState | None:
+        """Return how far MLflow is; None before the sweep has started and after `close`."""
+        return self._sender and self._sender.get_state()
 
     def link(self) -> str:
-        """Address of the front in MLflow, without a server's for a database; empty if unknown."""
-        return self._writer.link() if self._writer else ""
+        """Return the address of the front in MLflow, of a database without a server; or nothing."""
+        return self._writer.get_front_link() if self._writer else ""
 
     def close(self, timeout: float = CLOSING_SECONDS) -> str:
         """Send what is left, for at most `timeout` seconds.
 
         Returns:
-            What a person should know: how much is left or was refused, and what becomes of it.
-            Empty if all is well.
+            A warning for the user: how much is left or was refused, and what happens to it. Empty
+            if everything was sent.
         """
         if self._spool is None or self._sender is None:
             return ""
-        # A run without a status is one that MLflow has just made, and shows as running.
-        if self._known[SWEEP].status in ("", "RUNNING"):
+        # A run without a status is one that MLflow has just created, and shows as running.
+        if self._spool.runs[SWEEP].status in ("", "RUNNING"):
             self._finish(list(self._records.values()), "FAILED")
         if self._front is not None:
             self._front.close()
@@ -150,9 +121,9 @@ class MlflowSink:
         warnings: list[str] = []
         if left:
             warnings.append(
-                f"{left} updates did not reach {uri} "
-                f"({self._sender.problem or 'there was no time'}); they are kept in "
-                f"{self._spool.path} and sent the next time the same command runs, or by\n"
+                f"{left} updates did not reach {uri} ({self._sender.problem or 'out of time'}); "
+                f"they are kept in {self._spool.path} and sent the next time the same command "
+                "runs, or by\n"
                 f"  python -m gdpo_tune.report {shlex.quote(self._spec.place)} --sync"
             )
         if self._sender.refused:
@@ -164,139 +135,105 @@ class MlflowSink:
         return "; ".join(warnings)
 
     def _open(self, records: Sequence[TrialRecord]) -> None:
+        # Numpy takes a while, and a server that does not answer must be reported before that.
+        from gdpo_tune.tracking.front_projection import FrontWatch
+
         set_environment()
         experiment = self._spec.tracking.experiment or self._spec.name
-        path = self._directory / SPOOL
-        spool = Spool(path, f"{self._uri}#{experiment}")
-        self._known = _read_back(spool)
-        if not run_content.is_ours(self._known, records):
-            spool.move_aside()
-            spool, self._known = Spool(path, f"{self._uri}#{experiment}"), {}
-        self._spool = spool
-        about = self._known.setdefault(SWEEP, Known())
-        identity = Identity(
+        path, destination = self._directory / SPOOL, f"{self._uri}#{experiment}"
+        spool = Spool(path, destination)
+        first = spool.runs.get("0")
+        if first and not (records and first.params == run_content.build_trial_params(records[0])):
+            spool.move_aside()  # it belongs to another ledger, which this one replaced
+            spool = Spool(path, destination)
+        self._spool, sweep = spool, spool.runs.get(SWEEP, SpooledRun())
+        identity = SweepIdentity(
             name=self._spec.name,
             identity=self._spec.identity(),
             experiment=experiment,
-            sweep_id=about.tags.get("sweep_id") or uuid.uuid4().hex,
-            adopt=about.is_empty() and bool(records),
+            sweep_id=sweep.tags.get("sweep_id") or uuid.uuid4().hex,
+            adopt=not sweep.start and bool(records),
         )
-        self._say_sweep(identity)
+        self._add(run_content.build_sweep_message(identity, self._spec, views.build_link()))
+        tags = views.build_experiment_tags(self._spec, spool.runs[SWEEP].start)
+        self._add({"run": SWEEP, "experiment": tags})
+        spec = {"name": "spec.yaml", "text": shown_yaml(self._spec)}
+        self._add({"run": SWEEP, "artifact": spec})
         for record in records:
-            # The file of one that was told to have ended holds nothing new: most need no reading.
-            new = self._known.get(str(record.number), Known()).tags.get("state") != record.state
+            # A trial that is spooled as ended has nothing new in its file: most need no reading.
+            state = spool.runs.get(str(record.number), SpooledRun()).tags.get("state")
             self._update_trial(record)
-            if new or record.is_open:
-                self._catch_up(record)
+            if record.is_open or record.state != state:
+                self._add_missing_curves(record)
         self._front = FrontWatch(self._spec)
-        self._front_stale = bool(records)
-        self._writer = MlflowWriter(self._uri, identity, spool.delivered)
+        self._front.is_stale = bool(records)
+        self._writer = MlflowWriter(self._uri, identity, spool.read_delivered)
         self._sender = Sender(spool, self._writer)
         self._sender.start()
 
-    def _say_sweep(self, identity: Identity) -> None:
-        self._say(SWEEP, sweep_content(self._spec, identity))
-        self._say(SWEEP, experiment_content(self._spec, self._known[SWEEP].start or 0))
-        self._say_text(SWEEP, "spec.yaml", shown_yaml(self._spec))
+    def _finish(self, records: Sequence[TrialRecord], status: str) -> None:
+        """Give every run its last state; a trial that still runs ends here."""
+        for record in records:
+            if record.state == "running":
+                self._add_missing_curves(record)
+                self._add({"run": str(record.number), "status": "KILLED", "end": self._now()})
+            else:
+                self._update_trial(record)
+        self._update_front(ended=True, wait=True)
+        for message in self._final if status == "FINISHED" else ():
+            self._add(message)
+        self._add({"run": SWEEP, "status": status, "end": self._now()})
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record
-        content = run_content.trial_content(
-            record, self._spec.name, self._objectives, dataset_inputs(self._spec)
+        content = run_content.build_trial_message(
+            record, self._spec.name, self._objectives, self._inputs
         )
-        known = self._known.get(str(record.number), Known())
-        renew = not known.is_empty() and known.params != content.params
-        self._say(str(record.number), content, renew=renew)
+        run = self._spool and self._spool.runs.get(content["run"])
+        self._add(content, renew=bool(run) and run.params != content.get("params"))
 
-    def _catch_up(self, record: TrialRecord) -> None:
-        """Say the step metrics that a trial wrote down and an earlier process did not pass on."""
-        if record.directory is None or record.started is None:
+    def _add_missing_curves(self, record: TrialRecord) -> None:
+        """Add step metrics that a trial wrote to its file and that are not on the spool."""
+        if record.directory is not None and record.started is not None:
+            started = record.started
+            measurements = read_steps(record.directory)
+            self._add_curves(
+                record.number,
+                ((m, to_milliseconds(started + m.cost.seconds)) for m in measurements),
+            )
+
+    def _add_curves(self, number: int, measurements: Iterator[tuple[Measurement, int]]) -> None:
+        """Add step metrics in one message, except those that were spooled before a restart."""
+        if self._spool is None:
             return
-        began = record.started
-        taken = ((m, milliseconds(began + m.cost.seconds)) for m in read_steps(record.directory))
-        self._add_points(record.number, taken)
+        steps = self._spool.runs[str(number)].steps
+        points = run_content.build_curve_points(measurements, self._spec.training, steps)
+        if points:
+            self._spool.put({"run": str(number), "metrics": points})
 
-    def _add_points(self, number: int, taken: Iterable[tuple[Measurement, int]]) -> None:
-        """Say step metrics in one message, but for steps that were told before a restart."""
-        told = self._known[str(number)].curve_step()
-        if points := curve_points(taken, told, self._spec.training):
-            self._put({"run": str(number), "metrics": points})
-
-    def _finish(self, records: Sequence[TrialRecord], status: str) -> None:
-        """Give every run its last state; whatever still runs is stopped here."""
-        for record in records:
-            if record.state == "running":
-                self._catch_up(record)
-                self._say(str(record.number), Content(status="KILLED", end=self._now()))
-            else:
-                self._update_trial(record)
-        self._front_stale = True
-        self._watch_front(wait=True)
-        if status == "FINISHED" and self._final is not None:
-            self._register(self._final)
-        self._say(SWEEP, Content(status=status, end=self._now()))
-
-    def _register(self, front: FrontContent) -> None:
-        """Tell the registry the final front, as far as that is new."""
-        for number, text in front.policies.items():
-            self._say_text(str(number), f"{FOLDER}/README.md", text)
-        if self._known[SWEEP].models != front.models:
-            self._put({"run": SWEEP, "models": front.models})
-
-    def _watch_front(self, *, wait: bool = False) -> None:
-        """Say what moved on the front, of all that is known if `wait`; compute it when due."""
+    def _update_front(self, *, ended: bool = False, wait: bool = False) -> None:
+        """Add new fronts; compute the front of all records if `wait`, else now and then."""
         if self._front is None:
             return
-        self._say_front(self._front.take(wait=wait))
-        if self._front_stale and (wait or self._front.is_due()):
-            self._front.begin([self._records[number] for number in sorted(self._records)])
-            self._front_stale = False
-            self._say_front(self._front.take(wait=wait))
+        self._front.is_stale |= ended
+        for front in self._front.poll(self._records, wait=wait):
+            self._final = front.final
+            for message in (*front.trials.values(), *front.sweep):
+                self._add(message)
 
-    def _say_front(self, front: FrontContent | None) -> None:
-        """Say what moved: tags, ranks, size, hypervolume, table, note."""
-        if front is None:
-            return
-        self._final = front
-        for number, content in front.trials.items():
-            self._say(str(number), content)
-        told = self._known[SWEEP].steps.get("hypervolume", -1)
-        points = [point for point in front.hypervolume if point[3] > told]
-        if points:
-            self._put({"run": SWEEP, "metrics": points})
-        self._say(SWEEP, front.sweep)
-        self._say_text(SWEEP, "front.csv", front.table)
-
-    def _say(self, key: str, content: Content, *, renew: bool = False) -> None:
-        """Put a message that holds what was not said about the run before."""
-        if renew:
-            self._known[key] = Known()
-        message = self._known.setdefault(key, Known()).lacks(content, self._now())
-        if renew:
-            message["renew"] = True
-        if message:
-            self._put({"run": key, **message})
-
-    def _say_text(self, key: str, name: str, text: str) -> None:
-        if self._known[key].texts.get(name) != text:
-            self._put({"run": key, "artifact": {"name": name, "text": text}})
-
-    def _put(self, message: Message) -> None:
+    def _add(self, content: Message, *, renew: bool = False) -> None:
         if self._spool is not None:
-            self._spool.put(message)
-            self._known[message["run"]].learn(message)
+            self._spool.put_new(content, self._now(), renew=renew)
 
     def _now(self) -> int:
-        """Milliseconds since 1970, strictly increasing: MLflow's latest value is by time."""
-        self._time = max(milliseconds(time.time()), self._time + 1)
+        """Return milliseconds since 1970, always increasing: MLflow's latest value is by time."""
+        self._time = max(to_milliseconds(time.time()), self._time + 1)
         return self._time
 
 
-def _read_back(spool: Spool) -> dict[str, Known]:
-    """What earlier processes said about each run."""
-    known: dict[str, Known] = {}
-    for message in spool.messages():
-        if message.get("renew"):
-            known[message["run"]] = Known()
-        known.setdefault(message["run"], Known()).learn(message)
-    return known
+def _date(progress: events.TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
+    """Yield what a trial has just reported, by step, with the times of measurement in ms."""
+    spent = progress.measurement.cost.seconds
+    for earlier in progress.earlier:
+        yield earlier, now - to_milliseconds(spent - earlier.cost.seconds)
+    yield progress.measurement, now

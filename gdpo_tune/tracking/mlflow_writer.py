@@ -1,54 +1,53 @@
-"""Messages of the spool become MLflow runs, through a client of our own and no global state.
+"""Writes messages of the spool to MLflow, through a client of its own and without global state.
 
-No interruption leaves two runs of a trial, see `mlflow_runs`. A run that the store no longer has
-(another database, deleted by hand) is written again from what the spool delivered earlier. mlflow
-itself is imported in the sending thread, since that takes a second.
+Runs are found by tag before they are created. A server that hangs may still carry out a request
+after the same run was requested again: of such duplicates the run with more content stays, and the
+others are deleted. A run that the store no longer has (another database, deleted by hand) is
+written again from what the spool delivered earlier. mlflow is imported in the sending thread, since
+that takes a second.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.datasets import Input
-from gdpo_tune.tracking.mlflow_runs import find_experiment, find_runs
-from gdpo_tune.tracking.run_content import SWEEP, Identity, is_apart
-from gdpo_tune.tracking.sender import Away, Refused
-from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, sqlite_path
-from gdpo_tune.tracking.spool import Message
+from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity
+from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, parse_sqlite_path
+from gdpo_tune.tracking.spool import Message, MessageRefused, ServerUnavailable, is_separate
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput
+    from mlflow.entities import Run
 
 T = TypeVar("T")
 
 METRICS_PER_BATCH = 800
 ENTRIES_PER_BATCH = 100
-"""Of params or tags; MLflow takes 1000 entries of all kinds in one request."""
-REFUSALS = ("INVALID_PARAMETER_VALUE",)
-"""Error codes after which the same request would fail again."""
-UNKNOWN_USER = "UNAUTHENTICATED"
+"""Params or tags; MLflow takes 1000 entries of all kinds in one request."""
+RUNS_PER_PAGE = 1000
 NOTE = "mlflow.note.content"
-CONTEXT = "mlflow.data.context"
+EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Without it MLflow 3 opens the experiment on its page for traces of language models."""
 
 
 class MlflowWriter:
     """Receives messages and writes them to the experiment at `uri`.
 
     Args:
-        uri: tracking URI; `server.absolute_uri` was applied to it.
-        identity: which sweep the runs belong to.
-        delivered: what was delivered before, oldest first.
+        uri: tracking URI, after `server.make_absolute`.
+        identity: of the sweep that the runs belong to.
+        delivered: yields what was delivered before, oldest first.
     """
 
     def __init__(
-        self, uri: str, identity: Identity, delivered: Callable[[], Iterable[Message]]
+        self, uri: str, identity: SweepIdentity, delivered: Callable[[], Iterable[Message]]
     ) -> None:
         self._uri = uri
         self._identity = identity
@@ -57,154 +56,200 @@ class MlflowWriter:
         self._experiment = ""
         self._runs: dict[str, str] = {}
         """`SWEEP` or a trial's number -> MLflow's run id."""
-        self._doubtful = False
-        """Whether a request failed that the server may yet carry out."""
+        self._may_have_duplicates = False
+        """True after a failed request, which the server may still carry out."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Look everything up again before the next message."""
         self._client = None
         self._runs = {}
-        self._doubtful = True
+        self._may_have_duplicates = True
 
-    def settle(self) -> None:
-        """Delete what requests that nobody waited for have made a second time."""
-        if self._doubtful and self._client is not None:
-            with _translated():
+    def delete_duplicates(self) -> None:
+        """Delete runs that failed requests created a second time."""
+        if self._may_have_duplicates and self._client is not None:
+            with _translate_errors():
                 find_runs(self._client, self._experiment, self._identity)
-            self._doubtful = False
+            self._may_have_duplicates = False
 
-    def link(self) -> str:
-        """Address of the view that shows the front; empty as long as there is none."""
-        return self._resolved(views.link()) if SWEEP in self._runs else ""
+    def get_front_link(self) -> str:
+        """Return the address of the view of the front; empty as long as there is none."""
+        return self._fill_placeholders(views.build_link()) if SWEEP in self._runs else ""
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """Write the messages, one request a run where possible; return what has no place yet."""
-        with _translated():
-            client = self._client or self._connect()
-            for key, group in _by_run(messages).items():
-                self._write(client, key, group)
-        return [m for m in messages if is_apart(m) and not self._place(client, m)]
+        """Write the messages, one request a run if possible; return what cannot be stored yet."""
+        with _translate_errors():
+            return self._write(self._client or self._connect(), messages)
 
     def _connect(self) -> MlflowClient:
         from mlflow import MlflowClient
 
-        path = sqlite_path(self._uri)
+        path = parse_sqlite_path(self._uri)
         if path is not None and not path.exists():
             create_database(path)
         client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
         self._experiment = find_experiment(client, self._uri, self._identity.experiment)
         self._runs = find_runs(client, self._experiment, self._identity)
         lost = {m["run"] for m in self._delivered()} - self._runs.keys()
-        if lost:
-            for key, group in _by_run(m for m in self._delivered() if m["run"] in lost).items():
-                self._write(client, key, group)
-            for message in self._delivered():
-                # The registry may have named a run that was lost.
-                if is_apart(message) and (message["run"] in lost or "models" in message):
-                    self._place(client, message)
+        if lost:  # the registry may name one of them
+            restored = [m for m in self._delivered() if m["run"] in lost or "models" in m]
+            self._write(client, restored)
         self._client = client
         return client
 
-    def _run_id(self, client: MlflowClient, key: str, message: Message) -> str:
+    def _find_or_create_run(self, client: MlflowClient, message: Message) -> str:
+        key = message["run"]
         if key not in self._runs:
             if "name" not in message:
-                raise Refused(f"trial {key} has no run: its first message was refused")
-            tags = dict(message["tags"])
+                raise MessageRefused(f"trial {key} has no run: its first message was refused")
+            tags = dict(message.get("tags", {}))
             if key != SWEEP:
                 tags["mlflow.parentRunId"] = self._runs[SWEEP]
             run = client.create_run(
-                self._experiment, start_time=message["start"], tags=tags, run_name=message["name"]
+                self._experiment, message.get("start"), tags=tags, run_name=message["name"]
             )
             self._runs[key] = run.info.run_id
         return self._runs[key]
 
-    def _write(self, client: MlflowClient, key: str, group: list[Message]) -> None:
-        from mlflow.entities import Metric, Param, RunTag
+    def _write(self, client: MlflowClient, messages: Sequence[Message]) -> list[Message]:
+        for message in _merge_by_run(messages):
+            self._write_run(client, message)
+        return [m for m in messages if is_separate(m) and not self._store(client, m)]
 
-        group = _since_renewal(group)
-        if group[0].get("renew") and key in self._runs:
+    def _write_run(self, client: MlflowClient, message: Message) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+        key, tags = message["run"], message.get("tags", {})
+        if message.get("renew") and key in self._runs:
             client.delete_run(self._runs.pop(key))
-        run_id = self._run_id(client, key, group[0])
-        metrics = [Metric(*entry) for message in group for entry in message.get("metrics", ())]
-        params = [Param(*item) for item in _merged(group, "params").items()]
-        told = _merged(group, "tags")
+        run_id = self._find_or_create_run(client, message)
         if key == SWEEP:
-            told = {name: self._resolved(text) for name, text in told.items()}
-        tags = [RunTag(*item) for item in told.items()]
-        parts = zip_longest(
-            _chunks(metrics, METRICS_PER_BATCH),
-            _chunks(params, ENTRIES_PER_BATCH),
-            _chunks(tags, ENTRIES_PER_BATCH),
+            tags = {name: self._fill_placeholders(text) for name, text in tags.items()}
+        batches = zip_longest(
+            _split([Metric(*point) for point in message.get("metrics", ())], METRICS_PER_BATCH),
+            _split([Param(*item) for item in message.get("params", {}).items()], ENTRIES_PER_BATCH),
+            _split([RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH),
             fillvalue=(),
         )
-        for some_metrics, some_params, some_tags in parts:
-            client.log_batch(run_id, some_metrics, some_params, some_tags)
-        if inputs := [entry for message in group for entry in message.get("inputs", ())]:
-            client.log_inputs(run_id, [_dataset(entry) for entry in inputs])
-        self._tag_experiment(client, _merged(group, "experiment"))
-        ends = [message for message in group if "status" in message]
-        if ends and "end" in ends[-1]:
-            client.set_terminated(run_id, ends[-1]["status"], ends[-1]["end"])
-        elif ends:
-            client.update_run(run_id, ends[-1]["status"])
+        for batch in batches:
+            client.log_batch(run_id, *batch)
+        inputs: list[DatasetInput] = []
+        for entry in message.get("inputs", ()):
+            fields = {name: text for name, text in entry.items() if name != "context"}
+            context = InputTag("mlflow.data.context", entry["context"])
+            inputs.append(DatasetInput(Dataset(**fields), [context]))
+        if inputs:
+            client.log_inputs(run_id, inputs)
+        self._tag_experiment(client, message.get("experiment", {}))
+        if "end" in message:
+            client.set_terminated(run_id, message.get("status"), message["end"])
+        elif "status" in message:
+            client.update_run(run_id, message["status"])
 
     def _tag_experiment(self, client: MlflowClient, tags: Mapping[str, str]) -> None:
         """Set tags of the experiment; of its note, only the line of this sweep."""
         for name, text in tags.items():
-            text = self._resolved(text)
+            text = self._fill_placeholders(text)
             if name == NOTE:
-                known = client.get_experiment(self._experiment).tags.get(NOTE, "")
-                text = views.noted(known, text, self._runs[SWEEP])
-            client.set_experiment_tag(self._experiment, self._resolved(name), text)
+                note = client.get_experiment(self._experiment).tags.get(NOTE, "")
+                text = views.merge_note(note, text, self._runs[SWEEP])
+            client.set_experiment_tag(self._experiment, self._fill_placeholders(name), text)
 
-    def _resolved(self, text: str) -> str:
-        return views.resolved(
-            text,
-            server=views.server_address(self._uri),
-            experiment=self._experiment,
-            parent=self._runs[SWEEP],
+    def _fill_placeholders(self, text: str) -> str:
+        return views.fill_placeholders(text, self._uri, self._experiment, self._runs[SWEEP])
+
+    def _store(self, client: MlflowClient, message: Message) -> bool:
+        """Store a file or registered models; return False if their store does not take it now."""
+        from gdpo_tune.tracking.front_projection import register_models
+
+        with suppress(ServerUnavailable, MessageRefused), _translate_errors():
+            if "models" in message:
+                register_models(client, message["models"], self._runs, self._runs[SWEEP])
+                return True
+            run_id, artifact = (
+                self._find_or_create_run(client, message),
+                message.get("artifact", {}),
+            )
+            if "text" in artifact:
+                client.log_text(run_id, artifact["text"], artifact["name"])
+            elif Path(artifact["file"]).exists():
+                client.log_artifact(run_id, artifact["file"])
+            return True
+        return False
+
+
+def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """Return the id of the experiment, which is created, or restored if it was deleted.
+
+    Artifacts of an experiment in a SQLite file lie beside the file; MLflow itself would put them
+    into the current directory. A server chooses for itself.
+    """
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        path, directory = parse_sqlite_path(uri), re.sub(r"[^\w.-]", "_", name)
+        location = path and str(path.parent / "mlartifacts" / directory)
+        return client.create_experiment(name, location, EXPERIMENT_KIND)
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+    return experiment.experiment_id
+
+
+def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, str]:
+    """Return `SWEEP` or a trial's number -> id of its run; duplicates are deleted."""
+    query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
+    sweeps = [
+        run
+        for run in _search_runs(client, experiment, query)
+        if run.data.tags["sweep"] == identity.name
+    ]
+    ours = [run for run in sweeps if run.data.tags["sweep_id"] == identity.sweep_id]
+    if not ours and identity.adopt:
+        ours = sweeps[-1:]
+    if not ours:
+        return {}
+    parent = _keep_one(client, ours)
+    trials: dict[str, list[Run]] = {}
+    for run in _search_runs(client, experiment, f"tags.`mlflow.parentRunId` = '{parent}'"):
+        # People may nest other runs under a sweep's: those have no such tag, and stay.
+        if "trial" in run.data.tags:
+            trials.setdefault(run.data.tags["trial"], []).append(run)
+    return {SWEEP: parent} | {trial: _keep_one(client, runs) for trial, runs in trials.items()}
+
+
+def _keep_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
+    """Return the id of the run with most content; the others are deleted."""
+
+    def order(run: Run) -> tuple[int, str]:
+        data = run.data
+        return -len(data.metrics) - len(data.params) - len(data.tags), run.info.run_id
+
+    kept, *others = sorted(duplicates, key=order)
+    for run in others:
+        client.delete_run(run.info.run_id)
+    return kept.info.run_id
+
+
+def _search_runs(client: MlflowClient, experiment: str, query: str) -> Iterator[Run]:
+    """Yield the runs that match, oldest first."""
+    order, token = ["attributes.start_time ASC"], None
+    while token != "":
+        page = client.search_runs(
+            [experiment], query, max_results=RUNS_PER_PAGE, order_by=order, page_token=token
         )
-
-    def _place(self, client: MlflowClient, message: Message) -> bool:
-        """Store what lies apart from runs; False if its store does not take it for now."""
-        from gdpo_tune.tracking.model_registry import register
-
-        try:
-            with _translated():
-                if "models" in message:
-                    register(client, message["models"], self._runs, self._runs[SWEEP])
-                else:
-                    _store(client, self._run_id(client, message["run"], message), message)
-        except (Away, Refused):
-            return False
-        return True
-
-
-def _store(client: MlflowClient, run_id: str, message: Message) -> None:
-    artifact = message["artifact"]
-    if "text" in artifact:
-        client.log_text(run_id, artifact["text"], artifact["name"])
-    elif Path(artifact["file"]).exists():
-        client.log_artifact(run_id, artifact["file"])
-
-
-def _dataset(entry: Input) -> DatasetInput:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    about = {name: text for name, text in entry.items() if name != "context"}
-    return DatasetInput(Dataset(**about), [InputTag(CONTEXT, entry["context"])])
+        yield from page
+        token = page.token or ""
 
 
 def create_database(path: Path) -> None:
-    """Make MLflow's tables in a new SQLite file that appears only once it is whole.
+    """Create MLflow's tables in a new SQLite file, which appears only once it is complete.
 
-    MLflow takes seconds for it, and a file that a kill left in between never opens again.
+    MLflow takes seconds for them, and a file that a kill leaves in between never opens again.
     """
     from mlflow import MlflowClient
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        new = Path(folder) / path.name
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
+        new = Path(directory) / path.name
         uri = f"{SQLITE}{new}"
         MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
         if not path.exists():
@@ -212,48 +257,44 @@ def create_database(path: Path) -> None:
 
 
 @contextmanager
-def _translated() -> Generator[None]:
-    """Turn what mlflow and its stores raise into `Away` or `Refused`."""
+def _translate_errors() -> Generator[None]:
+    """Turn errors of mlflow and its stores into `ServerUnavailable` or `MessageRefused`."""
     from alembic.util import CommandError
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except MlflowException as error:
-        if error.error_code == UNKNOWN_USER:
-            raise Away(CREDENTIALS) from error
-        kind = Refused if error.error_code in REFUSALS else Away
-        raise kind(_first_line(error)) from error
-    except (SQLAlchemyError, CommandError, OSError, ImportError) as error:
-        raise Away(_first_line(error)) from error
+    except (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError) as error:
+        code = error.error_code if isinstance(error, MlflowException) else ""
+        kind = MessageRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
+        line = f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
+        raise kind(CREDENTIALS if code == "UNAUTHENTICATED" else line) from error
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+def _merge_by_run(messages: Iterable[Message]) -> list[Message]:
+    """Return one message per run with the content of all of its messages, files aside.
 
-
-def _by_run(messages: Iterable[Message]) -> dict[str, list[Message]]:
-    groups: dict[str, list[Message]] = {}
+    A message that replaces the run drops the earlier ones.
+    """
+    merged: dict[str, Message] = {}
     for message in messages:
-        groups.setdefault(message["run"], []).append(message)
-    return groups
+        key = message["run"]
+        if key not in merged or message.get("renew"):
+            merged[key] = {"run": key}
+        run = cast("dict[str, Any]", merged[key])
+        if "status" in message:
+            run.pop("end", None)
+        for field, content in message.items():
+            if isinstance(content, dict):
+                run.setdefault(field, {}).update(content)
+            elif isinstance(content, list):
+                run.setdefault(field, []).extend(content)
+            else:
+                run[field] = content
+    return list(merged.values())
 
 
-def _since_renewal(group: list[Message]) -> list[Message]:
-    """The messages from the last one that replaces the run."""
-    renewals = [i for i, message in enumerate(group) if message.get("renew")]
-    return group[renewals[-1] :] if renewals else group
-
-
-def _merged(messages: Iterable[Message], field: str) -> dict[str, str]:
-    merged: dict[str, str] = {}
-    for message in messages:
-        merged |= message.get(field, {})
-    return merged
-
-
-def _chunks(items: list[T], size: int) -> Iterator[list[T]]:
+def _split(items: list[T], size: int) -> Iterator[list[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]

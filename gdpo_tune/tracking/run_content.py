@@ -1,41 +1,33 @@
-"""What MLflow shows of a sweep: pure functions from records to the content of runs.
+"""The content of the MLflow runs of a sweep: pure functions from the spec and records to messages.
 
-A message concerns one run and holds any of
-
-    run        `sweep`, or a trial's number as text
-    name, start                  only in a run's first message; start in ms since 1970
-    tags, params                 name -> text
-    metrics                      [name, value, time in ms, step], finite values only
-    status, end                  MLflow's word for the state; end in ms, absent while it runs
-    inputs                       data sets that a run uses, see `datasets`; only in its firstmessage
-    experiment                   name -> text: tags of the experiment; in messages of the sweep
-    artifact                     {name, text}, or {file, sha256} of a file that is read when it is
-                                 sent; such a message holds nothing else
-    models                       {name, versions} of the registry, see `registry`; such a message
-                                 holds nothing else
-    renew                        true where a run's first message replaces an earlier run, since
-                                 the ledger lost that trial in a crash and gave its number again
-
-Times lie in the message, so that sending it twice stores the same points. Texts of the sweep's own
-tags and of the experiment's may hold words that stand for ids: see `views.resolved`.
+Times are part of a message, so sending it twice stores the same points. Texts of the sweep's own
+tags and of the experiment's tags may hold placeholders for ids, see `views.fill_placeholders`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
-from gdpo_tune.core.trials import Estimate, Objective, State, TrialRecord
-from gdpo_tune.tracking.datasets import Input
-from gdpo_tune.tracking.spool import Message
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.steps import is_kept
+from gdpo_tune.core.trials import Estimate, Measurement, Objective, State, TrialRecord
+from gdpo_tune.tracking.spool import Message, Point
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
 
 SWEEP = "sweep"
-CURVES = ("train/", "validation/")
+"""`Message.run` of the sweep's own run."""
 LONGEST_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
+DIGEST_LENGTH = 12
 STATUS: Mapping[State, str] = {
     "running": "RUNNING",
     "paused": "SCHEDULED",
@@ -46,150 +38,104 @@ STATUS: Mapping[State, str] = {
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Which runs are this sweep's."""
+class SweepIdentity:
+    """Marks by which the runs of a sweep are found."""
 
     name: str
     identity: str
     """Hash of what makes the sweep this one, from the spec."""
     experiment: str
     sweep_id: str
-    """Given once to each ledger, so that a fresh start under the same name has runs of its own."""
+    """Unique for each ledger, so that a fresh start under the same name has its own runs."""
     adopt: bool
-    """Whether an earlier run of the same name and identity is this one, its spool being lost."""
+    """True if an earlier run of this name and identity is this sweep, because its spool is lost."""
 
 
-@dataclass(frozen=True)
-class Content:
-    """What a run ought to hold, as far as an event says."""
-
-    name: str = ""
-    start: int | None = None
-    """Milliseconds since 1970, as every time here."""
-    tags: Mapping[str, str] = field(default_factory=dict[str, str])
-    params: Mapping[str, str] = field(default_factory=dict[str, str])
-    values: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Single-valued metrics."""
-    inputs: Sequence[Input] = ()
-    experiment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Tags of the experiment."""
-    time: int | None = None
-    """When the values were measured; None for now."""
-    status: str = ""
-    end: int | None = None
-
-
-@dataclass
-class Known:
-    """What was said about one run so far: only what differs is said again."""
-
-    tags: dict[str, str] = field(default_factory=dict[str, str])
-    params: dict[str, str] = field(default_factory=dict[str, str])
-    values: dict[str, float] = field(default_factory=dict[str, float])
-    """Latest value of every metric."""
-    steps: dict[str, int] = field(default_factory=dict[str, int])
-    """Highest step of every metric."""
-    status: str = ""
-    start: int | None = None
-    experiment: dict[str, str] = field(default_factory=dict[str, str])
-    models: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the registry was last told."""
-    texts: dict[str, str] = field(default_factory=dict[str, str])
-    """Artifacts given as text, by name."""
-    files: dict[str, str] = field(default_factory=dict[str, str])
-    """SHA-256 of artifacts given as files, by path."""
-
-    def learn(self, message: Message) -> None:
-        """Take in what `message` says."""
-        self.tags |= message.get("tags", {})
-        self.params |= message.get("params", {})
-        self.status = message.get("status", self.status)
-        self.start = message.get("start", self.start)
-        self.experiment |= message.get("experiment", {})
-        self.models = message.get("models", self.models)
-        for name, value, _, step in message.get("metrics", ()):
-            self.values[name] = value
-            self.steps[name] = max(step, self.steps.get(name, step))
-        artifact = message.get("artifact", {})
-        if "text" in artifact:
-            self.texts[artifact["name"]] = artifact["text"]
-        if "sha256" in artifact:
-            self.files[artifact["file"]] = artifact["sha256"]
-
-    def lacks(self, content: Content, now: int) -> Message:
-        """The part of `content` that was not said yet, without `run`; empty if all of it was.
-
-        Args:
-            content: what the run ought to hold.
-            now: milliseconds since 1970, later than any value said before.
-        """
-        message: Message = {}
-        if self.is_empty():
-            message |= {"name": content.name, "start": content.start or now}
-            if content.inputs:
-                message["inputs"] = list(content.inputs)
-        if tags := {k: v for k, v in content.tags.items() if self.tags.get(k, "") != v}:
-            message["tags"] = tags
-        if params := {k: v for k, v in content.params.items() if k not in self.params}:
-            message["params"] = params
-        if values := {k: v for k, v in content.values.items() if self.values.get(k) != v}:
-            message["metrics"] = [[k, v, content.time or now, 0] for k, v in values.items()]
-        told = self.experiment
-        if tags := {k: v for k, v in content.experiment.items() if told.get(k) != v}:
-            message["experiment"] = tags
-        if content.status not in ("", self.status):
-            message["status"] = content.status
-            if content.end is not None:
-                message["end"] = content.end
-        return message
-
-    def is_empty(self) -> bool:
-        """Whether the run does not exist yet as far as anybody was told."""
-        return not self.tags
-
-    def curve_step(self) -> int:
-        """Highest step of any step metric; -1 before the first."""
-        curves = (step for name, step in self.steps.items() if name.startswith(CURVES))
-        return max(curves, default=-1)
-
-
-def is_apart(message: Message) -> bool:
-    """Whether a message is about what no run waits for: a file, or the registry."""
-    return "artifact" in message or "models" in message
-
-
-def milliseconds(seconds: float) -> int:
-    """Unix seconds as MLflow counts."""
+def to_milliseconds(seconds: float) -> int:
+    """Return Unix seconds as MLflow counts them."""
     return int(seconds * 1000)
 
 
+@cache
 def clean_name(name: str) -> str:
-    """`name` with what MLflow does not allow in names of metrics and parameters replaced."""
+    """Replace the characters that MLflow does not allow in names of metrics and parameters."""
     return re.sub(r"[^\w/.\- :]", "_", name)
 
 
-def trial_content(
-    record: TrialRecord, sweep: str, objectives: Sequence[Objective], inputs: Sequence[Input] = ()
-) -> Content:
-    """What the run of a trial ought to hold, its place in the front aside."""
-    end = milliseconds(record.finished) if record.finished else None
-    return Content(
-        name=f"trial-{record.number:03d}",
-        start=milliseconds(record.started) if record.started else None,
-        tags=trial_tags(record, sweep),
-        params=trial_params(record),
-        values=trial_values(record, objectives),
-        time=end,
-        status=STATUS[record.state],
-        end=end,
-        inputs=inputs,
-    )
+def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> Message:
+    """Return the first content of the sweep's run; `view` is the link to its view in MLflow."""
+    tags = {
+        "sweep": identity.name,
+        "identity": identity.identity,
+        "sweep_id": identity.sweep_id,
+        "role": SWEEP,
+        "task": spec.task,
+        "policy": spec.policy,
+        "pareto_view": view,
+    }
+    return {"run": SWEEP, "name": identity.name, "tags": tags, "inputs": build_inputs(spec)}
 
 
-def trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
-    """Tags of a trial's run; `pareto` comes with the front.
+def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
+    """Return the three splits as MLflow's data sets.
 
-    An empty text means that there is nothing to tell, or no longer: a checkpoint may be deleted.
+    Equal digests mean equal prompts as far as the spec tells: a local source that changes under its
+    name keeps its digest.
+    """
+    training, data = spec.training, spec.data
+    if not data.source:
+        kind, source = "code", {"task": spec.task}  # the task writes its own prompts
+    elif data.is_local:
+        kind, source = "local", {"uri": data.source}
+    else:
+        kind = "hf"
+        source = {"path": data.source, "config_name": data.config, "split": data.split}
+    inputs: list[dict[str, str]] = []
+    for context, prompts in (
+        ("training", training.train_prompts),
+        ("validation", training.validation_prompts),
+        ("testing", training.test_prompts),
+    ):
+        content = {"task": spec.task, **asdict(data), "context": context, "prompts": prompts}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        inputs.append(
+            {
+                "name": data.source or spec.task,
+                "digest": digest[:DIGEST_LENGTH],
+                "source_type": kind,
+                "source": json.dumps(source),
+                "profile": json.dumps({"num_rows": prompts}),
+                "context": context,
+            }
+        )
+    return inputs
+
+
+def build_trial_message(
+    record: TrialRecord, sweep: str, objectives: Sequence[Objective], inputs: list[dict[str, str]]
+) -> Message:
+    """Return the content of a trial's run, except its rank and colour."""
+    message: Message = {
+        "run": str(record.number),
+        "name": f"trial-{record.number:03d}",
+        "inputs": inputs,
+        "tags": build_trial_tags(record, sweep),
+        "params": build_trial_params(record),
+        "status": STATUS[record.state],
+    }
+    if record.started:
+        message["start"] = to_milliseconds(record.started)
+    if record.finished:
+        message["end"] = to_milliseconds(record.finished)
+    values = build_trial_values(record, objectives)
+    message["metrics"] = [[name, value, message.get("end"), 0] for name, value in values.items()]
+    return message
+
+
+def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
+    """Return the tags of a trial's run; an empty text removes an earlier one.
+
+    A checkpoint may be deleted, for example.
     """
     tags = {
         "sweep": sweep,
@@ -208,44 +154,65 @@ def trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
     return {clean_name(key): text[:LONGEST_TEXT] for key, text in tags.items()}
 
 
-def trial_params(record: TrialRecord) -> dict[str, str]:
-    """Parameters of a trial's run: the searched and fixed ones, dotted, and the seed."""
+def build_trial_params(record: TrialRecord) -> dict[str, str]:
+    """Return the parameters of a trial's run: searched and fixed ones, dotted, and the seed."""
     params = {**record.params, "seed": record.seed}
     return {clean_name(key): str(value)[:LONGEST_TEXT] for key, value in params.items()}
 
 
-def trial_values(record: TrialRecord, objectives: Sequence[Objective]) -> dict[str, float]:
-    """Single-valued metrics of a trial: objectives and other held-out metrics with se, and cost.
+def build_trial_values(record: TrialRecord, objectives: Sequence[Objective]) -> dict[str, float]:
+    """Return the metrics of a trial that have one value: held-out metrics with errors, and cost.
 
-    `objective/<name>` is measured on test prompts, `objective/<name>_validation` on those that
-    the search saw; `test/<name>` are metrics that are not objectives. What is not finite is left
-    out: MLflow stores inf as the largest float.
+    `objective/<name>` is measured on test prompts, `objective/<name>_validation` on those that the
+    search saw. `test/<name>` are metrics that are not objectives. Values that are not finite are
+    left out: MLflow stores inf as the largest float.
     """
     names = {objective.name for objective in objectives}
-    values: dict[str, float] = {}
+    estimates: dict[str, Estimate] = {}
     for name, estimate in record.test.items():
-        values |= _with_error(f"objective/{name}" if name in names else f"test/{name}", estimate)
+        estimates[f"objective/{name}" if name in names else f"test/{name}"] = estimate
     for name, estimate in record.validation.items():
         if name in names:
-            values |= _with_error(f"objective/{name}_validation", estimate)
+            estimates[f"objective/{name}_validation"] = estimate
+    values = {name: estimate.mean for name, estimate in estimates.items()}
+    values |= {f"{name}_se": estimate.se for name, estimate in estimates.items()}
     if record.state in ("complete", "pruned", "failed"):
-        values["cost/completions"] = record.cost.completions
-        values["cost/seconds"] = record.cost.seconds
-        values["cost/cpu_seconds"] = record.cost.cpu_seconds
-    return finite(values)
+        values |= {f"cost/{name}": float(spent) for name, spent in asdict(record.cost).items()}
+    return _clean_values(values)
 
 
-def _with_error(name: str, estimate: Estimate) -> dict[str, float]:
-    return {name: estimate.mean, f"{name}_se": estimate.se}
+def build_curve_points(
+    measurements: Iterable[tuple[Measurement, int]],
+    training: TrainingSettings,
+    steps: Mapping[str, int],
+) -> list[Point]:
+    """Return the points of step metrics that are beyond the highest `steps` so far.
+
+    `measurements` come with their times in milliseconds.
+    """
+    return [
+        [name, value, when, measurement.step]
+        for measurement, when in measurements
+        for name, value in select_curve_values(measurement, training).items()
+        if measurement.step > steps.get(name, -1)
+    ]
 
 
-def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """The values that are numbers, under names that MLflow takes."""
+def select_curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:
+    """Return the step metrics of a measurement that get a point, by the rule of `steps.is_kept`.
+
+    The rule depends on the settings alone, so a trial that continues keeps the same steps.
+    """
+    step, last = measurement.step, training.steps
+    kept = ("train/",) if is_kept(step, last) else ()
+    evaluation = -(-step // training.evaluate_every)
+    if is_kept(evaluation, -(-last // training.evaluate_every)):
+        kept = (*kept, "validation/")
+    return _clean_values(
+        {k: v for k, v in measurement.metrics.items() if kept and k.startswith(kept)}
+    )
+
+
+def _clean_values(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the finite values under names that MLflow allows."""
     return {clean_name(k): float(v) for k, v in values.items() if math.isfinite(v)}
-
-
-def is_ours(known: Mapping[str, Known], records: Sequence[TrialRecord]) -> bool:
-    """Whether what was said before is about this ledger and not about one that it replaced."""
-    if "0" not in known:
-        return True
-    return bool(records) and known["0"].params == trial_params(records[0])

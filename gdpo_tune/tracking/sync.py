@@ -1,4 +1,4 @@
-"""Send what MLflow lacks of a sweep that nobody runs now, from the sweep's folder alone."""
+"""Send what MLflow lacks of a sweep that does not run, from the sweep's directory alone."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 PATIENCE = 10.0
-"""Seconds for which a server that takes nothing is asked again."""
-GLANCE = 0.5
-SAYING = 5.0
-"""Seconds between two looks at the progress, and between two lines about it."""
+"""Seconds after which `sync` gives up on a server that takes nothing."""
+POLL_SECONDS = 0.5
+PRINT_SECONDS = 5.0
 
 
 def sync(spec: SweepSpec) -> int:
     """Bring MLflow up to date with the ledger, the metric files and the pictures of a sweep.
 
-    What a spool still holds is sent; what MLflow lost, if only a database, is written again.
+    It sends what the spool still holds, and writes again what MLflow lost, even a whole database.
 
     Returns:
-        Exit status: 1 if something is left, which stderr says with its reason.
+        Exit status: 1 if something is left; stderr has the reason.
 
     Raises:
         LedgerHeldError: the sweep runs, and sends by itself.
@@ -41,7 +40,7 @@ def sync(spec: SweepSpec) -> int:
         finished = bool(sessions and sessions[-1].get("ending"))
         sink(SweepFinished(records, interrupted=not finished))
         sink.log_pictures()
-        wait(sink)
+        wait_until_sent(sink)
         warning = sink.close()
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
@@ -50,18 +49,18 @@ def sync(spec: SweepSpec) -> int:
     return 0
 
 
-def wait(sink: MlflowSink) -> None:
+def wait_until_sent(sink: MlflowSink) -> None:
     """Wait until everything is sent, or the server has taken nothing for `PATIENCE` seconds."""
-    least, moved, said = sys.maxsize, time.monotonic(), time.monotonic()
+    least, progressed, printed = sys.maxsize, time.monotonic(), time.monotonic()
     while (state := sink.state()) is not None and state.pending:
         now = time.monotonic()
         if state.pending < least:
-            least, moved = state.pending, now
-        if state.kind == "away" and now - moved > PATIENCE:
+            least, progressed = state.pending, now
+        if state.kind == "away" and now - progressed > PATIENCE:
             return
-        if now - said > SAYING:
-            # A sender that keeps up calls itself up to date with a batch on its way.
+        if now - printed > PRINT_SECONDS:
+            # A sender that keeps up calls itself up to date while its last batch is on its way.
             left = f"MLflow: {state.pending:,} updates left"
             print(state if state.kind == "away" else left, flush=True)
-            said = now
-        time.sleep(GLANCE)
+            printed = now
+        time.sleep(POLL_SECONDS)

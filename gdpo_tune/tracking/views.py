@@ -1,13 +1,14 @@
-"""Charts that MLflow opens on: the front against every pair of objectives, parameters, curves.
+"""Preset views of MLflow: the front against every pair of objectives, parameters, and curves.
 
-An experiment's tag `mlflow.sharedViewState.<key>` is an entry of MLflow's menu of views, and a link
-with that key opens it. What such a tag holds is documented nowhere: it is what MLflow's own page
-writes, read from version 3.17, and a test in a browser opens every view.
+The tag `mlflow.sharedViewState.<key>` of an experiment is an entry of MLflow's menu of views, and a
+link with that key opens it. The content of such a tag is documented nowhere. It is what MLflow's
+own page writes, read from version 3.17: `mlflow_view.json` holds the parts that never change. A
+test in a browser opens every view.
 
-The page loads the first 100 runs of a view. Views are sorted by `pareto/rank`, so that these are
-the front and what comes next to it, however many trials there are.
+The page loads the first 100 runs of a view. Views are sorted by `pareto/rank`, so these are the
+front and the trials next to it, however many trials there are.
 
-Texts here may hold what only the writer knows: see `resolved`.
+Texts here hold the placeholders `SERVER`, `EXPERIMENT` and `PARENT` for what only the writer knows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.tracking.run_content import clean_name
@@ -23,248 +25,149 @@ from gdpo_tune.tracking.run_content import clean_name
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
+Chart = dict[str, Any]
+METRIC = {"type": "METRIC"}
 SERVER = "@server@"
-"""Stands for the address of the server with a slash; for nothing where MLflow is a database."""
+"""Stands for the address of the server with a slash; for nothing if MLflow is a database."""
 EXPERIMENT = "@experiment@"
 """Stands for the experiment's id."""
 PARENT = "@parent@"
-"""Stands for the id of the sweep's run, which is part of every key: sweeps share experiments."""
+"""Stands for the id of the sweep's run. It is part of every key: sweeps share experiments."""
 WORKFLOW = "workflowType=machine_learning"
-"""Of MLflow's two faces, that of training; the other one is about language-model traces."""
-PREFIX = "mlflow.sharedViewState."
+"""Selects MLflow's pages for training; the others are for traces of language models."""
 LOADED = 100
 """Runs that MLflow's page loads at a time."""
-MOST_PAIRS = 6
-MOST_PARAMETERS = 8
-MOST_CURVES = 12
-"""Charts of a kind; an experiment's tag may have 20,000 characters."""
-RANK = "metrics.`pareto/rank`"
-TRIALS, FRONT, PROGRESS = "trials", "front", "progress"
-TITLES = {TRIALS: "front and trials", FRONT: "front alone", PROGRESS: "progress"}
-"""View -> its name in the menu, behind the sweep's."""
+MOST_PAIRS, MOST_PARAMETERS, MOST_CURVES = 6, 8, 12
+"""Charts of a kind; a tag of an experiment may have 20,000 characters."""
+TITLES = {"trials": "front and trials", "front": "front only", "progress": "progress"}
+"""View -> its name in the menu, after the name of the sweep."""
 PAIRS, CURVES, PARAMETERS = "Front", "Learning curves", "Parameters"
 COLUMNS = {PAIRS: 2, CURVES: 3, PARAMETERS: 1}
-"""Section -> charts beside each other."""
-HEIGHT = 400
-"""Of a chart, in pixels."""
-AUTOMATIC = (
-    "Model metrics",
-    "System metrics",
-    "cost",
-    "objective",
-    "pareto",
-    "test",
-    "train",
-    "train/reward",
-    "validation",
-)
-"""Sections that MLflow adds by itself; they are kept closed, below ours."""
+"""Section -> charts side by side."""
+CHART_HEIGHT = 400
+"""In pixels."""
+FIXED = json.loads((Path(__file__).parent / "mlflow_view.json").read_text(encoding="utf-8"))
+"""Fixed parts of a view. The automatic sections are kept closed, below ours."""
 
 
-def resolved(text: str, *, server: str, experiment: str, parent: str) -> str:
-    """`text` with the words that stand for addresses and ids replaced."""
-    known = {SERVER: server, EXPERIMENT: experiment, PARENT: parent}
-    for word, value in known.items():
-        text = text.replace(word, value)
-    return text
+def fill_placeholders(text: str, uri: str, experiment: str, parent: str) -> str:
+    """Replace the placeholders, the one for the server by `uri` without credentials."""
+    server = ""  # of a database, whose page may be served anywhere
+    if uri.startswith(("http://", "https://")):
+        server = re.sub(r"://[^/]*@", "://", uri).rstrip("/") + "/"
+    return text.replace(SERVER, server).replace(EXPERIMENT, experiment).replace(PARENT, parent)
 
 
-def server_address(uri: str) -> str:
-    """What a link begins with: empty for a database, whose page may be served anywhere."""
-    if not uri.startswith(("http://", "https://")):
-        return ""
-    return re.sub(r"://[^/]*@", "://", uri).rstrip("/") + "/"
-
-
-def link(view: str = TRIALS) -> str:
-    """Address of a view in MLflow, charts first."""
+def build_link(view: str = "trials") -> str:
+    """Return the address of a view in MLflow, charts first."""
     return (
         f"{SERVER}#/experiments/{EXPERIMENT}/runs?{WORKFLOW}"
-        f"&viewStateShareKey={key(view)}&compareRunsMode=CHART"
+        f"&viewStateShareKey={PARENT}-{view}&compareRunsMode=CHART"
     )
 
 
-def key(view: str) -> str:
-    """Key of a view of this sweep."""
-    return f"{PARENT}-{view}"
+def format_links() -> str:
+    """Return links to every view of this sweep, in Markdown."""
+    return ", ".join(f"[{title}]({build_link(view)})" for view, title in TITLES.items())
 
 
-def links() -> str:
-    """Every view of this sweep, in Markdown."""
-    return ", ".join(f"[{title}]({link(view)})" for view, title in TITLES.items())
-
-
-def note_line(spec: SweepSpec) -> str:
-    """The sweep's line in the experiment's note, in Markdown; `noted` puts it there."""
+def format_note_line(sweep: str) -> str:
+    """Return the line of a sweep in the experiment's note, in Markdown."""
     run = f"{SERVER}#/experiments/{EXPERIMENT}/runs/{PARENT}"
-    report = f"{run}/artifacts/report.html?{WORKFLOW}"
-    return f"- **{spec.name}**: {links()}, [report]({report})"
+    return f"- **{sweep}**: {format_links()}, [report]({run}/artifacts/report.html?{WORKFLOW})"
 
 
-def noted(note: str, line: str, parent: str) -> str:
-    """An experiment's note with the line of one sweep; what others wrote stays.
-
-    Args:
-        note: as it is; may be empty.
-        line: of this sweep.
-        parent: id of the sweep's run, by which an earlier line of it is known.
-    """
+def merge_note(note: str, line: str, parent: str) -> str:
+    """Return an experiment's note in which `line` replaces the line of the sweep's run `parent`."""
     others = [other for other in note.splitlines() if parent not in other]
     return "\n".join([*others, line]).lstrip("\n")
 
 
-def experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
-    """The views of a sweep as tags of its experiment.
+def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
+    """Return the views of a sweep and its line in the note, as tags of its experiment.
 
-    Args:
-        spec: the sweep.
-        created: milliseconds since 1970; the menu shows the newest first.
+    The menu shows the newest view first, by `created` in milliseconds since 1970.
     """
     goals = [clean_name(f"objective/{name}") for name in spec.objectives]
-    children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
-    front = f"{children} AND tags.pareto = 'true'"
+    parameters = list(spec.space.dimensions)[:MOST_PARAMETERS]
     columns = [
         *(f"metrics.`{goal}`" for goal in goals),
-        RANK,
-        *(f"params.`{name}`" for name in _parameters(spec)),
+        "metrics.`pareto/rank`",
+        *(f"params.`{name}`" for name in parameters),
     ]
-    pairs, parallel = _pairs(goals), [_parallel(spec, goals)]
-    of_all = {PAIRS: pairs, PARAMETERS: parallel}
-    of_front = {PAIRS: pairs, CURVES: _curves(spec), PARAMETERS: parallel}
-    trace = [_line("hypervolume", across) for across in ("step", "time")]
-    states = {
-        TRIALS: _state(children, columns, of_all),
-        FRONT: _state(front, columns, of_front),
-        PROGRESS: _state(f"attributes.run_id = '{PARENT}'", [], {PAIRS: trace}),
-    }
-    return {
-        PREFIX + key(view): json.dumps(
-            {
-                "name": f"{spec.name}: {TITLES[view]}",
-                "createdAt": created,
-                "updatedAt": created,
-                "state": json.dumps(state, separators=(",", ":")),
-            }
-        )
-        for view, state in states.items()
-    }
-
-
-def _state(
-    search: str, columns: Sequence[str], sections: Mapping[str, Sequence[dict[str, Any]]]
-) -> dict[str, Any]:
-    """What the page keeps of a view: runs, columns, and charts by section."""
-    ours = [
-        {**_section(name, name, display=True), "columns": COLUMNS[name], "cardHeight": HEIGHT}
-        for name in sections
+    pairs = [
+        _build_chart("SCATTER", xaxis={**METRIC, "key": across}, yaxis={**METRIC, "key": up})
+        for up, across in list(itertools.combinations(goals, 2))[:MOST_PAIRS]
     ]
-    theirs = [_section(f"automatic {name}", name, display=False) for name in AUTOMATIC]
-    charts = [
-        {**chart, "uuid": f"{name} {index}", "metricSectionId": name}
-        for name, members in sections.items()
-        for index, chart in enumerate(members)
-    ]
-    return {
-        "searchFilter": search,
-        "orderByKey": RANK,
-        "orderByAsc": True,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "datasetsFilter": [],
-        "modelVersionFilter": "All Runs",
-        "selectedColumns": ["attributes.`Duration`", *columns],
-        "columnOrder": [],
-        "columnWidths": {},
-        "runsHiddenMode": "SHOW_ALL",
-        "viewMaximized": False,
-        "runListHidden": False,
-        "isAccordionReordered": True,
-        "useGroupedValuesInCharts": False,
-        "hideEmptyCharts": True,
-        "groupBy": None,
-        "groupsExpanded": {},
-        "globalLineChartConfig": {
-            "xAxisKey": "step",
-            "lineSmoothness": 0,
-            "selectedXAxisMetricKey": "",
-        },
-        "compareRunSections": [*ours, *theirs],
-        "compareRunCharts": charts,
-    }
-
-
-def _section(uuid: str, name: str, *, display: bool) -> dict[str, Any]:
-    return {
-        "uuid": uuid,
-        "name": name,
-        "display": display,
-        "isReordered": True,
-        "deleted": False,
-        "isGenerated": False,
-    }
-
-
-def _chart(kind: str, **more: Any) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "runsCountToCompare": LOADED,
-        "deleted": False,
-        "isGenerated": False,
-        **more,
-    }
-
-
-def _pairs(goals: Sequence[str]) -> list[dict[str, Any]]:
-    """A scatter for each pair of the objectives' metrics, the earlier one upwards."""
-    pairs = list(itertools.combinations(goals, 2))[:MOST_PAIRS]
-    return [
-        _chart(
-            "SCATTER",
-            xaxis={"key": across, "type": "METRIC"},
-            yaxis={"key": up, "type": "METRIC"},
-        )
-        for up, across in pairs
-    ]
-
-
-def _parallel(spec: SweepSpec, goals: list[str]) -> dict[str, Any]:
-    return _chart(
-        "PARALLEL",
-        selectedParams=_parameters(spec),
-        selectedMetrics=goals,
-        showAllRuns=True,
+    parallel = _build_chart(
+        "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True
     )
+    hypervolume = [_build_line("hypervolume", across) for across in ("step", "time")]
+    children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
+    front = f"{children} AND tags.pareto = 'true'"
+    curves = _build_curves(spec)
+    states = {
+        "trials": _build_state(children, columns, {PAIRS: pairs, PARAMETERS: [parallel]}),
+        "front": _build_state(
+            front, columns, {PAIRS: pairs, CURVES: curves, PARAMETERS: [parallel]}
+        ),
+        "progress": _build_state(f"attributes.run_id = '{PARENT}'", [], {PAIRS: hypervolume}),
+    }
+    tags = {"mlflow.note.content": format_note_line(spec.name)}
+    for view, state in states.items():
+        entry = {
+            "name": f"{spec.name}: {TITLES[view]}",
+            "createdAt": created,
+            "updatedAt": created,
+            "state": json.dumps(state, separators=(",", ":")),
+        }
+        tags[f"mlflow.sharedViewState.{PARENT}-{view}"] = json.dumps(entry)
+    return tags
 
 
-def _parameters(spec: SweepSpec) -> list[str]:
-    return list(spec.space.dimensions)[:MOST_PARAMETERS]
+def _build_state(
+    search: str, columns: Sequence[str], sections: Mapping[str, Sequence[Chart]]
+) -> dict[str, Any]:
+    """Return the page's state of a view: runs, columns, and charts by section."""
+    size = {name: {"columns": COLUMNS[name], "cardHeight": CHART_HEIGHT} for name in sections}
+    return {
+        **FIXED["state"],
+        "searchFilter": search,
+        "selectedColumns": ["attributes.`Duration`", *columns],
+        "compareRunSections": [
+            *({**_build_section(name, name, display=True), **size[name]} for name in sections),
+            *(
+                _build_section(f"automatic {name}", name, display=False)
+                for name in FIXED["automatic_sections"]
+            ),
+        ],
+        "compareRunCharts": [
+            {**chart, "uuid": f"{name} {index}", "metricSectionId": name}
+            for name, charts in sections.items()
+            for index, chart in enumerate(charts)
+        ],
+    }
 
 
-def _curves(spec: SweepSpec) -> list[dict[str, Any]]:
-    """Objectives on validation prompts, then the rewards of training."""
+def _build_section(uuid: str, name: str, *, display: bool) -> dict[str, Any]:
+    return {"uuid": uuid, "name": name, "display": display, **FIXED["section"]}
+
+
+def _build_chart(kind: str, **more: Any) -> Chart:
+    return {"type": kind, **FIXED["chart"], **more}
+
+
+def _build_curves(spec: SweepSpec) -> list[Chart]:
+    """Return charts of the objectives on validation prompts, then of the rewards of training."""
     weights = (name.partition(".") for name in spec.space.domains)
     rewards = [reward for family, _, reward in weights if family == "reward_weights"]
     names = [
         *(f"validation/{name}" for name in spec.objectives),
         *(f"train/reward/{name}/mean" for name in rewards),
     ]
-    return [_line(clean_name(name)) for name in names[:MOST_CURVES]]
+    return [_build_line(clean_name(name)) for name in names[:MOST_CURVES]]
 
 
-def _line(metric: str, across: str = "step") -> dict[str, Any]:
-    return _chart(
-        "LINE",
-        metricKey=metric,
-        selectedMetricKeys=[metric],
-        lineSmoothness=0,
-        xAxisScaleType="linear",
-        scaleType="linear",
-        range={},
-        xAxisKey=across,
-        selectedXAxisMetricKey="",
-        yAxisKey="metric",
-        yAxisExpressions=[],
-        ignoreOutliers=False,
-        useGlobalXaxisKey=False,
-        useGlobalLineSmoothing=False,
-    )
+def _build_line(metric: str, across: str = "step") -> Chart:
+    names = {"metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": across}
+    return _build_chart("LINE", **names, **FIXED["line"])

@@ -1,6 +1,6 @@
-"""A real sweep's MLflow in a real browser: its deep link opens a scatter of every trial.
+"""A real sweep in MLflow in a real browser: its link opens a scatter of every trial.
 
-What a view holds is documented nowhere, so this shows that the installed MLflow reads it as meant.
+The content of a view is documented nowhere, so this shows that the installed MLflow reads it.
 """
 
 import re
@@ -15,7 +15,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from gdpo_tune.tracking.mlflow_writer import create_database
-from tests.support.made_up_sweep import send
+from tests.support.made_up_sweep import send_sweep
 from tests.support.mlflow_servers import PATIENCE, ROOT, MlflowServer
 
 pytestmark = [
@@ -71,9 +71,9 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
-    create_database(folder / "mlflow.db")
-    server = MlflowServer(folder, f"sqlite:///{folder / 'mlflow.db'}")
+    directory = tmp_path_factory.mktemp("server")
+    create_database(directory / "mlflow.db")
+    server = MlflowServer(directory, f"sqlite:///{directory / 'mlflow.db'}")
     server.start()
     yield server
     server.kill()
@@ -81,10 +81,10 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory, server):
-    """What a short sweep of the embedded policy printed."""
-    folder = tmp_path_factory.mktemp("sweep")
+    """Run a short sweep of the embedded policy and return what it printed."""
+    directory = tmp_path_factory.mktemp("sweep")
     space = ROOT / "search_spaces" / "code.yaml"
-    changes = [*SHORT, f"storage={folder}", f"tracking.uri={server.uri}"]
+    changes = [*SHORT, f"storage={directory}", f"tracking.uri={server.uri}"]
     words = [word for change in changes for word in ("--set", change)]
     command = [sys.executable, "-m", "gdpo_tune.sweep", str(space), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
@@ -92,22 +92,22 @@ def sweep(tmp_path_factory, server):
     return done.stdout
 
 
-def shown(browser, address, kind, least=1):
+def open_figures(browser, address, kind, least=1):
     """Open a page and return its figures of a kind, once there are enough of them."""
-    browser.get("about:blank")  # or a new fragment would only be a step inside of the same page
+    browser.get("about:blank")  # else a new fragment would not load the page again
     browser.get(address)
 
     def ready(_):
         figures = browser.execute_script(FIGURES)
-        found = [figure for figure in figures if figure["type"] == kind]
-        return found if len(found) >= least else None
+        figures = [figure for figure in figures if figure["type"] == kind]
+        return figures if len(figures) >= least else None
 
     return WebDriverWait(browser, PATIENCE).until(ready)
 
 
-def test_the_deep_link_in_the_console_opens_a_scatter_of_every_trial(browser, server, sweep):
+def test_the_link_in_the_console_opens_a_scatter_of_every_trial(browser, server, sweep):
     (link,) = re.findall(rf"in MLflow +({server.uri}/#\S+)", sweep)
-    scatters = shown(browser, link, "scatter", least=2)
+    scatters = open_figures(browser, link, "scatter", least=2)
     client = MlflowClient(server.uri)
     runs = client.search_runs(["1"], "tags.trial != ''")
     assert len(runs) >= 6  # both baselines and four of the search
@@ -134,15 +134,15 @@ def test_the_report_opens_among_the_artifacts_of_the_sweeps_run(browser, server,
 
 
 def test_views_of_many_trials_hold_the_front(browser, server, tmp_path):
-    _, records, link = send(tmp_path, server.uri, 150, steps=False)
-    (scatter, *_) = shown(browser, link, "scatter", least=3)
+    _, records, link = send_sweep(tmp_path, server.uri, 150, steps=False)
+    (scatter, *_) = open_figures(browser, link, "scatter", least=3)
     client = MlflowClient(server.uri)
     front = client.search_runs(["1", "2"], "tags.pareto = 'true' and tags.sweep = 'made_up'")
     assert len(records) > 150
     assert scatter["count"] >= 99
     assert {run.info.run_name for run in front} <= set(scatter["names"])
 
-    alone = shown(browser, link.replace("-trials", "-front"), "scatter", least=3)[0]
-    assert sorted(alone["names"]) == sorted(run.info.run_name for run in front)
-    trace = shown(browser, link.replace("-trials", "-progress"), "scatter", least=2)[0]
+    members = open_figures(browser, link.replace("-trials", "-front"), "scatter", least=3)[0]
+    assert sorted(members["names"]) == sorted(run.info.run_name for run in front)
+    trace = open_figures(browser, link.replace("-trials", "-progress"), "scatter", least=2)[0]
     assert trace["count"] > 1

@@ -107,7 +107,7 @@ def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
     assert train.main([*FILE, "--steps", "2"]) == 0
     again = capsys.readouterr().out
     assert len(fake.asked) == 1
-    assert "was finished already" in again
+    assert "already finished" in again
     assert first.splitlines()[-8:] == again.splitlines()[-8:]
 
 
@@ -143,7 +143,7 @@ def test_a_signal_ends_the_training_where_the_same_command_goes_on(fake, capsys)
     assert line.endswith("--steps 4")
     assert train.main(arguments) == 0
     assert fake.resumed == [None, "checkpoint-2"]
-    assert "goes on from checkpoint-2" in capsys.readouterr().out
+    assert "resumes from checkpoint-2" in capsys.readouterr().out
 
 
 def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path):

@@ -1,4 +1,4 @@
-"""What exported files mean, computed by the libraries' own code where it is installed."""
+"""The meaning of exported files, computed by the code of the libraries that are installed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from trl.scripts.utils import DatasetMixtureConfig
 
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.trl_arguments import trainer_arguments
-from tests.support.export import asked, exported, recipe, settings
+from tests.support.export import export_to, make_recipe, make_request, parse_settings
 from tests.support.training import plain_trainer, trl_advantages, write_policy
 
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
 
 
-def parsed(tmp_path, *overrides):
-    """A file as `trl grpo --config` reads it, and what a trial would give TRL."""
-    request = asked([*ON_CPU, *overrides])
-    made = recipe(request=request, name=str(tmp_path / "out"))
+def parse_with_trl(tmp_path, *overrides):
+    """Return a file as `trl grpo --config` reads it, and the arguments of a trial."""
+    request = make_request([*ON_CPU, *overrides])
+    recipe = make_recipe(request=request, name=str(tmp_path / "out"))
     file = tmp_path / "grpo.yaml"
-    file.write_text(exported("trl", made).text)
+    file.write_text(export_to("trl", recipe).text)
     parser = TrlParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig))
-    found = parser.parse_args_and_config(["--config", str(file)])
+    parsed = parser.parse_args_and_config(["--config", str(file)])
     config = request.spec.trial_config(request.params, request.seed, tmp_path / "trial")
-    return found, trainer_arguments(config, tuple(reward.name for reward in made.rewards))
+    return parsed, trainer_arguments(config, tuple(reward.name for reward in recipe.rewards))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def parsed(tmp_path, *overrides):
         ("training.lr_schedule=cosine", "space.loss_type=dr_grpo", "space.temperature=0.8"),
     ],
 )
-def test_trl_reads_what_a_trial_would_have_given_it(tmp_path, overrides):
-    (script, theirs, model, _), ours = parsed(tmp_path, *overrides)
-    written = settings(exported("trl", recipe(*ON_CPU, *overrides)))
+def test_trl_reads_the_arguments_of_a_trial(tmp_path, overrides):
+    (script, theirs, model, _), ours = parse_with_trl(tmp_path, *overrides)
+    written = parse_settings(export_to("trl", make_recipe(*ON_CPU, *overrides)))
     shared = {field.name for field in dataclasses.fields(GRPOConfig)} & set(written)
     elsewhere = {"output_dir", "multi_objective_aggregation", "weight_decay", "reward_weights"}
     assert len(shared - elsewhere) > 15
@@ -52,24 +52,24 @@ def test_trl_reads_what_a_trial_would_have_given_it(tmp_path, overrides):
     assert theirs.reward_weights == [weight / largest for weight in ours.reward_weights]
     assert theirs.weight_decay == ours.weight_decay
     assert script.reward_funcs == ["rewards.correctness", "rewards.format", "rewards.length"]
-    assert model.model_name_or_path == recipe().policy
+    assert model.model_name_or_path == make_recipe().policy
 
 
 def test_trl_reads_adapters(tmp_path):
-    (_, _, model, _), _ = parsed(tmp_path, "model.lora_rank=8")
+    (_, _, model, _), _ = parse_with_trl(tmp_path, "model.lora_rank=8")
     assert (model.use_peft, model.lora_r, model.lora_alpha) == (True, 8, 16)
     assert model.lora_target_modules == "all-linear"
 
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trl")
-    return plain_trainer(write_policy(folder / "policy"), folder / "out")
+    directory = tmp_path_factory.mktemp("trl")
+    return plain_trainer(write_policy(directory / "policy"), directory / "out")
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo", "grpo_no_std", "grpo_batch"])
 def test_trl_computes_the_advantages_of_the_trial_from_the_exported_file(trainer, mode):
-    written = settings(exported("trl", recipe(f"space.normalization={mode}")))
+    written = parse_settings(export_to("trl", make_recipe(f"space.normalization={mode}")))
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randint(0, 2, (64, 3), generator=generator).double()
     rewards[:, 0] += torch.rand(64, generator=generator, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_trl_computes_the_advantages_of_the_trial_from_the_exported_file(trainer
         written["multi_objective_aggregation"],
         written.get("scale_rewards", "group"),
     )
-    weights = asked().params
+    weights = make_request().params
     own = torch.tensor([float(weights[f"reward_weights.{n}"]) for n in NAMES], dtype=torch.float64)
     ours = compute_advantages(rewards, own, 8, mode)
     assert ours.abs().max() > 0.3
@@ -95,36 +95,36 @@ NAMES = ("correctness", "format", "length")
 @pytest.mark.parametrize("warmup", [0.0, 0.2])
 def test_nemo_rl_has_the_learning_rate_of_transformers(shape, warmup):
     overrides = ("training.steps=20", f"training.lr_schedule={shape}")
-    made = recipe(*overrides, f"training.warmup_share={warmup}")
-    written = settings(exported("nemo-rl", made))["policy"]["scheduler"]
+    recipe = make_recipe(*overrides, f"training.warmup_share={warmup}")
+    written = parse_settings(export_to("nemo-rl", recipe))["policy"]["scheduler"]
     names = {"constant": "constant_with_warmup"}
-    theirs = rates(lambda optimizer: nemo_scheduler(optimizer, written))
-    ours = rates(
-        lambda optimizer: get_scheduler(names.get(shape, shape), optimizer, made.warmup, 20)
+    theirs = record_rates(lambda optimizer: build_nemo_scheduler(optimizer, written))
+    ours = record_rates(
+        lambda optimizer: get_scheduler(names.get(shape, shape), optimizer, recipe.warmup, 20)
     )
     assert theirs == pytest.approx(ours, abs=1e-7)
 
 
-def nemo_scheduler(optimizer, written):
-    """As nemo_rl/models/automodel/setup.py puts it together."""
+def build_nemo_scheduler(optimizer, written):
+    """Build the scheduler as nemo_rl/models/automodel/setup.py does."""
 
-    def made(entry):
+    def build(entry):
         name = entry["name"].rpartition(".")[2]
         return getattr(torch.optim.lr_scheduler, name)(optimizer, **entry["kwargs"])
 
     assert isinstance(written, list), "OmegaConf merges no mapping with the list of the parent"
     *parts, last = written
     return torch.optim.lr_scheduler.SequentialLR(
-        optimizer, [made(part) for part in parts], last["milestones"]
+        optimizer, [build(part) for part in parts], last["milestones"]
     )
 
 
-def rates(build) -> list[float]:
+def record_rates(build) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = build(optimizer)
-    found = []
+    rates = []
     for _ in range(20):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return rates

@@ -1,4 +1,4 @@
-"""Tracking servers that fail while a sweep runs: nothing is lost, and nothing is there twice."""
+"""Tracking servers that fail while a sweep runs: everything is stored, and stored once."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = [
 PAUSE = 0.25
 """Seconds between two steps of a trial: a trial takes ten."""
 TIMEOUT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-"""So that a server that hangs is given up while the sweep still runs; one that is slow is not."""
+"""A request to a server that hangs ends while the sweep still runs; a slow server may answer."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def server(tmp_path, empty_database):
 @pytest.mark.parametrize("fault", ["killed", "hung", "failing", "full"])
 @pytest.mark.parametrize("begin", ["at once", "on the way"])
 def test_a_server_that_fails_for_a_while_gets_everything_once(tmp_path, server, fault, begin):
-    given = [tmp_path / "mlflow.db"] if fault == "full" else []
-    trouble = getattr(server, fault)(*given)
+    arguments = [tmp_path / "mlflow.db"] if fault == "full" else []
+    trouble = getattr(server, fault)(*arguments)
     client = MlflowClient(server.uri)
     if begin == "at once":
         trouble.__enter__()
@@ -60,7 +60,7 @@ def test_a_server_that_fails_for_a_while_gets_everything_once(tmp_path, server, 
     assert artifacts == {"spec.yaml", "front.csv", "report.html"}
 
 
-def test_a_server_that_never_comes_back_costs_nothing_but_a_line(tmp_path, server):
+def test_a_server_that_never_comes_back_costs_one_warning(tmp_path, server):
     with server.hung():
         driver = start_driver(tmp_path, server.uri, 0.0, 10.0, **TIMEOUT)
         out, _ = driver.communicate(timeout=PATIENCE)

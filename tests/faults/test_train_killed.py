@@ -60,6 +60,6 @@ def test_a_training_that_is_killed_is_continued_bitwise(tmp_path):
     wait_until(process, checkpoint.exists, lambda: process.communicate()[0])
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert "goes on from checkpoint-" in finish(broken)
+    assert "resumes from checkpoint-" in finish(broken)
     assert result(broken) == result(whole)
     load_policy(str(broken / "runs" / "code-train-8" / "checkpoint-8"))

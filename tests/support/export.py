@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from ruamel.yaml import YAML
 
 from gdpo_tune.core import registry
 from gdpo_tune.exporters.base import Exported
-from gdpo_tune.exporters.recipe import Recipe, recipe_of
+from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.policies.load_policy import policy_folder
 from gdpo_tune.results.retrain import Request, from_file
 
@@ -25,59 +23,44 @@ FIXED = (
     "space.reward_weights.format=2",
     "space.reward_weights.length=0.5",
 )
-"""What the shipped search space leaves open; the largest weight is not 1."""
+"""Values for what the shipped search space leaves open; the largest weight is not 1."""
 
 
-def asked(
+def make_request(
     overrides: Sequence[str] = (), space: str = "code", fixed: Sequence[str] = FIXED
 ) -> Request:
-    """A training with every value fixed."""
+    """Return a training with every value fixed."""
     return from_file(ROOT / "search_spaces" / f"{space}.yaml", [*fixed, *overrides])
 
 
-def recipe(*overrides: str, request: Request | None = None, **fields: object) -> Recipe:
-    """Its recipe; `fields` replace some of its own."""
-    wanted = request or asked(overrides)
-    made = recipe_of(
-        wanted.spec,
-        wanted.params,
-        wanted.seed,
-        policy=policy_folder(wanted.spec.policy),
-        name="code-knee",
-        note="trial 7 of x",
-    )
-    return replace(made, **fields)
+def make_recipe(*overrides: str, request: Request | None = None, **fields: object) -> Recipe:
+    """Return its recipe; `fields` replace some of its own."""
+    request = request or make_request(overrides)
+    recipe = build_recipe(request, policy_folder(request.spec.policy))
+    return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
 
 
-def exported(library: str, made: Recipe) -> Exported:
-    return registry.load(registry.EXPORTERS[library])(made)
+def export_to(library: str, recipe: Recipe) -> Exported:
+    return registry.load(registry.EXPORTERS[library])(recipe)
 
 
-def settings(result: Exported) -> dict[str, object]:
-    """What a file says, as nested values."""
-    match Path(result.file).suffix:
-        case ".yaml":
-            return YAML(typ="safe").load(result.text)
-        case ".toml":
-            return tomllib.loads(result.text)
-        case _:
-            return _flags(result.text)
+def parse_settings(exported: Exported) -> dict[str, object]:
+    """Return the content of a file as nested values."""
+    return YAML(typ="safe").load(exported.text)
 
 
-def _flags(script: str) -> dict[str, object]:
-    words = shlex.split(script.replace("\\\n", " "), comments=True)
-    found: dict[str, object] = {}
-    key = ""
-    for word in words:
-        if word.startswith("--"):
-            key = word.removeprefix("--")
-            found[key] = True
-        elif key:
-            found[key] = word if found[key] is True else f"{found[key]} {word}"
-    return found
+def flatten(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return dotted key -> value."""
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
-def pinned(library: str) -> set[str]:
-    """Keys that the library's source knows."""
+def read_known_keys(library: str) -> set[str]:
+    """Return the keys that the library's source knows."""
     lines = (KEYS / f"{library}.txt").read_text(encoding="utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}

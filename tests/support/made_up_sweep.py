@@ -1,4 +1,4 @@
-"""A made-up sweep sent to MLflow as a real one would be, of any size and without training."""
+"""A made-up sweep of any size, sent to MLflow like a real one, without training."""
 
 import sys
 from pathlib import Path
@@ -11,9 +11,9 @@ from tests.support.figures import make_records, make_spec, write_steps
 PATIENCE = 240.0
 
 
-def send(folder, uri, trials, *, steps=True):
-    """Send a finished sweep with a report; return its spec, its records and the deep link."""
-    spec = make_spec(folder / "runs")
+def send_sweep(directory, uri, trials, *, steps=True):
+    """Send a finished sweep with a report; return its spec, its records and its link."""
+    spec = make_spec(directory / "runs")
     spec = spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": uri})})
     records = make_records(spec, trials, replicates=4, failed=(4,))
     for record in records if steps else []:
@@ -31,4 +31,4 @@ def send(folder, uri, trials, *, steps=True):
 
 
 if __name__ == "__main__":
-    print(send(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))[2])
+    print(send_sweep(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))[2])

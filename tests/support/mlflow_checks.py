@@ -1,15 +1,14 @@
-"""What MLflow must hold once the sweep of `tracking_driver` has come to its end: all, and once."""
+"""Checks that MLflow holds the whole sweep of `tracking_driver`, and everything once."""
 
 import time
 
 from mlflow import MlflowClient
-from mlflow.entities import ViewType
 
 PATIENCE = 240.0
 
 
-def runs_of(client):
-    """The parent and its children by trial number; each must be there once."""
+def find_runs(client):
+    """Return the run of the sweep and its children by trial number; each must exist once."""
     experiment = client.get_experiment_by_name("nightly")
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     parents = [run for run in runs if run.data.tags["role"] == "sweep"]
@@ -23,7 +22,7 @@ def runs_of(client):
 
 
 def check_whole_sweep(client):
-    parent, children = runs_of(client)
+    parent, children = find_runs(client)
     assert parent.info.run_name == "tiny"
     assert parent.info.status == "FINISHED"
     assert sorted(children) == [0, 1, 2, 3]
@@ -73,12 +72,6 @@ def check_views(client, parent):
     assert link in parent.data.tags["mlflow.note.content"]
     assert experiment.tags["mlflow.note.content"].count(link) == 1
     assert "@" not in link
-
-
-def deleted_runs(client):
-    """Runs that were made a second time, and deleted for it."""
-    experiment = client.get_experiment_by_name("nightly")
-    return client.search_runs([experiment.experiment_id], run_view_type=ViewType.DELETED_ONLY)
 
 
 def wait_until_begun(client: MlflowClient):

@@ -1,4 +1,4 @@
-"""MLflow servers and what goes wrong with them: killed, hung, failing, full, with users."""
+"""MLflow and PostgreSQL servers that are killed, hang, fail or run out of space."""
 
 import http.server
 import os
@@ -30,14 +30,14 @@ PATIENCE = 240.0
 class MlflowServer:
     """One server at one address; it may be started again after it was killed."""
 
-    def __init__(self, folder: Path, store: str, *options: str, **environment: str) -> None:
+    def __init__(self, directory: Path, store: str, *options: str, **environment: str) -> None:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder = folder
+        self._directory = directory
         self._process: subprocess.Popen | None = None
         self._command = [
             *(sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store),
-            *("--artifacts-destination", str(folder / "served"), "--workers", "1"),
+            *("--artifacts-destination", str(directory / "served"), "--workers", "1"),
             *("--host", "127.0.0.1", "--port", str(self.port), *options),
         ]
         self._environment = {
@@ -47,11 +47,11 @@ class MlflowServer:
         }
 
     def start(self) -> None:
-        with (self._folder / "server.log").open("a") as log:
+        with (self._directory / "server.log").open("a") as log:
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment,
-                cwd=self._folder,
+                cwd=self._directory,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -62,9 +62,9 @@ class MlflowServer:
         if self._process is None:
             return
         if self._process.poll() is None:
-            others = psutil.Process(self._process.pid).children(recursive=True)
+            children = psutil.Process(self._process.pid).children(recursive=True)
             os.killpg(self._process.pid, signal.SIGKILL)
-            psutil.wait_procs(others, PATIENCE)  # the address is theirs until they are gone
+            psutil.wait_procs(children, PATIENCE)  # they hold the address until they end
         self._process.wait()
 
     @contextmanager
@@ -75,14 +75,14 @@ class MlflowServer:
 
     @contextmanager
     def hung(self) -> Iterator[None]:
-        """It takes connections and answers nothing; later it answers what was asked meanwhile."""
+        """Accept connections without an answer; answer every request afterwards."""
         os.killpg(self._process.pid, signal.SIGSTOP)
         yield
         os.killpg(self._process.pid, signal.SIGCONT)
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Every request is answered by 500."""
+        """Answer every request with 500."""
         self.kill()
         with http.server.ThreadingHTTPServer(("127.0.0.1", self.port), _Failing) as stub:
             thread = threading.Thread(target=stub.serve_forever, args=(0.05,))
@@ -94,7 +94,7 @@ class MlflowServer:
 
     @contextmanager
     def full(self, database: Path) -> Iterator[None]:
-        """None of its files can grow beyond what the database has now."""
+        """Let no file of the server grow beyond the size of the database now."""
         main = psutil.Process(self._process.pid)
         processes = [main, *main.children(recursive=True)]
         size = database.stat().st_size
@@ -129,11 +129,11 @@ def wait_for(url: str) -> None:
 
 
 def start_driver(
-    folder: Path, uri: str, pause: float, timeout: float = 120.0, **environment: str
+    directory: Path, uri: str, pause: float, timeout: float = 120.0, **environment: str
 ) -> subprocess.Popen:
-    """A sweep without training in a process of its own; it prints a line for each trial."""
+    """Start a sweep without training in its own process, which prints a line for each trial."""
     return subprocess.Popen(
-        [sys.executable, str(DRIVER), str(folder), uri, str(pause), str(timeout)],
+        [sys.executable, str(DRIVER), str(directory), uri, str(pause), str(timeout)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -142,19 +142,19 @@ def start_driver(
 
 
 class PostgresServer:
-    """A PostgreSQL server of one's own, which may be stopped and started again.
+    """A PostgreSQL server, which may be stopped and started again.
 
-    It runs as the user `postgres` where this is root, whom PostgreSQL refuses.
+    If this process is root, it runs as the user of PostgreSQL, which refuses root.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._data, port = folder / "postgres", free_port()
+    def __init__(self, directory: Path) -> None:
+        self._data, port = directory / "postgres", free_port()
         self._data.mkdir()
-        self._who = {}
+        self._user = {}
         if os.geteuid() == 0:
-            self._who = {"user": "postgres", "group": "postgres"}
-            shutil.chown(self._data, **self._who)
-            folder.chmod(0o711)
+            self._user = {"user": "postgres", "group": "postgres"}
+            shutil.chown(self._data, **self._user)
+            directory.chmod(0o711)
         self._run("initdb", "-D", str(self._data), "-U", "me", "-A", "trust", "-N")
         self._options = (
             f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._data} -F"
@@ -168,11 +168,11 @@ class PostgresServer:
         self._control("-m", "immediate", "stop")
 
     def kill(self) -> None:
-        """`kill -9` of all of its processes."""
+        """Send SIGKILL to all of its processes."""
         main = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
         processes = [main, *main.children(recursive=True)]
         for process in processes:
-            with suppress(psutil.NoSuchProcess):  # they follow the first one into its end
+            with suppress(psutil.NoSuchProcess):  # they end after the first one
                 process.kill()
         psutil.wait_procs(processes, PATIENCE)
 
@@ -181,19 +181,19 @@ class PostgresServer:
 
     def _run(self, *command: str) -> None:
         quiet = subprocess.DEVNULL
-        subprocess.run(command, check=True, cwd=self._data, stdout=quiet, **self._who)
+        subprocess.run(command, check=True, cwd=self._data, stdout=quiet, **self._user)
 
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """A server that runs; without PostgreSQL on this machine, the test is skipped.
+    """Run a server; skip the test if this machine has no PostgreSQL.
 
-    Its folder is none of pytest's, which each new run of pytest closes to other users again.
+    It does not use a directory of pytest, because each run of pytest closes those to other users.
     """
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
         pytest.skip("no PostgreSQL on this machine")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        server = PostgresServer(Path(folder))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        server = PostgresServer(Path(directory))
         server.start()
         try:
             yield server
@@ -203,6 +203,6 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """URI of such a server."""
+    """Run a server and yield its URI."""
     with postgres_server() as server:
         yield server.uri

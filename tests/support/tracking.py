@@ -15,14 +15,14 @@ tracking: {experiment: nightly}
 """
 
 
-def tiny_spec(folder, *overrides):
-    path = folder / "tiny.yaml"
+def make_tiny_spec(directory, *overrides):
+    path = directory / "tiny.yaml"
     path.write_text(SPACE)
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    return load_spec(path, [f"storage={folder / 'runs'}", f"tracking.uri={uri}", *overrides])
+    uri = f"sqlite:///{directory / 'mlflow.db'}"
+    return load_spec(path, [f"storage={directory / 'runs'}", f"tracking.uri={uri}", *overrides])
 
 
-def running(number, **more):
+def make_running_trial(number, **more):
     params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo", "group_size": 8}
     fields = {
         "params": params,
@@ -35,7 +35,7 @@ def running(number, **more):
     return TrialRecord(number=number, **fields | more)
 
 
-def complete(number, correctness, length, **more):
+def make_complete_trial(number, correctness, length, **more):
     test = {
         "correctness": Estimate(correctness, 0.01),
         "length": Estimate(length, 0.02),
@@ -50,10 +50,10 @@ def complete(number, correctness, length, **more):
         "finished": 2000.0 + number,
         "cost": Cost(2560, 12.5, 11.0),
     }
-    return running(number, **done | more)
+    return make_running_trial(number, **done | more)
 
 
-def measurement(step, **metrics):
+def make_measurement(step, **metrics):
     values = {"train/loss": 1 / step, "train/reward": float(step), **metrics}
     if step % 20 == 0:
         values["validation/correctness"] = step / 100

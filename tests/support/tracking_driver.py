@@ -1,8 +1,8 @@
-"""A sweep without training, for tracking: `python tracking_driver.py FOLDER URI PAUSE TIMEOUT`.
+"""A sweep without training: `python tracking_driver.py DIRECTORY URI PAUSE TIMEOUT`.
 
-Four trials of forty steps go through the sink as tuning would send them. What is finished is kept
-in a file, as the ledger would, so that the same command goes on after a kill. PAUSE seconds pass
-before each step, each started trial prints a line, and what is left at the end has TIMEOUT seconds.
+Four trials of forty steps go through the sink as tuning would send them. Start and end of each are
+kept in a file, as in a ledger, so the same command continues after a kill. PAUSE seconds pass
+before each step, each started trial prints a line, and closing takes at most TIMEOUT seconds.
 """
 
 import json
@@ -19,30 +19,14 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
-from gdpo_tune.spec import load_spec
 from gdpo_tune.tracking import MlflowSink, check_server
+from tests.support.tracking import make_tiny_spec
 
-SPACE = """
-name: tiny
-task: code
-objectives:
-  correctness: {direction: maximize, reference: 0}
-  length: {direction: maximize, reference: 0}
-space: {learning_rate: {log: [1.0e-5, 1.0e-3]}}
-training: {steps: 40, evaluate_every: 20}
-tracking: {experiment: nightly}
-"""
 TRIALS = 4
 STEPS = 40
 
 
-def spec_of(folder, uri):
-    path = folder / "tiny.yaml"
-    path.write_text(SPACE)
-    return load_spec(path, [f"storage={folder / 'runs'}", f"tracking.uri={uri}"])
-
-
-def record(number, started, finished=None):
+def make_record(number, started, finished=None):
     done = {}
     if finished is not None:
         test = {"correctness": number / 10, "length": 1 - number / 10}
@@ -62,36 +46,36 @@ def record(number, started, finished=None):
 
 
 class Times:
-    """When each trial started and ended: the little that a ledger need know here."""
+    """Start and end of each trial, which is all of the ledger that is needed here."""
 
     def __init__(self, path):
         self._path = path
-        self.known = json.loads(path.read_text()) if path.exists() else []
+        self.times = json.loads(path.read_text()) if path.exists() else []
 
-    def records(self):
-        return tuple(record(number, *times) for number, times in enumerate(self.known))
+    def make_records(self):
+        return tuple(make_record(number, *times) for number, times in enumerate(self.times))
 
     def start(self, number):
-        if number == len(self.known):
-            self.known.append([time.time()])
-            self._path.write_text(json.dumps(self.known))
-        return record(number, self.known[number][0])
+        if number == len(self.times):
+            self.times.append([time.time()])
+            self._path.write_text(json.dumps(self.times))
+        return make_record(number, self.times[number][0])
 
     def finish(self, number):
-        self.known[number].append(time.time())
-        self._path.write_text(json.dumps(self.known))
-        return record(number, *self.known[number])
+        self.times[number].append(time.time())
+        self._path.write_text(json.dumps(self.times))
+        return make_record(number, *self.times[number])
 
 
-def main(folder, uri, pause=0.0, timeout=120.0):
-    """Run the sweep, or what is left of it; return the sink's closing words."""
-    spec = spec_of(folder, uri)
-    times = Times(folder / "times.json")
+def main(directory, uri, pause=0.0, timeout=120.0):
+    """Run the rest of the sweep; return the warning of the sink."""
+    spec = make_tiny_spec(directory, f"tracking.uri={uri}")
+    times = Times(directory / "times.json")
     check_server(spec)
     sink = MlflowSink(spec)
-    sink(SweepStarted(times.records(), TRIALS))
+    sink(SweepStarted(times.make_records(), TRIALS))
     for number in range(TRIALS):
-        if len(times.known) > number and len(times.known[number]) == 2:
+        if len(times.times) > number and len(times.times[number]) == 2:
             continue
         sink(TrialStarted(times.start(number)))
         print(f"trial {number}", flush=True)
@@ -102,9 +86,9 @@ def main(folder, uri, pause=0.0, timeout=120.0):
                 metrics["validation/correctness"] = step / 100
             cost = Cost(64 * step, step / 4, step / 5)
             sink(TrialProgress(number, Measurement(step, metrics, cost)))
-        # Its checkpoint is gone by the end, as one beside the front would be.
-        sink(TrialFinished(replace(times.finish(number), checkpoint=folder / "checkpoint")))
-    sink(SweepFinished(times.records(), interrupted=False))
+        # Its checkpoint is deleted by the end, as that of a trial beside the front.
+        sink(TrialFinished(replace(times.finish(number), checkpoint=directory / "checkpoint")))
+    sink(SweepFinished(times.make_records(), interrupted=False))
     (spec.directory / "report.html").write_text("<html><body>a report</body></html>")
     sink.log_pictures()
     return sink.close(timeout)

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support import tracking_driver
-from tests.support.mlflow_checks import check_whole_sweep, runs_of
+from tests.support.mlflow_checks import check_whole_sweep, find_runs
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, postgres, start_driver
 
 pytestmark = [
@@ -31,11 +31,11 @@ def empty_database(tmp_path_factory):
 @pytest.fixture(scope="module")
 def database(tmp_path_factory, empty_database):
     """A SQLite file that a whole sweep was sent to."""
-    folder = tmp_path_factory.mktemp("database")
-    shutil.copy(empty_database, folder / "mlflow.db")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    assert tracking_driver.main(folder, uri) == ""
-    return folder, MlflowClient(uri)
+    directory = tmp_path_factory.mktemp("database")
+    shutil.copy(empty_database, directory / "mlflow.db")
+    uri = f"sqlite:///{directory / 'mlflow.db'}"
+    assert tracking_driver.main(directory, uri) == ""
+    return directory, MlflowClient(uri)
 
 
 @pytest.fixture
@@ -60,18 +60,18 @@ def server(tmp_path):
 
 
 def test_a_sweep_is_all_there(database):
-    folder, client = database
+    directory, client = database
     parent, _ = check_whole_sweep(client)
     artifacts = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
     assert artifacts == {"spec.yaml", "front.csv", "report.html"}
     assert "4 trials complete" in parent.data.tags["mlflow.note.content"]
-    assert (folder / "mlartifacts").is_dir()
+    assert (directory / "mlartifacts").is_dir()
 
 
 def test_the_same_command_again_changes_nothing(database):
-    folder, client = database
-    sweep_before, before = runs_of(client)
-    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    directory, client = database
+    sweep_before, before = find_runs(client)
+    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     sweep_after, after = check_whole_sweep(client)
     assert sweep_after.to_dictionary() == sweep_before.to_dictionary()
     assert {n: run.to_dictionary() for n, run in after.items()} == {
@@ -80,28 +80,28 @@ def test_the_same_command_again_changes_nothing(database):
 
 
 def test_a_run_that_was_deleted_is_written_again(database):
-    folder, client = database
-    client.delete_run(runs_of(client)[1][2].info.run_id)
-    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    directory, client = database
+    client.delete_run(find_runs(client)[1][2].info.run_id)
+    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     check_whole_sweep(client)
 
 
-def test_a_spool_that_was_lost_makes_no_second_runs(database):
-    folder, client = database
-    before = runs_of(client)[0].info.run_id
-    (folder / "runs" / "tiny" / "spool.jsonl").unlink()
-    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+def test_a_lost_spool_makes_no_duplicate_runs(database):
+    directory, client = database
+    before = find_runs(client)[0].info.run_id
+    (directory / "runs" / "tiny" / "spool.jsonl").unlink()
+    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     assert check_whole_sweep(client)[0].info.run_id == before
 
 
 def test_a_message_delivered_twice_is_stored_once(database):
-    folder, client = database
-    (folder / "runs" / "tiny" / "spool.offset").unlink()
-    assert tracking_driver.main(folder, f"sqlite:///{folder / 'mlflow.db'}") == ""
+    directory, client = database
+    (directory / "runs" / "tiny" / "spool.offset").unlink()
+    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     check_whole_sweep(client)
 
 
-def test_a_killed_sweep_goes_on_without_second_runs(tmp_path, store):
+def test_a_killed_sweep_continues_without_duplicate_runs(tmp_path, store):
     driver = start_driver(tmp_path, store, 0.03)
     for line in driver.stdout:
         if line == "trial 2\n":
@@ -137,22 +137,22 @@ def test_a_database_is_there_whole_or_not_at_all(tmp_path, monkeypatch, empty_da
 
 
 def test_the_ui_on_the_file_shows_the_artifacts(database, server):
-    folder, client = database
-    parent = runs_of(client)[0].info.run_id
-    uri = server(f"sqlite:///{folder / 'mlflow.db'}")
+    directory, client = database
+    parent = find_runs(client)[0].info.run_id
+    uri = server(f"sqlite:///{directory / 'mlflow.db'}")
     for name, content in (("report.html", "a report"), ("front.csv", "correctness")):
         page = f"{uri}/get-artifact?path={name}&run_uuid={parent}"
         with urllib.request.urlopen(page, timeout=PATIENCE) as answer:
             assert content in answer.read().decode()
 
 
-def test_a_server_that_is_not_there_costs_a_warning(tmp_path, store, capsys):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        uri = f"http://127.0.0.1:{found.getsockname()[1]}"
+def test_a_server_that_does_not_answer_costs_a_warning(tmp_path, store, capsys):
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{bound.getsockname()[1]}"
         warning = tracking_driver.main(tmp_path, uri, timeout=0.5)
     assert "did not reach" in warning
-    assert "everything is kept" in capsys.readouterr().err
+    assert "every update is kept" in capsys.readouterr().err
 
     assert tracking_driver.main(tmp_path, store) == ""
     check_whole_sweep(MlflowClient(store))
@@ -161,7 +161,7 @@ def test_a_server_that_is_not_there_costs_a_warning(tmp_path, store, capsys):
 USERS = """
 [mlflow]
 default_permission = READ
-database_uri = sqlite:///{folder}/users.db
+database_uri = sqlite:///{directory}/users.db
 admin_username = me
 admin_password = right-password
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
@@ -169,9 +169,11 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, monkeypatch, capsys):
+def test_a_wrong_password_is_reported_and_loses_nothing(
+    tmp_path, store, server, monkeypatch, capsys
+):
     pytest.importorskip("flask_wtf", reason="mlflow[auth] is not installed")
-    (tmp_path / "users.ini").write_text(USERS.format(folder=tmp_path))
+    (tmp_path / "users.ini").write_text(USERS.format(directory=tmp_path))
     users = {
         "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "users.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret",
@@ -180,10 +182,10 @@ def test_a_wrong_password_is_told_and_loses_nothing(tmp_path, store, server, mon
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password")
     warning = tracking_driver.main(tmp_path, uri, timeout=5)
-    said = "does not take the user name and password in MLFLOW_TRACKING_USERNAME"
-    assert said in warning
+    problem = "rejects the user name and password in MLFLOW_TRACKING_USERNAME"
+    assert problem in warning
     assert "are kept in" in warning
-    assert said in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "right-password")
     assert tracking_driver.main(tmp_path, uri) == ""

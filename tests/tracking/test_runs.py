@@ -1,13 +1,13 @@
-"""A sweep's runs are found again, and those that were made twice are there once."""
+"""The runs of a sweep are found again, and duplicates are deleted."""
 
 from types import SimpleNamespace
 
-from gdpo_tune.tracking.mlflow_runs import find_runs
-from gdpo_tune.tracking.run_content import Identity
+import pytest
 
-IDENTITY = Identity("tiny", "hash", "nightly", "id", adopt=False)
+from gdpo_tune.tracking.mlflow_writer import find_experiment, find_runs
+from gdpo_tune.tracking.run_content import SweepIdentity
 
-
+IDENTITY = SweepIdentity("tiny", "hash", "nightly", "id", adopt=False)
 PARENT = "mlflow.parentRunId"
 
 
@@ -16,14 +16,14 @@ class Page(list):
 
 
 class Client:
-    """Stands for MLflow: answers the two questions that are asked for runs."""
+    """A stand-in for MLflow that answers the two searches for runs."""
 
     def __init__(self, *runs):
         self.runs = {run.info.run_id: run for run in runs}
 
     def search_runs(self, experiments, query, max_results, order_by, page_token):
-        wanted = "sweep" if "tags.role" in query else PARENT
-        return Page(run for run in self.runs.values() if wanted in run.data.tags)
+        tag = "sweep" if "tags.role" in query else PARENT
+        return Page(run for run in self.runs.values() if tag in run.data.tags)
 
     def delete_run(self, run_id):
         del self.runs[run_id]
@@ -47,7 +47,7 @@ def test_runs_by_trial():
     assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "a", "1": "b"}
 
 
-def test_of_twins_the_one_with_more_in_it_stays():
+def test_of_duplicates_the_one_with_more_content_stays():
     client = Client(
         parent("p", metrics=["hypervolume"]),
         parent("o"),
@@ -65,11 +65,32 @@ def test_runs_of_another_sweep_stay():
 
 
 def test_runs_that_people_nest_under_the_sweep_stay():
-    mine = [run(name, {PARENT: "p", "mlflow.runName": name}) for name in ("notes", "more notes")]
-    client = Client(parent("p"), child("a", "0"), *mine)
+    notes = [run(name, {PARENT: "p", "mlflow.runName": name}) for name in ("notes", "more notes")]
+    client = Client(parent("p"), child("a", "0"), *notes)
     assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "a"}
     assert set(client.runs) == {"p", "a", "notes", "more notes"}
 
 
 def test_nothing_yet():
     assert find_runs(Client(parent("o", sweep_id="other")), "1", IDENTITY) == {}
+
+
+@pytest.mark.parametrize(
+    ("uri", "location"),
+    [
+        ("sqlite:////data/mlflow.db", "/data/mlartifacts/my_sweep"),
+        ("http://host:5000", None),
+    ],
+)
+def test_artifacts_of_a_database_lie_beside_its_file(uri, location):
+    created = []
+
+    def create_experiment(name, location, tags):
+        created.append((name, location))
+        return "1"
+
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: None, create_experiment=create_experiment
+    )
+    assert find_experiment(client, uri, "my sweep") == "1"
+    assert created == [("my sweep", location)]

@@ -1,4 +1,4 @@
-"""Whether the tracking server answers is known at once and without mlflow."""
+"""A tracking server that does not answer is reported at once, without mlflow."""
 
 import http.server
 import os
@@ -12,25 +12,20 @@ import requests
 
 from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.tracking import check_server
-from gdpo_tune.tracking.server import (
-    absolute_uri,
-    artifact_location,
-    find_problem,
-    set_environment,
-)
-from tests.support.tracking import tiny_spec
+from gdpo_tune.tracking.server import find_problem, make_absolute, set_environment
+from tests.support.tracking import make_tiny_spec
 
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
 
 
 @pytest.fixture
 def server():
-    """An HTTP server that answers `status` and remembers the last request's headers."""
+    """An HTTP server that answers `status` and keeps the headers of the last request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         status = 200
@@ -38,8 +33,8 @@ def server():
 
         def do_GET(self):
             Handler.headers_seen = dict(self.headers)
-            known = self.path.startswith("/api/2.0/mlflow/experiments/search?")
-            self.send_response(Handler.status if known else 404)
+            exists = self.path.startswith("/api/2.0/mlflow/experiments/search?")
+            self.send_response(Handler.status if exists else 404)
             self.end_headers()
 
         def log_message(self, *_):
@@ -57,6 +52,7 @@ def server():
 def test_a_server_that_answers(server):
     assert find_problem(server.uri) == ""
     assert find_problem(server.uri + "/") == ""
+    assert "404" in find_problem(server.uri + "/\N{LATIN SMALL LETTER U WITH DIAERESIS}")
 
 
 def test_a_server_that_refuses(server):
@@ -86,12 +82,12 @@ def test_credentials_in_the_address_are_used_as_the_client_of_mlflow_does(server
     assert "user name and password" in find_problem(server.uri.replace("://", "://me:pass@"))
 
 
-def test_nobody_there(free_port):
+def test_a_server_that_does_not_answer(free_port):
     assert "does not answer" in find_problem(f"http://127.0.0.1:{free_port}")
     assert "does not answer" in find_problem(f"postgresql://me:pw@127.0.0.1:{free_port}/mlflow")
 
 
-def test_an_address_that_is_none():
+def test_a_string_that_is_not_an_address():
     assert "not an address" in find_problem("postgresql://host:port/db")
 
 
@@ -99,25 +95,25 @@ def test_sqlite_files(tmp_path):
     assert find_problem(f"sqlite:///{tmp_path}/new/folder/mlflow.db") == ""
     assert find_problem(f"sqlite:///{tmp_path}") == "it is not a file"
     assert find_problem(f"sqlite:///{tmp_path}/50%.db") == ""
-    assert "choose one without %" in find_problem(f"sqlite:///{tmp_path}/a%20b.db")
+    assert "choose a path without %" in find_problem(f"sqlite:///{tmp_path}/a%20b.db")
 
 
 def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
-    check_server(tiny_spec(tmp_path, f"tracking.uri=http://127.0.0.1:{free_port}"))
+    check_server(make_tiny_spec(tmp_path, f"tracking.uri=http://127.0.0.1:{free_port}"))
     warning = capsys.readouterr().err
     assert warning.startswith("warning: tracking.uri = http://127.0.0.1")
-    assert "everything is kept, and sent once" in warning
+    assert "every update is kept and sent later" in warning
 
 
 def test_a_missing_server_that_is_required_is_an_error(tmp_path, free_port):
     uri = f"tracking.uri=http://127.0.0.1:{free_port}"
     with pytest.raises(TrackingError, match="required is true") as raised:
-        check_server(tiny_spec(tmp_path, uri, "tracking.required=true"))
+        check_server(make_tiny_spec(tmp_path, uri, "tracking.required=true"))
     assert raised.value.exit_status == 2
 
 
 def test_a_server_that_is_there_is_not_mentioned(tmp_path, server, capsys):
-    check_server(tiny_spec(tmp_path, f"tracking.uri={server.uri}", "tracking.required=true"))
+    check_server(make_tiny_spec(tmp_path, f"tracking.uri={server.uri}", "tracking.required=true"))
     assert capsys.readouterr().err == ""
 
 
@@ -131,15 +127,8 @@ def test_the_check_imports_neither_mlflow_nor_numpy():
 
 def test_a_relative_database_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert absolute_uri("sqlite:///mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
-    assert absolute_uri("http://host:5000") == "http://host:5000"
-
-
-def test_artifacts_lie_beside_the_database():
-    assert (
-        artifact_location("sqlite:////data/mlflow.db", "my sweep") == "/data/mlartifacts/my_sweep"
-    )
-    assert artifact_location("http://host:5000", "x") is None
+    assert make_absolute("sqlite:///mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
+    assert make_absolute("http://host:5000") == "http://host:5000"
 
 
 def test_the_users_environment_wins(monkeypatch):
@@ -151,7 +140,5 @@ def test_the_users_environment_wins(monkeypatch):
 
 def test_addresses_that_cannot_be_encoded(tmp_path):
     assert "not an address" in find_problem(f"http://{'x' * 70}.example:9")
-    assert "not an address" in find_problem(
-        "http://127.0.0.1:9/\N{LATIN SMALL LETTER U WITH DIAERESIS}"
-    )
+    assert "not an address" in find_problem(f"postgresql://{'x' * 70}.example:9/db")
     assert "it cannot be opened" in find_problem(f"sqlite:///{'x' * 300}")

@@ -1,4 +1,4 @@
-"""The sink says everything once, whatever was said by processes before it."""
+"""The sink spools everything once, whatever earlier processes spooled."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,48 +13,53 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.steps import append_step
-from gdpo_tune.tracking import MlflowSink, front_watch, mlflow_sink
-from gdpo_tune.tracking.sender import Away
-from tests.support.tracking import complete, measurement, running, tiny_spec
+from gdpo_tune.tracking import MlflowSink, front_projection, mlflow_sink
+from gdpo_tune.tracking.spool import ServerUnavailable
+from tests.support.tracking import (
+    make_complete_trial,
+    make_measurement,
+    make_running_trial,
+    make_tiny_spec,
+)
 
 LONG = 30.0
 
 
 class Store:
-    """Stands for MLflow: keeps messages, and merges them as it would."""
+    """A stand-in for MLflow that keeps messages, and merges them as MLflow would."""
 
     def __init__(self):
         self.messages = []
         self.identities = []
-        self.away = False
+        self.unavailable = False
 
     def writer(self, uri, identity, delivered):
         self.identities.append(identity)
         return self
 
     def deliver(self, messages):
-        if self.away:
-            raise Away("nobody there")
+        if self.unavailable:
+            raise ServerUnavailable("nobody there")
         self.messages += messages
         return []
 
-    def forget(self):
+    def reset(self):
         pass
 
-    def settle(self):
+    def delete_duplicates(self):
         pass
 
-    def link(self):
+    def get_front_link(self):
         return "#/experiments/1"
 
-    def of(self, run, field):
+    def contents(self, run, field):
         return [m[field] for m in self.messages if m["run"] == run and field in m]
 
     def tags(self, run):
-        return {k: v for tags in self.of(run, "tags") for k, v in tags.items()}
+        return {k: v for tags in self.contents(run, "tags") for k, v in tags.items()}
 
     def points(self, run, name):
-        metrics = [point for metrics in self.of(run, "metrics") for point in metrics]
+        metrics = [point for metrics in self.contents(run, "metrics") for point in metrics]
         return [(step, value) for key, value, _, step in metrics if key == name]
 
     def artifacts(self):
@@ -62,7 +67,7 @@ class Store:
 
 
 class Immediate:
-    """An executor whose work is done at once."""
+    """An executor that works at once."""
 
     def __init__(self, *_):
         pass
@@ -85,7 +90,7 @@ def store(monkeypatch):
 
 @pytest.fixture
 def spec(tmp_path):
-    return tiny_spec(tmp_path)
+    return make_tiny_spec(tmp_path)
 
 
 def play(spec, *events):
@@ -97,61 +102,61 @@ def play(spec, *events):
 
 
 def steps(number, first, last):
-    return [TrialProgress(number, measurement(step)) for step in range(first, last + 1)]
+    return [TrialProgress(number, make_measurement(step)) for step in range(first, last + 1)]
 
 
-def test_what_a_trial_held_back_is_told_in_one_message(spec, store):
-    earlier = [measurement(step) for step in (1, 2, 3)]
+def test_measurements_that_a_trial_held_back_are_one_message(spec, store):
+    earlier = [make_measurement(step) for step in (1, 2, 3)]
     play(
         spec,
         SweepStarted((), 1),
-        TrialStarted(running(0)),
-        TrialProgress(0, measurement(4), earlier),
-        SweepFinished((running(0),), interrupted=True),
+        TrialStarted(make_running_trial(0)),
+        TrialProgress(0, make_measurement(4), earlier),
+        SweepFinished((make_running_trial(0),), interrupted=True),
     )
     curves = [m["metrics"] for m in store.messages if m["run"] == "0" and "metrics" in m]
     losses = [[step for name, _, _, step in c if name == "train/loss"] for c in curves]
     assert losses == [[1, 2, 3, 4]]
     times = [when for name, _, when, _ in curves[0] if name == "train/loss"]
     assert times == sorted(times)
-    spent = measurement(4).cost.seconds - measurement(1).cost.seconds
+    spent = make_measurement(4).cost.seconds - make_measurement(1).cost.seconds
     assert times[3] - times[0] == int(1000 * spent)
 
 
-def test_a_trial_that_was_told_to_have_ended_is_not_read_again(spec, store, monkeypatch):
-    first = replace(complete(0, 0.9, 0.1), directory=spec.directory / "0")
-    second = replace(complete(1, 0.4, 0.05), directory=spec.directory / "1")
+def test_the_file_of_a_trial_that_is_spooled_as_ended_is_not_read_again(spec, store, monkeypatch):
+    first = replace(make_complete_trial(0, 0.9, 0.1), directory=spec.directory / "0")
+    second = replace(make_complete_trial(1, 0.4, 0.05), directory=spec.directory / "1")
     read = []
-    monkeypatch.setattr(mlflow_sink, "read_steps", lambda folder: read.append(folder) or [])
-    play(spec, SweepStarted((), 2), TrialStarted(running(0)), TrialFinished(first))
+    monkeypatch.setattr(mlflow_sink, "read_steps", lambda directory: read.append(directory) or [])
+    play(spec, SweepStarted((), 2), TrialStarted(make_running_trial(0)), TrialFinished(first))
     assert read == []
     play(spec, SweepStarted((first, second), 2))
     assert read == [second.directory]
 
 
 def test_a_sweep_from_start_to_end(spec, store):
-    first, second = complete(0, 0.9, 0.1), complete(1, 0.4, 0.05)
-    failed = running(2, state="failed", reason="loss is nan", finished=3000.0)
+    first, second = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.4, 0.05)
+    failed = make_running_trial(2, state="failed", reason="loss is nan", finished=3000.0)
     warning = play(
         spec,
         SweepStarted((), 3),
-        TrialStarted(running(0)),
+        TrialStarted(make_running_trial(0)),
         *steps(0, 1, 40),
         TrialFinished(first),
-        TrialStarted(running(1)),
+        TrialStarted(make_running_trial(1)),
         TrialFinished(second),
-        TrialStarted(running(2)),
+        TrialStarted(make_running_trial(2)),
         TrialFinished(failed),
         SweepFinished((first, second, failed), interrupted=False),
     )
     assert warning == ""
-    assert store.of("sweep", "status") == ["RUNNING", "FINISHED"]
+    assert store.contents("sweep", "status") == ["RUNNING", "FINISHED"]
     assert store.tags("sweep")["identity"] == spec.identity()
     assert store.tags("sweep")["role"] == "sweep"
-    assert store.of("0", "status") == ["RUNNING", "FINISHED"]
-    assert store.of("2", "status") == ["RUNNING", "FAILED"]
+    assert store.contents("0", "status") == ["RUNNING", "FINISHED"]
+    assert store.contents("2", "status") == ["RUNNING", "FAILED"]
     assert store.tags("2")["reason"] == "loss is nan"
-    assert store.of("0", "name") == ["trial-000"]
+    assert store.contents("0", "name") == ["trial-000"]
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
     assert store.points("0", "validation/correctness") == [(20, 0.2), (40, 0.4)]
     assert store.points("0", "objective/correctness") == [(0, 0.9)]
@@ -163,41 +168,45 @@ def test_a_sweep_from_start_to_end(spec, store):
     assert names == {"spec.yaml", "front.csv", "policy/README.md"}
     assert store.tags("0")["mlflow.runColor"] == "#0072b2"
     assert store.tags("1")["mlflow.runColor"] != "#0072b2"
-    assert [entry["context"] for entry in store.of("0", "inputs")[0]] == [
+    assert [entry["context"] for entry in store.contents("0", "inputs")[0]] == [
         "training",
         "validation",
         "testing",
     ]
-    assert store.of("sweep", "models")[0]["versions"][0]["trial"] == "0"
+    assert store.contents("sweep", "models")[0]["versions"][0]["trial"] == "0"
 
 
-def test_only_changes_of_the_front_are_said(spec, store, monkeypatch):
-    monkeypatch.setattr(front_watch, "SECONDS", 0.0)
-    monkeypatch.setattr(front_watch, "SHARE", float("inf"))
-    monkeypatch.setattr(front_watch, "ThreadPoolExecutor", Immediate)
-    records = [complete(0, 0.5, 0.5), complete(1, 0.6, 0.4), complete(2, 0.7, 0.7)]
+def test_only_changes_of_the_front_are_spooled(spec, store, monkeypatch):
+    monkeypatch.setattr(front_projection, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(front_projection, "TIME_SHARE", float("inf"))
+    monkeypatch.setattr(front_projection, "ThreadPoolExecutor", Immediate)
+    records = [
+        make_complete_trial(0, 0.5, 0.5),
+        make_complete_trial(1, 0.6, 0.4),
+        make_complete_trial(2, 0.7, 0.7),
+    ]
     finished = [TrialFinished(record) for record in records]
     play(spec, SweepStarted((), 3), *finished, SweepFinished(tuple(records), interrupted=False))
-    assert [t["pareto"] for t in store.of("0", "tags") if "pareto" in t] == ["true", "false"]
+    assert [t["pareto"] for t in store.contents("0", "tags") if "pareto" in t] == ["true", "false"]
     assert [value for _, value in store.points("0", "pareto/rank")] == [0.0, 1.0]
     assert [value for _, value in store.points("2", "pareto/rank")] == [0.0]
     assert [value for _, value in store.points("sweep", "pareto/size")] == [1.0, 2.0, 1.0]
 
 
-def test_a_checkpoint_that_was_deleted_is_taken_back(spec, store, tmp_path):
-    record = complete(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
+def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, store, tmp_path):
+    record = make_complete_trial(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
     pruned = replace(record, checkpoint=None)
     play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((pruned,), False))
-    assert [t["checkpoint"] for t in store.of("0", "tags") if "checkpoint" in t] == [
+    assert [t["checkpoint"] for t in store.contents("0", "tags") if "checkpoint" in t] == [
         str(tmp_path / "checkpoint-40"),
         "",
     ]
 
 
-def test_a_finished_sweep_says_nothing_new(spec, store):
-    record = complete(0, 0.9, 0.1)
+def test_a_finished_sweep_spools_nothing_new(spec, store):
+    record = make_complete_trial(0, 0.9, 0.1)
     end = SweepFinished((record,), interrupted=False)
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
     before = len(store.messages)
     play(spec, SweepStarted((record,), 1), end)
     assert store.messages[before:] == []
@@ -205,76 +214,90 @@ def test_a_finished_sweep_says_nothing_new(spec, store):
 
 
 def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, store):
-    record = complete(0, 0.9, 0.1)
+    record = make_complete_trial(0, 0.9, 0.1)
     end = SweepFinished((record,), interrupted=False)
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), TrialFinished(record), end)
-    more = complete(1, 0.5, 0.5)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
+    more = make_complete_trial(1, 0.5, 0.5)
     end = SweepFinished((record, more), interrupted=False)
-    play(spec, SweepStarted((record,), 2), TrialStarted(running(1)), TrialFinished(more), end)
-    assert store.of("sweep", "status") == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
+    play(
+        spec,
+        SweepStarted((record,), 2),
+        TrialStarted(make_running_trial(1)),
+        TrialFinished(more),
+        end,
+    )
+    assert store.contents("sweep", "status") == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
 
 
-def test_a_sweep_that_breaks_before_its_first_trial_has_failed(spec, store):
+def test_a_sweep_that_crashes_before_its_first_trial_has_failed(spec, store):
     play(spec, SweepStarted((), 1))
-    assert store.of("sweep", "status") == ["FAILED"]
+    assert store.contents("sweep", "status") == ["FAILED"]
 
 
-def test_what_a_crash_kept_from_the_spool_is_said_at_the_next_start(spec, store):
-    play(spec, SweepStarted((), 2), TrialStarted(running(0)))
-    records = (complete(0, 0.9, 0.1), complete(1, 0.1, 0.9))  # the ledger knows more
+def test_records_that_a_crash_kept_from_the_spool_are_added_at_the_next_start(spec, store):
+    play(spec, SweepStarted((), 2), TrialStarted(make_running_trial(0)))
+    records = (
+        make_complete_trial(0, 0.9, 0.1),
+        make_complete_trial(1, 0.1, 0.9),
+    )  # the ledger knows more
     play(spec, SweepStarted(records, 2))
-    assert store.of("0", "status")[-1] == "FINISHED"
+    assert store.contents("0", "status")[-1] == "FINISHED"
     assert store.points("1", "objective/length") == [(0, 0.9)]
 
 
-def test_step_metrics_are_said_once_over_an_interruption(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), *steps(0, 1, 30))
-    again = [TrialStarted(running(0)), *steps(0, 21, 40)]
-    play(spec, SweepStarted((running(0),), 1), *again)
+def test_step_metrics_are_spooled_once_over_an_interruption(spec, store):
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), *steps(0, 1, 30))
+    again = [TrialStarted(make_running_trial(0)), *steps(0, 21, 40)]
+    play(spec, SweepStarted((make_running_trial(0),), 1), *again)
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
 
 
-def test_step_metrics_that_were_written_but_not_passed_on_are_read(spec, store):
-    folder = spec.directory / "trials" / "0"
+def test_step_metrics_that_were_written_but_not_reported_are_read(spec, store):
+    directory = spec.directory / "trials" / "0"
     for step in range(1, 13):
-        append_step(folder, measurement(step))
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), *steps(0, 1, 10))
-    play(spec, SweepStarted((running(0, directory=folder),), 1))
+        append_step(directory, make_measurement(step))
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), *steps(0, 1, 10))
+    play(spec, SweepStarted((make_running_trial(0, directory=directory),), 1))
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 13))
 
 
-def test_an_interruption_stops_what_runs(spec, store):
-    end = SweepFinished((running(0),), interrupted=True)
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)), end)
-    assert store.of("0", "status") == ["RUNNING", "KILLED"]
-    assert store.of("sweep", "status") == ["RUNNING", "KILLED"]
-    play(spec, SweepStarted((running(0),), 1), TrialStarted(running(0)))
-    assert store.of("0", "status")[2] == "RUNNING"
+def test_an_interruption_ends_running_trials(spec, store):
+    end = SweepFinished((make_running_trial(0),), interrupted=True)
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), end)
+    assert store.contents("0", "status") == ["RUNNING", "KILLED"]
+    assert store.contents("sweep", "status") == ["RUNNING", "KILLED"]
+    play(spec, SweepStarted((make_running_trial(0),), 1), TrialStarted(make_running_trial(0)))
+    assert store.contents("0", "status")[2] == "RUNNING"
 
 
-def test_a_sweep_that_breaks_has_failed(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)))
-    assert store.of("sweep", "status") == ["RUNNING", "FAILED"]
-    assert store.of("0", "status") == ["RUNNING", "KILLED"]
+def test_a_sweep_that_crashes_has_failed(spec, store):
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)))
+    assert store.contents("sweep", "status") == ["RUNNING", "FAILED"]
+    assert store.contents("0", "status") == ["RUNNING", "KILLED"]
 
 
 def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(running(0)))
+    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)))
     play(spec, SweepStarted((), 1))
     first, second = store.identities
     assert first.sweep_id != second.sweep_id
     assert not second.adopt
 
 
-def test_a_lost_spool_takes_up_the_earlier_runs(spec, store):
-    play(spec, SweepStarted((complete(0, 0.5, 0.5),), 1))
+def test_a_sweep_whose_spool_is_lost_adopts_the_earlier_runs(spec, store):
+    play(spec, SweepStarted((make_complete_trial(0, 0.5, 0.5),), 1))
     assert store.identities[0].adopt
 
 
-def test_a_number_that_is_given_again_replaces_its_run(spec, store):
-    play(spec, SweepStarted((), 2), TrialStarted(running(0)), TrialStarted(running(1)))
-    other = running(1, params={"learning_rate": 7.0})
-    play(spec, SweepStarted((running(0),), 2), TrialStarted(other))
+def test_a_number_that_is_used_again_replaces_its_run(spec, store):
+    play(
+        spec,
+        SweepStarted((), 2),
+        TrialStarted(make_running_trial(0)),
+        TrialStarted(make_running_trial(1)),
+    )
+    other = make_running_trial(1, params={"learning_rate": 7.0})
+    play(spec, SweepStarted((make_running_trial(0),), 2), TrialStarted(other))
     renewed = [m for m in store.messages if m.get("renew")]
     assert [(m["run"], m["params"]["learning_rate"]) for m in renewed] == [("1", "7.0")]
     assert renewed[0]["name"] == "trial-001"
@@ -300,53 +323,53 @@ def test_pictures_are_sent_again_only_if_they_changed(spec, store):
     assert [artifact["file"] for artifact in files] == [str(spec.directory / "front.png")] * 2
 
 
-def test_a_password_in_the_uri_stays_here(tmp_path, store):
+def test_a_password_in_the_uri_is_not_spooled(tmp_path, store):
     uri = "postgresql://me:secret@127.0.0.1:1/db"
-    play(tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
+    play(make_tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
     assert "secret" not in str(store.messages)
 
 
-def test_what_is_left_is_told_and_sent_by_the_next_process(spec, store):
-    store.away = True
+def test_messages_that_are_left_are_reported_and_sent_by_the_next_process(spec, store):
+    store.unavailable = True
     sink = MlflowSink(spec)
     sink(SweepStarted((), 1))
-    sink(TrialStarted(running(0)))
+    sink(TrialStarted(make_running_trial(0)))
     warning = sink.close(0.01)
     assert "updates did not reach sqlite" in warning
     assert "sent the next time the same command runs" in warning
     assert store.messages == []
 
-    store.away = False
-    assert play(spec, SweepStarted((running(0),), 1)) == ""
-    assert store.of("0", "name") == ["trial-000"]
+    store.unavailable = False
+    assert play(spec, SweepStarted((make_running_trial(0),), 1)) == ""
+    assert store.contents("0", "name") == ["trial-000"]
 
 
 def test_the_warning_is_printed_at_the_end(spec, store, capsys, monkeypatch):
     monkeypatch.setattr(mlflow_sink, "CLOSING_SECONDS", 0.01)
-    store.away = True
+    store.unavailable = True
     with MlflowSink(spec) as sink:
         sink(SweepStarted((), 1))
     assert capsys.readouterr().err.startswith("warning: ")
 
 
-def test_the_registry_is_told_of_a_final_front_alone(spec, store):
-    record = complete(0, 0.9, 0.1)
+def test_only_a_final_front_is_registered(spec, store):
+    record = make_complete_trial(0, 0.9, 0.1)
     play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((record,), True))
-    assert store.of("sweep", "models") == []
+    assert store.contents("sweep", "models") == []
     play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))
     play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))
-    assert len(store.of("sweep", "models")) == 1
+    assert len(store.contents("sweep", "models")) == 1
 
 
-def test_views_are_told_once(spec, store):
+def test_views_are_spooled_once(spec, store):
     play(spec, SweepStarted((), 1))
     play(spec, SweepStarted((), 1))
-    (tags,) = store.of("sweep", "experiment")
+    (tags,) = store.contents("sweep", "experiment")
     assert len(tags) == 4
     assert "mlflow.note.content" in tags
 
 
-def test_how_far_mlflow_is(spec, store):
+def test_state_and_link(spec, store):
     sink = MlflowSink(spec)
     assert sink.state() is None
     assert sink.link() == ""

@@ -1,4 +1,4 @@
-"""MLflow from a sweep's folder alone: sent late, or again where the database is gone."""
+"""MLflow from a sweep's directory alone: sent late, or again if the database is gone."""
 
 import shutil
 
@@ -7,12 +7,13 @@ from mlflow import MlflowClient
 
 from gdpo_tune import report
 from gdpo_tune.core.errors import LedgerHeldError
+from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tracking import sync
+from gdpo_tune.tracking import MlflowSink, sync
 from gdpo_tune.tracking.mlflow_writer import create_database
-from tests.support.tracking import measurement, tiny_spec
+from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,69 +30,69 @@ def empty_database(tmp_path_factory):
 
 @pytest.fixture
 def spec(tmp_path):
-    """A sweep of two trials that ended while nobody tracked it."""
-    spec = tiny_spec(tmp_path)
+    """A sweep of two trials that ended without tracking."""
+    spec = make_tiny_spec(tmp_path)
     with Ledger.open(spec) as ledger:
         session = ledger.begin_session(1000.0, 1, {})
         for number in range(2):
             params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo"}
             ledger.start(params, "search", "model", seed=number)
             for step in range(1, 41):
-                append_step(ledger.trial_directory(number), measurement(step))
-            found = {
+                append_step(ledger.trial_directory(number), make_measurement(step))
+            estimates = {
                 "correctness": Estimate(0.5 + number / 10, 0.01),
                 "length": Estimate(0.5 - number / 10, 0.01),
             }
-            ledger.complete(number, Outcome(found, found, Cost(2560, 9.0, 8.0), None))
+            ledger.complete(number, Outcome(estimates, estimates, Cost(2560, 9.0, 8.0), None))
         ledger.end_session(session, "all trials are done")
     return spec
 
 
-def content(database):
-    """All that a person sees of each run, by name, without ids."""
+def read_content(database):
+    """Return all that a person sees of each run, by name, without ids."""
     client = MlflowClient(f"sqlite:///{database}")
     experiment = client.get_experiment_by_name("nightly")
-    told = {}
+    content = {}
     for run in client.search_runs([experiment.experiment_id]):
-        ours = {k: v for k, v in run.data.tags.items() if not k.startswith("mlflow.")}
+        tags = {k: v for k, v in run.data.tags.items() if not k.startswith("mlflow.")}
         curves = {
             name: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)]
             for name in run.data.metrics
         }
-        ours.pop("pareto_view", "")
-        ours.pop("sweep_id", "")
-        told[run.info.run_name] = (run.info.status, ours, run.data.params, curves)
+        tags.pop("pareto_view", "")
+        tags.pop("sweep_id", "")
+        content[run.info.run_name] = (run.info.status, tags, run.data.params, curves)
     versions = client.search_model_versions("name = 'tiny'")
-    return told, sorted(version.tags["trial"] for version in versions)
+    return content, sorted(version.tags["trial"] for version in versions)
 
 
-def test_everything_is_sent_late_and_again_where_the_database_is_gone(
+def test_everything_is_sent_late_and_again_if_the_database_is_gone(
     tmp_path, spec, empty_database, capsys
 ):
     database = tmp_path / "mlflow.db"
     shutil.copy(empty_database, database)
     assert sync.sync(spec) == 0
     assert "MLflow: up to date" in capsys.readouterr().out
-    first = content(database)
-    told, versions = first
-    assert set(told) == {"tiny", "trial-000", "trial-001"}
-    assert told["tiny"][0] == "FINISHED"
+    first = read_content(database)
+    runs, versions = first
+    assert set(runs) == {"tiny", "trial-000", "trial-001"}
+    assert runs["tiny"][0] == "FINISHED"
     assert versions == ["0", "1"]
-    assert [step for step, _ in told["trial-001"][3]["train/loss"]] == list(range(1, 41))
-    assert [step for step, _ in told["tiny"][3]["hypervolume"]] == [0, 1]
+    assert [step for step, _ in runs["trial-001"][3]["train/loss"]] == list(range(1, 41))
+    assert [step for step, _ in runs["tiny"][3]["hypervolume"]] == [0, 1]
 
     assert sync.sync(spec) == 0
-    assert content(database) == first
+    assert read_content(database) == first
 
     shutil.copy(empty_database, database)
     assert sync.sync(spec) == 0
-    assert content(database) == first
+    assert read_content(database) == first
 
     shutil.copy(empty_database, database)
     for left in spec.directory.glob("spool*"):
         left.unlink()
     assert sync.sync(spec) == 0
-    assert content(database) == first
+    assert read_content(database) == first
 
 
 def test_a_sweep_that_runs_sends_by_itself(spec):
@@ -100,8 +101,30 @@ def test_a_sweep_that_runs_sends_by_itself(spec):
 
 
 @pytest.mark.slow  # MLflow's own retries take two minutes
-def test_what_is_left_is_told_and_the_status_says_so(tmp_path, spec, monkeypatch, capsys):
+def test_updates_that_are_left_are_reported_and_change_the_status(
+    tmp_path, spec, monkeypatch, capsys
+):
     monkeypatch.setattr(sync, "PATIENCE", 0.5)
     (tmp_path / "mlflow.db").mkdir()  # nothing can be written there
     assert report.main([str(spec.directory), "--sync"]) == 1
     assert "updates did not reach" in capsys.readouterr().err
+
+
+def test_only_sent_updates_are_called_up_to_date(spec, monkeypatch, capsys):
+    monkeypatch.setattr(sync, "PRINT_SECONDS", -1.0)
+    monkeypatch.setattr(sync, "POLL_SECONDS", 0.0)
+    states = iter(
+        [
+            TrackingState("up to date", 1_200, ""),
+            TrackingState("catching up", 800, ""),
+            TrackingState("away", 800, "nobody there"),
+            TrackingState("up to date", 0, ""),
+        ]
+    )
+    monkeypatch.setattr(MlflowSink, "state", lambda _: next(states))
+    sync.wait_until_sent(MlflowSink(spec))
+    assert capsys.readouterr().out.splitlines() == [
+        "MLflow: 1,200 updates left",
+        "MLflow: 800 updates left",
+        "MLflow: 800 updates are kept and will be sent: nobody there",
+    ]

@@ -1,11 +1,11 @@
-"""Preset views of MLflow: what they hold, and that they fit."""
+"""Preset views of MLflow: their content, and that they fit into a tag."""
 
 import json
 
 import pytest
 
 from gdpo_tune.tracking import views
-from tests.support.tracking import tiny_spec
+from tests.support.tracking import make_tiny_spec
 
 LONGEST_TAG = 20_000
 """Characters that MLflow takes."""
@@ -14,15 +14,18 @@ LONGEST_TAG = 20_000
 GOALS = ("correctness", "format", "length", "pass@2", "bugs", "mean_length", "cpu_seconds")
 
 
-def judged_by(spec, goals):
+def with_objectives(spec, goals):
     objective = spec.objectives["correctness"]
     return spec.model_copy(update={"objectives": dict.fromkeys(goals, objective)})
 
 
 def views_of(spec):
-    tags = views.experiment_tags(spec, 1000)
-    opened = {name.rpartition("-")[2]: json.loads(text) for name, text in tags.items()}
-    return {view: json.loads(about["state"]) for view, about in opened.items()}
+    tags = views.build_experiment_tags(spec, 1000)
+    entries = {name: text for name, text in tags.items() if "sharedViewState" in name}
+    return {
+        name.rpartition("-")[2]: json.loads(json.loads(text)["state"])
+        for name, text in entries.items()
+    }
 
 
 def charts(state, kind):
@@ -30,24 +33,24 @@ def charts(state, kind):
 
 
 def test_a_scatter_for_each_pair_of_objectives(tmp_path):
-    state = views_of(tiny_spec(tmp_path))["trials"]
+    state = views_of(make_tiny_spec(tmp_path))["trials"]
     (scatter,) = charts(state, "SCATTER")
     assert scatter["xaxis"]["key"] == "objective/length"
     assert scatter["yaxis"]["key"] == "objective/correctness"
 
 
 def test_runs_are_the_sweeps_and_the_front_comes_first(tmp_path):
-    opened = views_of(tiny_spec(tmp_path))
+    states = views_of(make_tiny_spec(tmp_path))
     for view in ("trials", "front"):
-        assert views.PARENT in opened[view]["searchFilter"]
-        assert opened[view]["orderByKey"] == "metrics.`pareto/rank`"
-        assert opened[view]["orderByAsc"] is True
-    assert "pareto" not in opened["trials"]["searchFilter"]
-    assert "tags.pareto = 'true'" in opened["front"]["searchFilter"]
+        assert views.PARENT in states[view]["searchFilter"]
+        assert states[view]["orderByKey"] == "metrics.`pareto/rank`"
+        assert states[view]["orderByAsc"] is True
+    assert "pareto" not in states["trials"]["searchFilter"]
+    assert "tags.pareto = 'true'" in states["front"]["searchFilter"]
 
 
 def test_parameters_and_learning_curves(tmp_path):
-    front = views_of(tiny_spec(tmp_path))["front"]
+    front = views_of(make_tiny_spec(tmp_path))["front"]
     (parallel,) = charts(front, "PARALLEL")
     assert parallel["selectedParams"] == ["learning_rate"]
     assert parallel["selectedMetrics"] == ["objective/correctness", "objective/length"]
@@ -57,14 +60,14 @@ def test_parameters_and_learning_curves(tmp_path):
 
 
 def test_names_are_those_that_metrics_have_in_mlflow(tmp_path):
-    front = views_of(judged_by(tiny_spec(tmp_path), ("pass@4", "length")))["front"]
+    front = views_of(with_objectives(make_tiny_spec(tmp_path), ("pass@4", "length")))["front"]
     (scatter,) = charts(front, "SCATTER")
     assert scatter["yaxis"]["key"] == "objective/pass_4"
     assert "validation/pass_4" in [chart["metricKey"] for chart in charts(front, "LINE")]
 
 
 def test_every_chart_lies_in_a_section_that_is_open(tmp_path):
-    for state in views_of(tiny_spec(tmp_path)).values():
+    for state in views_of(make_tiny_spec(tmp_path)).values():
         shown = {s["uuid"] for s in state["compareRunSections"] if s["display"]}
         assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == shown
         uuids = [chart["uuid"] for chart in state["compareRunCharts"]]
@@ -81,27 +84,28 @@ def test_many_objectives_and_parameters_fit(tmp_path, goals):
         "beta": {"range": [0.0, 0.1]},
         "reward_weights": {name: {"log": [0.1, 2]} for name in ("correctness", "format", "length")},
     }
-    spec = judged_by(tiny_spec(tmp_path, f"space={json.dumps(space)}"), GOALS[:goals])
-    for text in views.experiment_tags(spec, 1000).values():
-        longest = views.resolved(text, server="", experiment="9" * 18, parent="f" * 32)
+    spec = with_objectives(make_tiny_spec(tmp_path, f"space={json.dumps(space)}"), GOALS[:goals])
+    for text in views.build_experiment_tags(spec, 1000).values():
+        longest = views.fill_placeholders(text, "", "9" * 18, "f" * 32)
         assert len(longest) <= LONGEST_TAG
 
 
 def test_a_link_opens_a_view_of_this_sweep():
-    address = views.server_address("http://me:secret@host:5000/mlflow/")
-    link = views.resolved(views.link("front"), server=address, experiment="3", parent="abc")
+    uri = "http://me:secret@host:5000/mlflow/"
+    link = views.fill_placeholders(views.build_link("front"), uri, "3", "abc")
     assert link == (
         "http://host:5000/mlflow/#/experiments/3/runs?workflowType=machine_learning"
         "&viewStateShareKey=abc-front&compareRunsMode=CHART"
     )
-    assert views.server_address("sqlite:///mlflow.db") == ""
+    link = views.fill_placeholders(views.build_link("front"), "sqlite:///mlflow.db", "3", "abc")
+    assert link.startswith("#/experiments/3/")
 
 
-def test_the_note_of_an_experiment_keeps_what_others_wrote():
+def test_the_note_of_an_experiment_keeps_other_lines():
     others = "Ours: see the wiki.\n\n- **b**: (x-b-trials)"
-    note = views.noted(others, "- **a**: (x-a-trials)", "x-a-")
+    note = views.merge_note(others, "- **a**: (x-a-trials)", "x-a-")
     assert note == "Ours: see the wiki.\n\n- **b**: (x-b-trials)\n- **a**: (x-a-trials)"
-    assert views.noted(note, "- **a**: new (x-a-trials)", "x-a-") == (
+    assert views.merge_note(note, "- **a**: new (x-a-trials)", "x-a-") == (
         "Ours: see the wiki.\n\n- **b**: (x-b-trials)\n- **a**: new (x-a-trials)"
     )
-    assert views.noted("", "- **a**", "x-a-") == "- **a**"
+    assert views.merge_note("", "- **a**", "x-a-") == "- **a**"

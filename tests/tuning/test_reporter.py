@@ -10,7 +10,7 @@ import pytest
 
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
-from gdpo_tune.tracking.curves import curve_values
+from gdpo_tune.tracking.run_content import select_curve_values
 from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.ray.reporter import HALT, Reporter, pace_of
 from tests.support.tuning import measured, sent_to_ray, trial_in
@@ -37,7 +37,7 @@ def test_a_fast_trial_ends_with_at_least_twenty_points_a_curve_and_at_most_sixty
     report = Reporter(replace(config, training=training), config.directory / "stop")
     for step in range(1, steps + 1):
         report(Measurement(step, {"train/loss": 1.0}, Cost()), None)
-    curve = [m.step for m in sent if curve_values(m, training)]
+    curve = [m.step for m in sent if select_curve_values(m, training)]
     assert min(steps, 20) <= len(curve) <= 60
     assert curve[-1] == steps
     assert len(sent) <= len(curve) + 1  # the first is sent at once

@@ -1,0 +1,69 @@
+"""The console script `gdpo-tune`: its commands, its errors and its completion."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import cli
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_shtab_gdpo_tune
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    program = "from gdpo_tune import cli; cli.main()"
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_the_commands():
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_takes_the_words_behind_its_name(name: str):
+    done = run(name, "--help")
+    module = [sys.executable, "-m", f"gdpo_tune.{name}", "--help"]
+    assert done.returncode == 0
+    assert done.stdout == subprocess.run(module, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name a command: sweep, train, report, export, schedule"),
+        (("swep",), "invalid choice: 'swep'"),
+        (("--print-completion", "fish"), "invalid choice: 'fish'"),
+        (("sweep", "nowhere.yaml"), "nowhere.yaml"),
+    ],
+)
+def test_a_wrong_request_ends_with_status_2(words: tuple[str, ...], message: str):
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        (("gdpo-tune", "sch"), ["schedule"]),
+        (("gdpo-tune", "sweep", "--dry"), ["--dry-run"]),
+        (("gdpo-tune", "sweep", "search_spaces/tools.y"), ["search_spaces/tools.yaml"]),
+        (("gdpo-tune", "schedule", "sweeps", "st"), ["status", "stop"]),
+    ],
+)
+def test_bash_completes(tmp_path: Path, words: tuple[str, ...], completions: list[str]):
+    script = tmp_path / "completion.bash"
+    script.write_text(run("--print-completion", "bash").stdout)
+    command = ["bash", "-c", COMPLETE, "bash", str(script), *words]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completions

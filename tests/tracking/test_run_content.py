@@ -1,0 +1,151 @@
+"""The content of the run of a trial, and that it is spooled once."""
+
+import math
+
+import pytest
+
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Objective
+from gdpo_tune.tracking.run_content import (
+    build_trial_message,
+    build_trial_tags,
+    build_trial_values,
+    clean_name,
+    select_curve_values,
+)
+from gdpo_tune.tracking.spool import SpooledRun
+from tests.support.tracking import make_complete_trial, make_measurement, make_running_trial
+
+OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "maximize", 0.0))
+
+
+def test_objectives_come_with_errors_and_beside_validation():
+    values = build_trial_values(make_complete_trial(3, 0.5, 0.25), OBJECTIVES)
+    assert values == {
+        "objective/correctness": 0.5,
+        "objective/correctness_se": 0.01,
+        "objective/length": 0.25,
+        "objective/length_se": 0.02,
+        "objective/correctness_validation": 0.4,
+        "objective/correctness_validation_se": 0.01,
+        "objective/length_validation": 0.15,
+        "objective/length_validation_se": 0.02,
+        "test/mean_length": 20.0,
+        "test/mean_length_se": 0.5,
+        "cost/completions": 2560.0,
+        "cost/seconds": 12.5,
+        "cost/cpu_seconds": 11.0,
+    }
+
+
+def test_values_that_are_not_finite_are_left_out():
+    test = {"correctness": Estimate(math.inf, math.nan), "length": Estimate(0.5, 0.1)}
+    values = build_trial_values(make_complete_trial(0, 0, 0, test=test, validation={}), OBJECTIVES)
+    assert {k for k in values if k.startswith("objective/")} == {
+        "objective/length",
+        "objective/length_se",
+    }
+
+
+def test_tags_of_a_replicate():
+    record = make_running_trial(7, role="replicate", proposer="replicate", replicate_of=2)
+    tags = build_trial_tags(record, "tiny")
+    assert tags["sweep"] == "tiny"
+    assert tags["trial"] == "7"
+    assert tags["role"] == "replicate"
+    assert tags["replicate_of"] == "2"
+    assert tags["normalization"] == "gdpo"
+    assert tags["reason"] == ""
+
+
+def test_the_tier_of_the_sandbox_is_a_tag():
+    record = make_running_trial(7, environment={"sandbox": "unsafe"})
+    assert build_trial_tags(record, "tiny")["environment.sandbox"] == "unsafe"
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("running", "RUNNING"), ("complete", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")],
+)
+def test_status(state, status):
+    assert (
+        build_trial_message(make_running_trial(0, state=state), "tiny", OBJECTIVES, [])["status"]
+        == status
+    )
+
+
+def test_times_are_the_records():
+    message = build_trial_message(make_complete_trial(1, 0.1, 0.2), "tiny", OBJECTIVES, [])
+    assert (message["start"], message["end"]) == (1_001_000, 2_001_000)
+    assert {when for _, _, when, _ in message["metrics"]} == {2_001_000}
+
+
+def test_names_that_mlflow_refuses_are_cleaned():
+    assert clean_name("reward_weights.format") == "reward_weights.format"
+    assert clean_name("train/pass@4 (%)") == "train/pass_4 ___"
+
+
+def test_only_changes_are_spooled():
+    run = SpooledRun()
+    content = {
+        "run": "0",
+        "name": "a",
+        "start": 5,
+        "tags": {"x": "1"},
+        "params": {"p": "2"},
+        "metrics": [["m", 3.0, None, 0]],
+    }
+    first = run.select_new(content, now=9)
+    assert first == {
+        "run": "0",
+        "name": "a",
+        "start": 5,
+        "tags": {"x": "1"},
+        "params": {"p": "2"},
+        "metrics": [["m", 3.0, 9, 0]],
+    }
+    run.update(first)
+    assert run.select_new(content, now=10) == {"run": "0"}
+    metrics = [["m", 4.0, None, 0]]
+    changed = {"run": "0", "tags": {"x": "2"}, "metrics": metrics, "status": "FINISHED", "end": 11}
+    assert run.select_new(changed, now=10) == {
+        "run": "0",
+        "tags": {"x": "2"},
+        "metrics": [["m", 4.0, 10, 0]],
+        "status": "FINISHED",
+        "end": 11,
+    }
+
+
+def test_an_empty_tag_is_spooled_only_to_remove_another():
+    run = SpooledRun()
+    first = {"run": "1", "name": "a", "tags": {"trial": "1", "checkpoint": ""}}
+    run.update(run.select_new(first, now=1))
+    assert run.tags == {"trial": "1"}
+    run.update(run.select_new({"run": "1", "tags": {"checkpoint": "directory"}}, now=2))
+    removed = {"run": "1", "tags": {"checkpoint": ""}}
+    assert run.select_new(removed, now=3) == removed
+
+
+def test_a_curve_is_spooled_once_and_an_equal_value_at_a_later_step_too():
+    run = SpooledRun(start=1)
+    points = [["hypervolume", 0.5, 7, step] for step in range(3)]
+    run.update(run.select_new({"run": "sweep", "metrics": points[:2]}, now=9))
+    new = {"run": "sweep", "metrics": points[2:]}
+    assert run.select_new({"run": "sweep", "metrics": points}, now=9) == new
+
+
+def test_rare_evaluations_are_all_kept():
+    training = TrainingSettings(steps=1000, evaluate_every=30)
+    steps = [*range(30, 1000, 30), 1000]
+    metrics = {"validation/format": 1.0}
+    kept = [s for s in steps if select_curve_values(Measurement(s, metrics, Cost()), training)]
+    assert kept == steps
+
+
+def test_curves_hold_finite_step_metrics_only():
+    reported = make_measurement(1, **{"train/grad_norm": math.nan, "other": 1.0})
+    assert select_curve_values(reported, TrainingSettings(steps=40)) == {
+        "train/loss": 1.0,
+        "train/reward": 1.0,
+    }
