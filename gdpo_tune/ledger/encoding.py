@@ -1,8 +1,8 @@
-"""Trials, rungs and outcomes as the JSON that the study holds, and read back from it.
+"""Encode trials, rungs and outcomes as the JSON that the study holds, and decode them.
 
-Costs that the sweep judges by stand among the metrics. They are written there, because a later
-start may give a trial other resources, and filled in when read, because a later start may judge by
-a cost that was not asked for when the trial ran.
+Costs that the sweep judges by are among the metrics. They are written there, because a later start
+may give a trial other resources. They are also filled in when read, because a later start may judge
+by a cost that no objective or constraint named when the trial ran.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ STATES: Mapping[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 RUNG = "rung:"
-"""Prefix of a rung's attribute; its completions follow."""
+"""Prefix of the attribute of a rung; its completions follow."""
 
 
 def trial_directory(sweep: Path, number: int) -> Path:
@@ -57,11 +56,16 @@ def trial_directory(sweep: Path, number: int) -> Path:
 def decode_trial(
     trial: FrozenTrial, spec: SweepSpec, sweep: Path, lineage: tuple[Exploit, ...] = ()
 ) -> TrialRecord:
-    """Return a trial of the study as a record; a checkpoint that does not exist is None."""
+    """Return a trial of the study as a record; a checkpoint that does not exist is None.
+
+    Raises:
+        KeyError, TypeError: another version wrote the trial; the ledger checks this when it opens.
+    """
     stored = trial.user_attrs["trial"]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
-    rungs = decode_rungs(trial, spec)
+    decoded = (_decode_rung(rung, spec) for rung in list_stored_rungs(trial))
+    rungs = tuple(sorted(decoded, key=lambda rung: rung.step))
     pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
     is_paused = trial.state == TrialState.RUNNING and pause["waits"]
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
@@ -96,7 +100,7 @@ def decode_trial(
 
 
 def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
-    """Return whether every constraint holds; one on a metric that was not measured does not."""
+    """Return whether every constraint holds; a metric that was not measured meets none."""
     return all(
         name in validation and bound.holds(validation[name].mean)
         for name, bound in spec.constraints.items()
@@ -104,31 +108,26 @@ def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
 
 
 def compute_violation(bound: Constraint, value: float) -> float:
-    """Return by how much a value breaks a bound: Optuna's sign, 0 or less where it holds."""
+    """Return by how much a value breaks a bound, as Optuna counts: 0 or less where it holds."""
     return bound.bound - value if bound.op == ">=" else value - bound.bound
 
 
 def create_running_trial(
     spec: SweepSpec, params: Params, attributes: Mapping[str, Any]
 ) -> FrozenTrial:
-    """Return a new trial for the study; `attributes` are kept beside its parameters."""
-    distributions = searched_distributions(spec, params)
+    """Return a new trial for the study; `attributes` are stored beside its parameters."""
+    active = spec.space.active(params)
+    distributions: dict[str, BaseDistribution] = {
+        name: to_distribution(domain)
+        for name, domain in spec.space.searched.items()
+        if name in active and domain.contains(params[name])
+    }
     return create_trial(
         state=TrialState.RUNNING,
         params={name: params[name] for name in distributions},
         distributions=distributions,
         user_attrs={"trial": attributes},
     )
-
-
-def searched_distributions(spec: SweepSpec, params: Params) -> dict[str, BaseDistribution]:
-    """Return distributions of the searched parameters that are active and inside their domain."""
-    active = spec.space.active(params)
-    return {
-        name: to_distribution(domain)
-        for name, domain in spec.space.searched.items()
-        if name in active and domain.contains(params[name])
-    }
 
 
 def to_distribution(domain: Choice | Uniform) -> BaseDistribution:
@@ -143,7 +142,7 @@ def to_distribution(domain: Choice | Uniform) -> BaseDistribution:
 
 
 def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
-    """Return an outcome as JSON, paths relative to the sweep's directory, which may be moved."""
+    """Return an outcome as JSON; paths are relative to the sweep's directory, which may move."""
     checkpoint = outcome.checkpoint
     return {
         "validation": encode_estimates(outcome.validation),
@@ -163,7 +162,7 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
         spec: names the costs to keep among the metrics.
 
     Raises:
-        NonFiniteError: a value is not finite, so it cannot be compared.
+        NonFiniteError: a value is NaN or infinite, so it cannot be compared.
     """
     step = measurement.step
     for name, estimate in measurement.validation.items():
@@ -178,22 +177,14 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
     }
 
 
-def decode_rungs(trial: FrozenTrial, spec: SweepSpec) -> tuple[Rung, ...]:
-    """Return the rungs of a trial, by step."""
-    rungs = [_decode_rung(stored, spec) for stored in stored_rungs(trial)]
-    return tuple(sorted(rungs, key=lambda rung: rung.step))
-
-
 def decode_rungs_in_order(trials: Iterable[FrozenTrial], spec: SweepSpec) -> list[tuple[int, Rung]]:
     """Return every rung with its trial's number, in the order in which they were recorded."""
-    stored = [
-        (rung["order"], trial.number, rung) for trial in trials for rung in stored_rungs(trial)
-    ]
-    stored.sort(key=lambda entry: entry[:2])
-    return [(number, _decode_rung(rung, spec)) for _, number, rung in stored]
+    stored = [(trial.number, rung) for trial in trials for rung in list_stored_rungs(trial)]
+    stored.sort(key=lambda entry: entry[1]["order"])
+    return [(number, _decode_rung(rung, spec)) for number, rung in stored]
 
 
-def stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
+def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
     """Return the rungs of a trial as JSON."""
     return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
 
@@ -212,15 +203,6 @@ def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]
 def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
     """Return estimates from JSON."""
     return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
-
-
-def add_costs_to_outcome(outcome: Outcome, spec: SweepSpec) -> Outcome:
-    """Return an outcome with its cost among the metrics of both splits."""
-    return replace(
-        outcome,
-        validation=add_costs(outcome.validation, outcome.cost, spec),
-        test=add_costs(outcome.test, outcome.cost, spec),
-    )
 
 
 def add_costs(measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec) -> dict[str, Estimate]:

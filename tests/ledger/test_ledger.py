@@ -107,7 +107,7 @@ def test_what_could_be_compared_with_nothing_is_no_rung(spec: SweepSpec, value: 
     with Ledger.open(spec) as ledger:
         start(ledger)
         with pytest.raises(NonFiniteError, match=f"validation format is {value} at step 20"):
-            ledger.progress(0, measured(20, correctness=0.5, format=value))
+            ledger.record_rung(0, measured(20, correctness=0.5, format=value))
     assert [record.rungs for record in reopened(spec)] == [()]
 
 
@@ -124,7 +124,7 @@ def test_a_failure_after_a_restart_costs_what_was_recorded_before(spec: SweepSpe
     spent = Cost(completions=1920, seconds=3.0)
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, measured(30, spent, format=0.5))
+        ledger.record_rung(0, measured(30, spent, format=0.5))
     with Ledger.open(spec) as ledger:
         assert ledger.fail(0, "the trial's process died").cost == spent
 
@@ -196,7 +196,7 @@ def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
         start(ledger)
         for step in (30, 60):
             cost = Cost(completions=64 * step, seconds=step / 10)
-            ledger.progress(0, measured(step, cost, format=0.5))
+            ledger.record_rung(0, measured(step, cost, format=0.5))
         assert ledger.record(0).cost.completions == 64 * 60
 
 
@@ -205,8 +205,8 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     began = time.time()
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, measured(30, format=0.6, correctness=0.3))
-        ledger.progress(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
+        ledger.record_rung(0, measured(30, format=0.6, correctness=0.3))
+        ledger.record_rung(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
         written = ledger.record(0).rungs
     read = reopened(spec)[0].rungs
     assert read == written
@@ -224,48 +224,71 @@ def test_the_order_of_rungs_over_all_trials_outlives_the_process(spec: SweepSpec
         for _ in range(3):
             start(ledger)
         for number, step in written[:2]:
-            ledger.progress(number, measured(step, format=0.5))
+            ledger.record_rung(number, measured(step, format=0.5))
     with Ledger.open(spec) as ledger:
         for number, step in written[2:]:
-            ledger.progress(number, measured(step, format=0.5))
-        assert [(number, rung.step) for number, rung in ledger.rungs()] == written
+            ledger.record_rung(number, measured(step, format=0.5))
+        assert [(number, rung.step) for number, rung in ledger.get_rungs()] == written
 
 
 def test_what_was_measured_first_at_a_rung_stays(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        assert ledger.progress(0, measured(20, format=0.5))
-        assert not ledger.progress(0, measured(20, format=0.9))
+        assert ledger.record_rung(0, measured(20, format=0.5))
+        assert not ledger.record_rung(0, measured(20, format=0.9))
         assert ledger.record(0).rungs[0].validation["format"].mean == 0.5
 
 
-def test_rungs_from_before_standard_errors_were_kept_are_read(spec: SweepSpec):
+def set_attribute(ledger: Ledger, key: str, value: object) -> None:
+    """Write an attribute of the first trial as another version would."""
+    study = ledger.study
+    study._storage.set_trial_user_attr(study.trials[0]._trial_id, key, value)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("missing", ["validation", "order", "time"])
+def test_a_ledger_with_rungs_of_an_older_version_is_refused(
+    spec: SweepSpec, missing: str, read_only: bool
+):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, measured(20, format=0.5))
-        old = {"step": 20, "metrics": {"validation/format": 0.5}, "cost": vars(Cost(640))}
-        trial_id = ledger.study.trials[0]._trial_id
-        ledger.study._storage.set_trial_user_attr(trial_id, "rung:640", old)
+        ledger.record_rung(0, measured(20, format=0.5))
+        rung = dict(ledger.study.trials[0].user_attrs["rung:1280"])
+        del rung[missing]
+        set_attribute(ledger, "rung:1280", rung)
+    with pytest.raises(UsageError) as caught:
+        Ledger.open(spec, read_only=read_only)
+    assert str(caught.value) == (
+        f"{spec.directory / 'ledger.journal'}: another version of gdpo_tune wrote this ledger "
+        f"('{missing}' is missing); move the sweep aside with --fresh, or choose another --name"
+    )
+    with Ledger.open(spec, fresh=True) as ledger:
+        assert ledger.records() == []
+
+
+def test_a_ledger_whose_trials_lack_a_parameter_is_refused(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
-        (number, first), (_, second) = ledger.rungs()
-    assert (number, first.step, first.completions) == (0, 20, 640)
-    assert (first.validation["format"].mean, second.completions) == (0.5, 1280)
-    assert math.isnan(first.validation["format"].se)
+        start(ledger)
+        trial = dict(ledger.study.trials[0].user_attrs["trial"])
+        params = {name: value for name, value in trial["params"].items() if name != "gamma"}
+        set_attribute(ledger, "trial", {**trial, "params": params})
+    with pytest.raises(UsageError, match=r"ledger.journal: another version .*'gamma' is missing"):
+        Ledger.open(spec)
 
 
 def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         start(ledger)
-        ledger.progress(0, measured(20, format=0.5))
+        ledger.record_rung(0, measured(20, format=0.5))
         assert ledger.pause(0).state == "paused"
         assert ledger.record(0).paused_at == 1280
-        assert [record.number for record in ledger.unfinished()] == [1]
+        assert [record.number for record in ledger.list_unfinished()] == [1]
     assert [record.state for record in reopened(spec)] == ["paused", "running"]
     with Ledger.open(spec) as ledger:
         assert ledger.resume(0).state == "running"
         assert ledger.record(0).paused_at == 1280
-        ledger.progress(0, measured(30, format=0.5))
+        ledger.record_rung(0, measured(30, format=0.5))
         assert ledger.pause(0).paused_at == 1920
         assert ledger.prune(0, "never promoted", Cost(640)).state == "pruned"
 
@@ -282,13 +305,13 @@ def test_no_step_of_a_sweep_goes_through_all_trials(
         monkeypatch.setattr(ledger.study._storage, "get_all_trials", refuse)
         start(ledger)
         start(ledger)
-        ledger.progress(0, measured(20, format=0.5))
+        ledger.record_rung(0, measured(20, format=0.5))
         ledger.pause(0)
         ledger.resume(0)
         ledger.complete(0, outcome())
         ledger.prune(1, "dominated", Cost(640))
         ledger.fail(2, "broken")
-        assert ledger.sampler_state(0) == {}
+        assert ledger.get_sampler_state(0) == {}
         states = [record.state for record in ledger.records()]
     monkeypatch.undo()
     assert states == [record.state for record in reopened(spec)] == ["complete", "pruned", "failed"]
@@ -363,9 +386,9 @@ def test_a_sweep_goes_on_with_a_bound_on_a_cost_that_it_did_not_judge_by(
     with Ledger.open(spec) as ledger:
         for _ in range(3):
             start(ledger)
-        ledger.progress(0, measured(20, spent, format=0.5))
+        ledger.record_rung(0, measured(20, spent, format=0.5))
         ledger.complete(0, outcome())
-        ledger.progress(1, measured(20, spent, format=0.5))
+        ledger.record_rung(1, measured(20, spent, format=0.5))
         ended = {
             **encode_outcome(outcome(), spec.directory)
         }  # killed before the trial had its new state
@@ -374,7 +397,7 @@ def test_a_sweep_goes_on_with_a_bound_on_a_cost_that_it_did_not_judge_by(
     bounded = spec_in(tmp_path, [f"constraints.seconds='{bound}'"])
     with Ledger.open(bounded) as ledger:
         done, under_way, closed = ledger.records()
-        rungs = ledger.rungs()
+        rungs = ledger.get_rungs()
         assert ledger.study.trials[2].constraints["seconds"] == closed_excess(bound)
     assert [r.state for r in (done, under_way, closed)] == ["complete", "running", "complete"]
     assert [done.feasible, under_way.feasible, closed.feasible] == [feasible, None, feasible]
@@ -394,7 +417,7 @@ def test_a_cost_that_was_judged_stays_what_it_was_on_other_resources(tmp_path: P
     spent = Cost(completions=640, seconds=1800.0)
     with Ledger.open(spec_in(tmp_path, [judged, "resources.gpus=1"])) as ledger:
         start(ledger)
-        ledger.progress(0, measured(20, spent, format=0.5))
+        ledger.record_rung(0, measured(20, spent, format=0.5))
         ledger.complete(0, replace(outcome(), cost=spent))
     (record,) = reopened(spec_in(tmp_path, [judged, "resources.gpus=4"]))
     assert record.feasible
@@ -660,7 +683,7 @@ def test_a_cost_that_the_sweep_judges_by_is_a_metric_of_its_trials(tmp_path: Pat
     with Ledger.open(spec) as ledger:
         start(ledger)
         halfway = Measurement(1, {}, Cost(64, 1.0, 0.5), outcome().validation)
-        ledger.progress(0, halfway)
+        ledger.record_rung(0, halfway)
         ledger.complete(0, outcome())  # 2 s of wall time, 1.5 s of CPU time
         assert ledger.study.trials[0].values[-1] == 2.0
         assert ledger.study.trials[0].constraints["cpu_seconds"] == 0.5

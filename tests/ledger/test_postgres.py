@@ -21,8 +21,8 @@ from ray import cloudpickle
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Incident, Measurement, Outcome
-from gdpo_tune.ledger import Ledger, table
-from gdpo_tune.ledger.table import TABLE, JournalTable
+from gdpo_tune.ledger import Ledger, postgres_journal
+from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
@@ -68,8 +68,8 @@ def write_trials(ledger: Ledger, seed: int = 1) -> None:
     ledger.begin_session(0.0, 2, {"revision": "none"})
     for number in range(3):
         ledger.start(params, "search", "model", seed + number)
-        ledger.progress(number, Measurement(1, {}, Cost(64, 1.0), values(0.25)))
-    ledger.note(Incident(1.0, "node h (a) was lost", (2,)))
+        ledger.record_rung(number, Measurement(1, {}, Cost(64, 1.0), values(0.25)))
+    ledger.record_incident(Incident(1.0, "node h (a) was lost", (2,)))
     ledger.complete(0, Outcome(values(0.5), values(0.5), Cost(640, 2.0), None))
     ledger.fail(1, "it broke")
 
@@ -82,7 +82,7 @@ def contents(ledger: Ledger) -> object:
 
 
 def records_of(spec: SweepSpec) -> list[str]:
-    journal = JournalTable(spec.ledger, spec.name, read_only=True)
+    journal = PostgresJournal(spec.ledger, spec.name, read_only=True)
     try:
         return [json.dumps(log) for log in journal.read_logs(0)]
     finally:
@@ -136,8 +136,8 @@ def test_only_one_process_writes_and_the_second_is_told_who(spec: SweepSpec, tmp
 def test_a_writer_that_was_taken_for_dead_writes_nothing_more(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        usurper = JournalTable.__new__(JournalTable)
-        usurper.__dict__.update(ledger._journal.__dict__, _unread=[])
+        usurper = PostgresJournal.__new__(PostgresJournal)
+        usurper.__dict__.update(ledger._journal.__dict__, _unread=[], _held=[])
         usurper.append_logs([{"op_code": 99, "worker_id": "another"}])
         before = records_of(spec)
         with pytest.raises(LedgerHeldError, match="another process has written to it"):
@@ -157,7 +157,7 @@ def test_a_database_that_restarts_is_waited_for(
         again.join()
         assert "waiting for the ledger postgresql+psycopg2://me@127" in capsys.readouterr().err
         with pytest.raises(LedgerHeldError):
-            JournalTable(spec.ledger, spec.name, read_only=False)  # the lock is ours again
+            PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
     with Ledger.open(spec, read_only=True) as ledger:
         assert ledger.record(2).reason == "while the database was away"
 
@@ -165,26 +165,26 @@ def test_a_database_that_restarts_is_waited_for(
 def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_journal, "RETRY_SECONDS", 0.1)
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        old, insert = ledger._journal._connection, JournalTable._insert
+        old, insert = ledger._journal._connection, PostgresJournal._insert
 
-        def cut(journal: JournalTable, rows: list[dict[str, object]]) -> None:
+        def cut(journal: PostgresJournal, rows: list[dict[str, object]]) -> None:
             journal._connection = SimpleNamespace(close=lambda: None)
-            monkeypatch.setattr(JournalTable, "_insert", insert)
+            monkeypatch.setattr(PostgresJournal, "_insert", insert)
             raise sa.exc.OperationalError("INSERT", {}, Exception("connection timed out"))
 
-        monkeypatch.setattr(JournalTable, "_insert", cut)
+        monkeypatch.setattr(PostgresJournal, "_insert", cut)
         noticed = threading.Timer(1.0, old.close)
         noticed.start()
         ledger.fail(2, "while the network was cut")
         noticed.join()
         assert ledger.record(2).reason == "while the network was cut"
         with pytest.raises(LedgerHeldError):
-            JournalTable(spec.ledger, spec.name, read_only=False)  # the lock is ours again
-        monkeypatch.setattr(JournalTable, "_insert", cut)
-        monkeypatch.setattr(table, "NOTICED", 0.5)
+            PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
+        monkeypatch.setattr(PostgresJournal, "_insert", cut)
+        monkeypatch.setattr(postgres_journal, "NOTICE_SECONDS", 0.5)
         holder = ledger._journal._connection  # of another, for all that can be told
         with pytest.raises(LedgerHeldError, match="is being written by gdpo_tune"):
             ledger.end_session(0)
@@ -194,15 +194,15 @@ def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
 def test_a_database_that_stays_away_ends_the_sweep(
     spec: SweepSpec, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table, "PATIENCE", 0.5)
-    monkeypatch.setattr(table, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_journal, "PATIENCE", 0.5)
+    monkeypatch.setattr(postgres_journal, "RETRY_SECONDS", 0.1)
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
         server.stop()
         try:
             with pytest.raises(LedgerUnreachableError, match=r"has not answered for 0\.5 s"):
                 ledger.fail(2, "lost")
-            monkeypatch.setattr(table, "PATIENCE", 600.0)
+            monkeypatch.setattr(postgres_journal, "PATIENCE", 600.0)
             with pytest.raises(LedgerUnreachableError):
                 ledger.end_session(0)  # at once
             with pytest.raises(UsageError, match=r"ledger .*: .*\n.*fix: start the database"):
@@ -218,15 +218,15 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(
 ):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        insert, calls = JournalTable._insert, list[int]()
+        insert, calls = PostgresJournal._insert, list[int]()
 
-        def lose_the_answer(journal: JournalTable, rows: list[dict[str, object]]) -> None:
+        def lose_the_answer(journal: PostgresJournal, rows: list[dict[str, object]]) -> None:
             insert(journal, rows)
             calls.append(len(rows))
             if len(calls) == 1:
                 raise sa.exc.OperationalError("COMMIT", {}, Exception("connection lost"))
 
-        monkeypatch.setattr(JournalTable, "_insert", lose_the_answer)
+        monkeypatch.setattr(PostgresJournal, "_insert", lose_the_answer)
         count = len(records_of(spec))
         ledger.fail(2, "once")
         assert len(records_of(spec)) == count + 2
@@ -280,7 +280,7 @@ def begin_population(ledger: Ledger, step: int) -> None:
         folder = ledger.trial_directory(record.number)
         folder.mkdir(parents=True)
         write_checkpoint(folder, step, cost, lambda aside: (aside / "weights").touch(), found)
-        ledger.progress(number, Measurement(step, {}, cost, found))
+        ledger.record_rung(number, Measurement(step, {}, cost, found))
         ledger.pause(number)
 
 
@@ -290,12 +290,12 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         begin_population(ledger, STEP)
         assert build(ledger).promotable(alone=True) == 0
-        decided = ledger.generations.all()
+        decided = ledger.get_generations()
         assert [generation.step for generation in decided] == [STEP]
         assert [len(generation.exploits) for generation in decided] == [1]
     with Ledger.open(spec) as ledger:
         scheduler = build(ledger)
-        assert ledger.generations.all() == decided
+        assert ledger.get_generations() == decided
         assert scheduler.promotable() == 0
         assert ledger.record(3).lineage[0].donor == 0
         # Ray writes scheduler and searcher down now and then, and no connection with them

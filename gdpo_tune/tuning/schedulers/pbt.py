@@ -52,7 +52,7 @@ class Pbt(Scheduler):
         """Where a member still has to meet others."""
         if record.role != "member":
             return ()
-        met = self._ledger.generations.met(record.number)
+        met = self._ledger.find_last_meeting(record.number)
         return tuple(step for step in self._meetings if step > met)
 
     def ends_at(self, record: TrialRecord) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class Pbt(Scheduler):
             step, standings, self._spec.objective_list(), self._domains(), self._exploration()
         )
         generation = Generation(step, tuple(s.number for s in standings), exploits)
-        self._ledger.generations.decide(generation)
+        self._ledger.record_generation(generation)
         for exploit in exploits:
             hand_over(self._ledger, exploit)
         return generation

@@ -1,9 +1,12 @@
 """The ledger in a PostgreSQL database: the same records as in a file, one a row.
 
-The right to write is a lock of the database's that ends with the connection of its holder, and the
-connection of a machine that is gone ends within a minute.
-Records are numbered: of two writers that take each other for dead, the second one finds its number
-taken, whatever became of the lock.
+The right to write is an advisory lock that ends with the connection of its holder; the server ends
+the connection of a lost machine within a minute. Records are numbered: of two writers that take
+each other for dead, the second finds its number taken, with or without the lock.
+
+Optuna's `RDBStorage` cannot replace this table: it commits each call alone, so a trial's outcome
+and its end could come apart, and after a lost answer its caller cannot tell whether to repeat a
+call. Its rows have no numbers that would stop a second writer; attributes are overwritten.
 """
 
 from __future__ import annotations
@@ -32,37 +35,30 @@ CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
     record text NOT NULL,
     written timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sweep, number))"""
-CREATING = 7105161002
+CREATION_LOCK = 7105161002
 """Number of the lock that lets one process at a time create the table."""
-SESSION = {
-    "tcp_keepalives_idle": "20",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "60000",
-}
-"""What the server is asked to do for our connections: notice within a minute who is gone."""
-CLIENT = {
-    "connect_timeout": 10,
+TIMEOUTS = {
     "keepalives_idle": 20,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""The same on this side: a network that loses packets without a word would hold a record up for a
-quarter of an hour."""
-NOTICED = 90.0
-"""Seconds after which the server knows for sure that a connection of ours has ended."""
-AGAIN_SECONDS = 2.0
+"""For both ends of a connection. The server notices within a minute that a client's machine is
+gone, and a silent loss of packets delays a record by a minute instead of a quarter of an hour."""
+NOTICE_SECONDS = 90.0
+"""Time after which the server has certainly noticed the end of one of our connections."""
+RETRY_SECONDS = 2.0
 
 
-class JournalTable(Journal):
+class PostgresJournal(Journal):
     """Optuna's journal in one table of a database, for one writer and any number of readers.
 
     Every record is committed before a call returns.
     """
 
     def __init__(self, url: str, sweep: str, *, read_only: bool) -> None:
-        """
+        """Connect; as a writer, create the table if it is missing and take the lock.
+
         Args:
             url: of the database.
             sweep: its name, which is unique in a database.
@@ -73,25 +69,31 @@ class JournalTable(Journal):
             UsageError: the database does not answer, or refuses.
         """
         self.path = f"{without_password(url)} ({sweep})"
-        """What to call it in messages."""
         self._sweep = sweep
         self._key = int.from_bytes(hashlib.sha256(sweep.encode()).digest()[:8], signed=True)
-        """Number of the lock that who writes this sweep holds."""
+        """Number of the lock of the sweep's writer."""
         self._writes = not read_only
-        self._held: list[str] | None = None
-        """Records that are to be written together; None: each at once."""
+        self._holds_back = False
+        """True while records wait to be committed together."""
+        self._held: list[str] = []
+        """Records that are not committed yet."""
         self._next = 0
-        """Number of the next record that is written."""
-        self._lost: Exception | None = None
-        """Why nothing is written any more."""
+        """Number of the next record to append."""
         self._unread: list[str] = []
-        """Records that were written here and not read back yet: nobody else writes any."""
+        """Records that this writer appended and did not read back; nobody else appends any."""
+        self._failure: Exception | None = None
+        """Why nothing is written any more."""
+        client = f"gdpo_tune {os.getpid()} on {socket.gethostname()}"[:63]
+        options = {**TIMEOUTS, "connect_timeout": 10, "application_name": client}
         try:
-            self._engine = _engine(url)
+            self._engine = sa.create_engine(url, connect_args=options, poolclass=sa.NullPool)
             self._connection = self._connect()
             if self._writes:
-                self._create()
-                self._lock()
+                with self._connection.begin():
+                    for statement in (f"SELECT pg_advisory_xact_lock({CREATION_LOCK})", CREATE):
+                        self._connection.execute(sa.text(statement))
+                if not self._try_lock():
+                    raise self._held_by_another()
                 self._next = self._count()
         except ImportError as error:
             raise UsageError(
@@ -100,17 +102,18 @@ class JournalTable(Journal):
             ) from error
         except SQLAlchemyError as error:
             raise UsageError(
-                f"ledger {self.path}: {_told(error)}\n"
+                f"ledger {self.path}: {_first_line(error)}\n"
                 "    fix: start the database, or mend the address; the password belongs into "
                 "PGPASSWORD or ~/.pgpass"
             ) from error
 
     def exists(self) -> bool:
-        """Whether there is any record."""
-        return self._count() > 0
+        """Return whether there is any record."""
+        has_table = self._run("SELECT to_regclass(:table) IS NOT NULL", table=TABLE)[0][0]
+        return has_table and self._count() > 0  # a reader does not create the table
 
     def move_aside(self, name: str) -> None:
-        """Keep all records under another name of a sweep, and begin anew."""
+        """Store all records under another name of a sweep, and begin anew."""
         self._run(f"UPDATE {TABLE} SET sweep = :name WHERE sweep = :sweep", name=name)
         self._next = 0
 
@@ -118,25 +121,25 @@ class JournalTable(Journal):
         """Yield the records from number `log_number_from` on.
 
         Raises:
-            UsageError: one of them is not there.
+            UsageError: one of them is missing.
         """
         if self._writes and log_number_from == self._next - len(self._unread):
             records, self._unread = self._unread, []
         else:
             query = f"""SELECT number, record FROM {TABLE} WHERE sweep = :sweep
                 AND number >= :first ORDER BY number"""
-            found = self._run(query, first=log_number_from) if self._there() else []
-            for expected, (number, _) in enumerate(found, log_number_from):
+            rows = self._run(query, first=log_number_from)
+            for expected, (number, _) in enumerate(rows, log_number_from):
                 if number != expected:
                     raise UsageError(
                         f"ledger {self.path}: record {expected} is gone, so it is {DAMAGED}"
                     )
-            records = [row[1] for row in found]
+            records = [record for _, record in rows]
         for record in records:
             yield DECODER.decode(record)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records; they are committed when this returns, but for `together`.
+        """Append records; outside of `together` they are committed when this returns.
 
         Raises:
             LedgerHeldError: another process has appended some meanwhile.
@@ -144,51 +147,53 @@ class JournalTable(Journal):
         """
         records = [json.dumps(log, separators=(",", ":")) for log in logs]
         self._unread += records
+        self._held += records
         self._next += len(records)
-        if self._held is not None:
-            self._held += records
-        else:
-            self._write(records, self._next - len(records))
+        if not self._holds_back:
+            self._commit()
 
     @contextmanager
     def together(self) -> Generator[None]:
         """Commit all records that are appended meanwhile at once, at the end."""
-        self._held = []
+        self._holds_back = True
         try:
             yield
         finally:
-            records, self._held = self._held, None
-            self._write(records, self._next - len(records))
+            self._holds_back = False
+            self._commit()
 
     def close(self) -> None:
         """Give the right to write back; a second call does nothing."""
         self._connection.close()
         self._engine.dispose()
 
-    def _write(self, records: Sequence[str], first: int) -> None:
-        if self._lost is not None:
-            raise self._lost
-        try:
-            self._write_now(records, first)
-        except (LedgerHeldError, LedgerUnreachableError) as error:
-            self._lost = error  # whoever goes on from here does not wait for it again
-            raise
-
-    def _write_now(self, records: Sequence[str], first: int) -> None:
-        if not records:
-            return
+    def _commit(self) -> None:
+        """Commit the records that are held back; after a failure, raise it again at once."""
+        if self._failure is not None:
+            raise self._failure
+        records, self._held = self._held, []
         rows = [
             {"sweep": self._sweep, "number": number, "record": record}
-            for number, record in enumerate(records, first)
+            for number, record in enumerate(records, self._next - len(records))
         ]
+        if not rows:
+            return
+        try:
+            self._insert_patiently(rows)
+        except (LedgerHeldError, LedgerUnreachableError) as error:
+            self._failure = error
+            raise
+
+    def _insert_patiently(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows; wait for a database that does not answer, and take the lock again."""
         away: DBAPIError | None = None
         held_since: float | None = None
-        for waited in attempts(PATIENCE, first=AGAIN_SECONDS):
+        for waited in attempts(PATIENCE, first=RETRY_SECONDS):
             try:
-                if away is not None and not self._is_ours_again():
-                    # by our own connection, as long as the server has not noticed its end
+                if away is not None and not self._reconnect_and_lock():
+                    # held by our own connection, until the server notices its end
                     held_since = waited if held_since is None else held_since
-                    if waited - held_since > NOTICED:
+                    if waited - held_since > NOTICE_SECONDS:
                         raise self._held_by_another()
                     continue
                 self._insert(rows)
@@ -197,12 +202,13 @@ class JournalTable(Journal):
                 if not _is_away(error):
                     raise
                 if away is None:
-                    print(f"waiting for the ledger {self.path}: {_told(error)}", file=sys.stderr)
+                    message = _first_line(error)
+                    print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
                 away = error
         assert away is not None  # there is always a first attempt
         raise LedgerUnreachableError(
-            f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_told(away)}); what "
-            "trials have recorded is kept, and the same command goes on"
+            f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_first_line(away)}); "
+            "what trials have recorded is kept, and the same command goes on"
         ) from away
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -211,20 +217,16 @@ class JournalTable(Journal):
             with self._connection.begin():
                 self._connection.execute(sa.text(statement), rows)
         except IntegrityError as error:
-            # of a commit whose answer was lost, nobody knows but the table
-            if not self._are_there(rows):
+            # After a commit whose answer was lost, the table holds these very rows.
+            query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep
+                AND number BETWEEN :first AND :last ORDER BY number"""
+            stored = self._run(query, first=rows[0]["number"], last=rows[-1]["number"])
+            if [record for (record,) in stored] != [row["record"] for row in rows]:
                 raise LedgerHeldError(
                     f"ledger {self.path}: another process has written to it; this one ends"
                 ) from error
 
-    def _are_there(self, rows: Sequence[dict[str, Any]]) -> bool:
-        query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep AND number BETWEEN :first
-            AND :last ORDER BY number"""
-        found = self._run(query, first=rows[0]["number"], last=rows[-1]["number"])
-        return [row[0] for row in found] == [row["record"] for row in rows]
-
-    def _is_ours_again(self) -> bool:
-        """Whether a new connection has the lock."""
+    def _reconnect_and_lock(self) -> bool:
         self._connection.close()
         self._connection = self._connect()
         return self._try_lock()
@@ -232,64 +234,40 @@ class JournalTable(Journal):
     def _connect(self) -> sa.Connection:
         connection = self._engine.connect()
         with connection.begin():
-            for name, value in SESSION.items():
-                connection.execute(sa.text(f"SET {name} = {value}"))
+            for name, value in TIMEOUTS.items():
+                connection.execute(sa.text(f"SET tcp_{name.removeprefix('tcp_')} = {value}"))
         return connection
-
-    def _create(self) -> None:
-        with self._connection.begin():
-            self._connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({CREATING})"))
-            self._connection.execute(sa.text(CREATE))
-
-    def _lock(self) -> None:
-        if not self._try_lock():
-            raise self._held_by_another()
 
     def _try_lock(self) -> bool:
         return self._run("SELECT pg_try_advisory_lock(:key)", key=self._key)[0][0]
 
     def _held_by_another(self) -> LedgerHeldError:
-        """What to tell of another writer."""
-        holder = self._run(
-            """SELECT a.application_name, a.client_addr FROM pg_locks l JOIN pg_stat_activity a
-            ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted
-            AND ((l.classid::bigint << 32) | l.objid::bigint) = :key""",
-            key=self._key,
-        )
-        who = f"{holder[0][0]}, from {holder[0][1]}" if holder else "another process"
+        """Return an error that names the process with the lock."""
+        query = """SELECT a.application_name, a.client_addr FROM pg_locks l
+            JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted
+            AND ((l.classid::bigint << 32) | l.objid::bigint) = :key"""
+        holders = [f"{name}, from {host}" for name, host in self._run(query, key=self._key)]
         return LedgerHeldError(
-            f"ledger {self.path} is being written by {who}; wait for it, stop it, or choose "
-            "another --name"
+            f"ledger {self.path} is being written by {next(iter(holders), 'another process')}; "
+            "wait for it, stop it, or choose another --name"
         )
-
-    def _there(self) -> bool:
-        """Whether the table is: who only reads does not create it."""
-        return self._run("SELECT to_regclass(:table) IS NOT NULL", table=TABLE)[0][0]
 
     def _count(self) -> int:
-        if not self._there():
-            return 0
         query = f"SELECT coalesce(max(number) + 1, 0) FROM {TABLE} WHERE sweep = :sweep"
         return self._run(query)[0][0]
 
     def _run(self, statement: str, **values: object) -> Sequence[Any]:
         with self._connection.begin():
-            asked = self._connection.execute(sa.text(statement), {"sweep": self._sweep, **values})
-            return asked.all() if asked.returns_rows else ()
-
-
-def _engine(url: str) -> sa.Engine:
-    about = f"gdpo_tune {os.getpid()} on {socket.gethostname()}"[:63]
-    options = {**CLIENT, "application_name": about}
-    return sa.create_engine(url, connect_args=options, poolclass=sa.NullPool)
+            result = self._connection.execute(sa.text(statement), {"sweep": self._sweep, **values})
+            return result.all() if result.returns_rows else ()
 
 
 def _is_away(error: DBAPIError) -> bool:
-    """Whether the database does not answer, or has ended the connection."""
+    """Return whether the database does not answer, or has ended the connection."""
     return isinstance(error, OperationalError) or error.connection_invalidated
 
 
-def _told(error: Exception) -> str:
-    """The first line of what the database says; SQLAlchemy adds a page of its own."""
-    told = getattr(error, "orig", None) or error
-    return (str(told).strip().splitlines() or [type(error).__name__])[0]
+def _first_line(error: Exception) -> str:
+    """Return the first line of the database's message, without the page that SQLAlchemy adds."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
