@@ -75,7 +75,7 @@ def check_policy(policy: str, task: str, root: Node, problems: Problems) -> None
     if policy not in registry.POLICIES or policy == own or task_files.is_file(task):
         return
     node = root.find(("policy",))
-    others = [name for name, info in registry.TASKS.items() if info.embedded == policy]
+    others = [name for name in registry.TASKS if registry.describe_task(name).embedded == policy]
     reason = f"made for {one_of(others)} and cannot answer the prompts of {task}"
     problems.at(node, ("policy",), reason, f"write policy: {own}, or remove the key")
 
@@ -99,7 +99,7 @@ def check_ranges(space: Space | None, task: str | None, root: Node, problems: Pr
     """Gamma and conditions find the range of every reward that they look at."""
     if space is None or task is None:
         return
-    ranges = task_files.task_info(task).rewards
+    ranges = task_files.task_info(task, space.domains).rewards
     unknown = [name for name, (low, high) in ranges.items() if not math.isfinite(high - low)]
     weighted = [name for name in unknown if space.reachable(f"reward_weights.{name}") != (0,)]
     if weighted and space.domains["gamma"].values() != (0,):

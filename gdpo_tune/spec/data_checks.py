@@ -36,13 +36,14 @@ def _check_layout(settings: DataSettings, task: str | None, root: Node, problems
     path = ("data", "layout")
     if problems.about("data.layout"):
         return
-    fitting = [name for name, info in registry.LAYOUTS.items() if task in (None, *info.tasks)]
+    judges = {name: registry.describe_layout(name).tasks for name in registry.LAYOUTS}
+    fitting = [name for name, tasks in judges.items() if task in (None, *tasks)]
     if not settings.layout:
         reason = "missing: what the columns of the data mean is not guessed"
         fix = f"add layout: one of {one_of(fitting)}"
         problems.add(root.find(("data", "source")).mark, "data.layout", None, reason, fix)
     elif check_name(root.find(path), path, "layout", registry.LAYOUTS, problems):
-        tasks = registry.LAYOUTS[settings.layout].tasks
+        tasks = judges[settings.layout]
         if settings.layout not in fitting:
             reason = f"made for the task {' or '.join(tasks)}, not for {task}"
             fix = f"write layout: one of {one_of(fitting)}, or another task"

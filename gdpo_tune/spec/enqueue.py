@@ -48,7 +48,7 @@ def parse_published(
     """The published points that the space holds; that there is none is a problem."""
     if space is None or task is None or problems.about("space"):
         return []
-    known = published_points(task_files.task_info(task))
+    known = published_points(task_files.task_info(task, space.domains))
     held = [point for point in known if holds(space, point)]
     if not known:
         reason = "nothing but the baseline, which is always run, was published for this task"

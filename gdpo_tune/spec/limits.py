@@ -43,7 +43,7 @@ def check_positions(
 def positions(policy: str) -> int | None:
     """Tokens that a policy was made for; None where no file on this disk says."""
     shipped = registry.POLICIES.get(policy)
-    folder = Path(registry.load(shipped)() if shipped else policy).expanduser()
+    folder = Path(shipped or policy).expanduser()
     try:
         config: Any = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -89,7 +89,7 @@ def length_in_pairs(spec: SweepSpec) -> Iterator[str]:
 
 def idle_shaping(spec: SweepSpec) -> Iterator[str]:
     """What shapes a reward that has no weight, or is never switched on."""
-    space, info = spec.space, task_files.task_info(spec.task)
+    space, info = spec.space, task_files.task_info(spec.task, spec.space.domains)
     shapers = {name: name.partition(".")[2] for name in space.domains if is_conditioning(name)}
     if info.length_reward is not None:
         shapers["length_shape"] = info.length_reward
@@ -115,7 +115,7 @@ def idle_shaping(spec: SweepSpec) -> Iterator[str]:
 
 def unmet_is_not_worst(spec: SweepSpec) -> Iterator[str]:
     """An unmet condition that pays."""
-    for reward, (low, _) in task_files.task_info(spec.task).rewards.items():
+    for reward, (low, _) in task_files.task_info(spec.task, spec.space.domains).rewards.items():
         name = f"conditioning.{reward}"
         if low < 0 and name not in spec.space.says_nothing and is_conditioning(name):
             yield (
@@ -139,7 +139,7 @@ def different_scales(spec: SweepSpec) -> Iterator[str]:
     """Fixed weights over rewards of different ranges, in modes that add first."""
     modes = [mode for mode, info in possible_modes(spec.space) if info.sums_first]
     names = weights(spec.space)
-    ranges = task_files.task_info(spec.task).rewards
+    ranges = task_files.task_info(spec.task, spec.space.domains).rewards
     widths = {name: high - low for name, (low, high) in ranges.items() if weight_of(name) in names}
     known = {width for width in widths.values() if math.isfinite(width)}
     alike = len(set(widths.values())) < 2

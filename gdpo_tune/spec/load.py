@@ -193,6 +193,10 @@ class Document:
             return None
         if isinstance(node.value, str) and task_files.is_file(node.value):
             return self.task_in_file(node, node.value)
+        if isinstance(node.value, str) and node.value in registry.REMOVED_TASKS:
+            fix = registry.REMOVED_TASKS[node.value]
+            self.problems.at(node, ("task",), "no longer a task of its own", fix)
+            return None
         known = checks.check_name(node, ("task",), "task", registry.TASKS, self.problems)
         return str(node.value) if known else None
 
@@ -218,7 +222,9 @@ class Document:
     def parameters(self, task: str | None) -> Mapping[str, ParameterInfo]:
         """What `space:` may name; under an unknown task, any reward that it does name."""
         if task is not None:
-            return parameters_of(task_files.task_info(task))
+            weights = self.root.find(("space", "reward_weights")).entries or {}
+            names = [f"reward_weights.{reward}" for reward in weights]
+            return parameters_of(task_files.task_info(task, names))
         space = self.root.find(("space",)).entries or {}
         named = {
             f"{family}.{reward}": replace(info, choices=tuple(scalars(node)))

@@ -207,10 +207,14 @@ def values_of(info: ParameterInfo) -> str:
 def tasks() -> list[str]:
     """One table of metrics for each task."""
     parts: list[str] = []
-    for name, task in registry.TASKS.items():
-        rewards = ", ".join(
-            f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in task.rewards.items()
+    for name in registry.TASKS:
+        task = registry.describe_task(name)
+        rewards, optional = (
+            ", ".join(f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in each.items())
+            for each in (task.rewards, task.optional_rewards)
         )
+        if optional:
+            rewards += f". On where the space has a weight for them: {optional}"
         length = f" Length reward: `{task.length_reward}`." if task.length_reward else ""
         partial = f" With partial credit: `{task.partial_reward}`." if task.partial_reward else ""
         published = ", ".join(f"`{key}: {show(v)}`" for key, v in task.published.items())
@@ -242,7 +246,7 @@ def layouts() -> str:
             one_of(info.columns) + (f" ({one_of(info.optional)})" if info.optional else ""),
             info.doc,
         )
-        for name, info in registry.LAYOUTS.items()
+        for name, info in ((each, registry.describe_layout(each)) for each in registry.LAYOUTS)
     ]
     head = ("name", "tasks", "columns (those that may be missing)", "what")
     return "## Layouts\n\n" + table(head, rows)

@@ -16,8 +16,7 @@ from gdpo_tune.core import engines
 from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import embedded_folder, load_policy
-from gdpo_tune.policies.size import parameters
+from gdpo_tune.policies.load_policy import load_policy, parameters, policy_folder
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
@@ -107,7 +106,7 @@ def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
     (extra,) = project["project"]["optional-dependencies"]["vllm"]
     assert f"{OLDEST} {NEWEST}" == "{}.0 {}.0".format(*re.findall(r"0\.\d+", extra))
     for version in (OLDEST, NEWEST):  # TRL warns of others, and a warning fails this test
-        answer = lambda *_, found=version, **__: (True, found)  # noqa: E731
+        answer = lambda *_, installed=version, **__: (True, installed)  # noqa: E731
         monkeypatch.setattr(import_utils, "_is_package_available", answer)
         assert import_utils.is_vllm_available()
 
@@ -251,7 +250,7 @@ def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
 
 def test_a_policy_is_measured_without_loading_it(tmp_path):
     model, _ = load_policy("embedded")
-    assert parameters("embedded") == parameters(embedded_folder()) == model.num_parameters()
+    assert parameters("embedded") == parameters(policy_folder("embedded")) == model.num_parameters()
     assert parameters(str(tmp_path)) is None
     assert parameters("nobody/has-this-policy") is None
     assert parameters("not a / policy / at all") is None

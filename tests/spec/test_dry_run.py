@@ -18,6 +18,7 @@ from gdpo_tune.spec import (
     without_password,
 )
 from gdpo_tune.spec.machine import visible_gpus
+from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
 
@@ -248,11 +249,8 @@ def test_no_lint(overrides, load):
 
 
 def test_lint_of_rewards_on_different_scales(load, monkeypatch):
-    task = dataclasses.replace(
-        registry.TASKS["code"],
-        rewards={"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)},
-    )
-    monkeypatch.setitem(registry.TASKS, "code", task)
+    rewards = {"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)}
+    monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     fixed = "space.reward_weights={correctness: 1, format: 1, length: 1}"
     (warning,) = lint(load(fixed))
     assert "spans" not in warning
@@ -265,9 +263,8 @@ def test_lint_of_rewards_on_different_scales(load, monkeypatch):
     ("known", "span"), [((0, 3), "span different widths"), ((0, 1), "may span different widths")]
 )
 def test_lint_of_a_reward_whose_range_nobody_stated(load, monkeypatch, known, span):
-    task = registry.TASKS["code"]
-    rewards = {**task.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
-    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    rewards = {**code.TASK.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
+    monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     (warning,) = lint(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
     assert f"fixed, while rewards {span}" in warning
     assert f"(correctness {known[1]}, format 1, length unknown)" in warning

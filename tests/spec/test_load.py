@@ -65,7 +65,7 @@ def test_defaults(load):
 @pytest.mark.parametrize("task", registry.TASKS)
 def test_the_policy_is_the_one_that_ships_for_the_task(load, task):
     assert load(f"task={task}", "space.reward_weights={correctness: 1}").policy == (
-        registry.TASKS[task].embedded
+        registry.describe_task(task).embedded
     )
 
 

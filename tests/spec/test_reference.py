@@ -30,7 +30,7 @@ def test_the_page_is_up_to_date():
         *registry.NORMALIZATIONS,
         *registry.SAMPLERS,
         *registry.SCHEDULERS,
-        *(metric for task in registry.TASKS.values() for metric in task.metrics),
+        *(metric for task in registry.TASKS for metric in registry.describe_task(task).metrics),
         "search.replicates.max_runs",
         "search.scheduler.type",
         "search.scheduler.reduction_factor",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.core.registry import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import lint
+from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
 CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
@@ -118,9 +118,9 @@ def test_a_shaped_file_survives_being_written_out(load):
 
 
 def test_the_published_setting_still_resolves(load):
-    published = registry.TASKS["code"].published
+    published = code.TASK.published
     complete = load(*SHAPED).space.baseline(published)
-    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
+    assert complete.keys() == parameters_of(code.TASK).keys()
     assert {**LATER, **published}.items() <= complete.items()
 
 
@@ -130,9 +130,8 @@ def test_the_published_setting_still_resolves(load):
 @pytest.fixture
 def unbounded(monkeypatch):
     """The code task, with a length reward of which nobody knows the range."""
-    task = registry.TASKS["code"]
-    rewards = {**task.rewards, "length": UNKNOWN_RANGE}
-    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    rewards = {**code.TASK.rewards, "length": UNKNOWN_RANGE}
+    monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
 
 
 @pytest.mark.usefixtures("unbounded")
@@ -208,9 +207,8 @@ def test_sound_shaping_raises_no_doubt():
 
 
 def test_an_unmet_condition_on_a_reward_below_zero_is_doubtful(load, monkeypatch):
-    task = registry.TASKS["code"]
-    rewards = {**task.rewards, "correctness": (-3.0, 3.0)}
-    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    rewards = {**code.TASK.rewards, "correctness": (-3.0, 3.0)}
+    monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     doubt = "space.conditioning.correctness: an unmet condition gives correctness 0"
     found = lint(load("space.conditioning.correctness=format"))
     assert any(warning.startswith(doubt) for warning in found)

@@ -1,4 +1,4 @@
-"""A few steps of the real thing: the embedded policy, the code task, the sandbox."""
+"""A few steps with the embedded policy, the code task and the sandbox."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.task_files import task_info
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.tasks.code import TASK
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.rollout import Decoding, sample, supports
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
+from gdpo_tune.training.fast_cpu.sampler import sample
 
 pytestmark = pytest.mark.integration
 
@@ -29,27 +31,29 @@ SETTINGS = TrainingSettings(
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def close_cache():
     yield
     warm.release()
 
 
-def trial(directory, task="code", settings=SETTINGS, **params) -> TrialConfig:
-    defaults = {name: info.default for name, info in parameters_of(registry.TASKS[task]).items()}
+def trial(directory, settings=SETTINGS, **params) -> TrialConfig:
+    defaults = {
+        name: info.default for name, info in parameters_of(task_info("code", params)).items()
+    }
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
-    return TrialConfig(task, "embedded", 0, complete, settings, directory)
+    return TrialConfig("code", "embedded", 0, complete, settings, directory)
 
 
-def test_the_embedded_policy_is_sampled_exactly():
+def test_the_sampler_matches_transformers_on_the_embedded_policy():
     model, tokenizer = load_policy("embedded")
-    assert supports(model)
+    assert is_small_llama(model)
     prompts = tokenizer([p.prompt for p in generate("validation", 64, 0)])
     padded = tokenizer.pad(prompts, return_tensors="pt")
     end = tokenizer.eos_token_id
     output = model.generate(**padded, max_new_tokens=64, do_sample=False)
     tails = output[:, padded["input_ids"].shape[1] :].tolist()
     expected = [row[: row.index(end) + 1] if end in row else row for row in tails]
-    drawn = sample(model, prompts["input_ids"], Decoding(64, None, (end,), tokenizer.pad_token_id))
+    drawn = sample(model, prompts["input_ids"], 64, None, (end,))
     assert drawn == expected
 
 
@@ -65,7 +69,7 @@ def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tm
     assert first == second
     assert (outcome.validation, outcome.test) == (again.validation, again.test)
     assert outcome.environment["sandbox"]
-    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert set(outcome.test) == set(TASK.metrics)
     assert outcome.test["correctness"].mean > 0.2, "the policy knows the task before training"
     assert 0 < first[0]["train/reward/correctness/mean"] < 1
     assert outcome.checkpoint is not None
@@ -78,13 +82,12 @@ def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
     one_step = replace(SETTINGS, steps=1)
     steps = []
     for partial_credit in (False, True):
-        config = trial(
-            tmp_path / str(partial_credit), "code_bug_free", one_step, partial_credit=partial_credit
-        )
+        params = {"reward_weights.bug_free": 1.0, "partial_credit": partial_credit}
+        config = trial(tmp_path / str(partial_credit), one_step, **params)
         outcome = train(config, resume=None, report=lambda m, _: steps.append(m.metrics))
     whole, share = ({k: m[k] for k in m if k.startswith("train/reward/")} for m in steps)
     mean = "train/reward/{}/mean".format
-    # The first step samples the same completions, whatever is made of them.
+    # Both trials sample the same completions in the first step.
     assert whole[mean("correctness")] < share[mean("correctness")] < 1
     assert whole[mean("bug_free")] == share[mean("bug_free")] > 0
-    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert set(outcome.test) == set(TASK.metrics)
