@@ -1,8 +1,8 @@
 """Encode trials, rungs and outcomes as the JSON that the study holds, and decode them.
 
-Costs that the sweep judges by are among the metrics. They are written there, because a later start
-may give a trial other resources. They are also filled in when read, because a later start may judge
-by a cost that no objective or constraint named when the trial ran.
+Costs that an objective or a constraint names are stored among the metrics, because a later start
+may give a trial other resources. Missing ones are added on reading, because a later start may name
+a cost that the sweep did not name when the trial ran.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from gdpo_tune.core.costs import priced
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.metrics import priced
 from gdpo_tune.core.object_store import joined
 from gdpo_tune.core.trials import (
     Cost,
@@ -45,7 +45,7 @@ STATES: Mapping[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 RUNG = "rung:"
-"""Prefix of the attribute of a rung; its completions follow."""
+"""Prefix of a rung's attribute, before its number of completions."""
 
 
 def trial_directory(sweep: Path, number: int) -> Path:
@@ -59,7 +59,7 @@ def decode_trial(
     """Return a trial of the study as a record; a checkpoint that does not exist is None.
 
     Raises:
-        KeyError, TypeError: another version wrote the trial; the ledger checks this when it opens.
+        KeyError, TypeError: another version wrote the trial.
     """
     stored = trial.user_attrs["trial"]
     outcome = trial.user_attrs.get("outcome", {})
@@ -108,14 +108,14 @@ def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
 
 
 def compute_violation(bound: Constraint, value: float) -> float:
-    """Return by how much a value breaks a bound, as Optuna counts: 0 or less where it holds."""
+    """Return how far a value is beyond a bound; 0 or less, as in Optuna, if the bound holds."""
     return bound.bound - value if bound.op == ">=" else value - bound.bound
 
 
 def create_running_trial(
     spec: SweepSpec, params: Params, attributes: Mapping[str, Any]
 ) -> FrozenTrial:
-    """Return a new trial for the study; `attributes` are stored beside its parameters."""
+    """Return a new trial for the study, with attributes that are stored as JSON."""
     active = spec.space.active(params)
     distributions: dict[str, BaseDistribution] = {
         name: to_distribution(domain)
@@ -142,7 +142,7 @@ def to_distribution(domain: Choice | Uniform) -> BaseDistribution:
 
 
 def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
-    """Return an outcome as JSON; paths are relative to the sweep's directory, which may move."""
+    """Return an outcome as JSON, with paths relative to a directory that may move."""
     checkpoint = outcome.checkpoint
     return {
         "validation": encode_estimates(outcome.validation),
@@ -157,9 +157,9 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
     """Return a measurement on validation prompts as JSON.
 
     Args:
-        measurement: taken at the rung.
+        measurement: the trial's state at the rung.
         order: number of rungs that all trials recorded before this one.
-        spec: names the costs to keep among the metrics.
+        spec: the sweep, whose objectives and constraints may name costs.
 
     Raises:
         NonFiniteError: a value is NaN or infinite, so it cannot be compared.
@@ -206,8 +206,5 @@ def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimat
 
 
 def add_costs(measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec) -> dict[str, Estimate]:
-    """Return metrics with the costs that the sweep's objectives or constraints name.
-
-    A cost that is among the metrics already stays as it is.
-    """
+    """Return metrics with the costs that objectives or constraints name; present ones stay."""
     return priced(measured, cost, spec.judged, spec.resources.in_all)

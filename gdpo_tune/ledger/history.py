@@ -15,11 +15,11 @@ from gdpo_tune.core.trials import Exploit, Generation, Incident
 from gdpo_tune.ledger.study import STUDY
 
 SESSION, INCIDENT, GENERATION = "session:", "incident:", "generation:"
-"""Prefixes of the study's attributes; a number from 0 on follows."""
+"""Prefixes of the study's attributes, before a number that starts at 0."""
 
 
 class SweepHistory:
-    """What the study of a sweep holds beside trials, each entry as an attribute of its own.
+    """Sessions, incidents and generations of a sweep, each in its own attribute of the study.
 
     A session is the time in which one process ran trials.
     """
@@ -30,7 +30,7 @@ class SweepHistory:
         self._storage = storage
         self._study_id = storage.get_study_id_from_name(STUDY)
         self._generations: list[Generation] = []
-        """Those that are decoded: each is decoded once."""
+        """Generations decoded so far."""
 
     def begin_session(
         self, started: float, slots: int, provenance: Mapping[str, Any], sampler: str = ""
@@ -43,13 +43,8 @@ class SweepHistory:
             provenance: revision, versions and hardware, as JSON.
             sampler: name of the sampler, and why it was chosen.
         """
-        content = {
-            "started": started,
-            "slots": slots,
-            "provenance": dict(provenance),
-            "sampler": sampler,
-        }
-        return self._append(SESSION, content)
+        content = {"started": started, "slots": slots, "provenance": dict(provenance)}
+        return self._append(SESSION, {**content, "sampler": sampler})
 
     def end_session(self, session: int, ending: str = "") -> None:
         """Record that the process has stopped working on the sweep.
@@ -74,8 +69,8 @@ class SweepHistory:
     def sessions(self) -> list[dict[str, Any]]:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
-        `finished` (Unix seconds) and `ending` are missing while a session runs, and if it was
-        killed. `incidents` holds the `Incident`s of the session.
+        `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.
+        `incidents` holds the session's `Incident`s.
         """
         incidents = defaultdict[int, list[Incident]](list)
         for stored in self._list(INCIDENT):
@@ -87,11 +82,11 @@ class SweepHistory:
         ]
 
     def record_generation(self, generation: Generation) -> None:
-        """Record what was decided for a population, in one write."""
+        """Record the decisions of one meeting of a population, in one write."""
         self._append(GENERATION, asdict(generation))
 
     def get_generations(self) -> list[Generation]:
-        """Return every generation, in the order of their decisions; do not change the list."""
+        """Return every generation in order; do not change the list."""
         attributes = self._storage.get_study_user_attrs(self._study_id)
         while stored := attributes.get(f"{GENERATION}{len(self._generations)}"):
             exploits = tuple(Exploit(**exploit) for exploit in stored["exploits"])
@@ -100,7 +95,7 @@ class SweepHistory:
         return self._generations
 
     def find_lineage(self, number: int) -> tuple[Exploit, ...]:
-        """Return what a trial took over from others, by step."""
+        """Return the checkpoints that a trial took over from others, by step."""
         exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
         return tuple(exploit for exploit in exploits if exploit.member == number)
 
@@ -110,7 +105,7 @@ class SweepHistory:
         return next((past.step for past in generations if number in past.members), 0)
 
     def _append(self, prefix: str, content: Mapping[str, Any]) -> int:
-        """Write a new entry in one write; return its number."""
+        """Store a new entry in one write; return its number."""
         number = len(self._list(prefix))
         self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
         return number

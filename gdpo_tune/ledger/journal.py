@@ -1,9 +1,9 @@
 """The ledger's file: one record a line, appended by one process at a time.
 
-It does two things that Optuna's own file backend does not do. Opening the file cuts off a write
-that a crash has torn; otherwise the next record would land behind the torn one, and the journal
-would never open again. And the right to write ends with the process that holds it: Optuna's lock
-file outlives `kill -9` and then blocks for 30 seconds.
+Optuna's own file backend lacks two things. Opening the file cuts off a write that a crash has torn;
+otherwise the next record would follow the torn one, and the journal would never open again. And
+the right to write ends with its process: Optuna's lock file survives `kill -9` and then blocks for
+30 seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from optuna.storages.journal import BaseJournalBackend
 
 from gdpo_tune.core.errors import GdpoTuneError, LedgerHeldError, UsageError
 
-DAMAGED = "damaged; bring it back from a copy, or move the sweep aside and begin anew with --fresh"
+DAMAGED = "damaged; restore it from a copy, or move the sweep aside and begin again with --fresh"
 
 
 class Lease:
@@ -56,7 +56,7 @@ class Lease:
         os.pwrite(self._file, holder.encode(), 0)
 
     def release(self) -> None:
-        """Give the lease back; a second call does nothing."""
+        """End the lease; a second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -93,12 +93,9 @@ def move_aside(lease: Lease) -> tuple[Lease, Path]:
         The lease on the new directory, and the path of the old one.
     """
     directory = lease.path.parent
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = directory.with_name(f"{directory.name}.{stamp}")
-    for number in itertools.count(1):
-        if not aside.exists():
-            break
-        aside = directory.with_name(f"{directory.name}.{stamp}-{number}")
+    first = directory.with_name(f"{directory.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(1))
+    aside = next(path for path in itertools.chain([first], others) if not path.exists())
     directory.rename(aside)
     lease.release()
     return Lease(lease.path), aside
@@ -120,7 +117,7 @@ def repair(path: Path) -> int:
 
 
 def _intern_strings(mapping: dict[str, Any]) -> dict[str, Any]:
-    """Return a mapping whose strings are in memory once: a journal repeats a few of them."""
+    """Return a mapping with interned strings, because a journal repeats a few of them."""
     intern = sys.intern
     return {
         intern(key): intern(value) if isinstance(value, str) else value
@@ -147,8 +144,8 @@ class Journal(BaseJournalBackend):
     """Name of the journal in messages."""
 
     @abstractmethod
-    def together(self) -> AbstractContextManager[None]:
-        """Wait once, at the end, for all records that are appended meanwhile."""
+    def write_batch(self) -> AbstractContextManager[None]:
+        """Wait once, at the end of the block, for all records that are appended in it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -156,10 +153,10 @@ class Journal(BaseJournalBackend):
 
 
 class JournalFile(Journal):
-    """Optuna's journal in one local file, for one writer and any number of readers.
+    """Journal in one local file, for one writer and any number of readers.
 
-    Every record is on the disk before a call returns. A reader ignores a record whose end is not
-    written yet. The lease, not this class, prevents a second writer.
+    A reader ignores a record whose end is not written yet. The lease, not this class, prevents a
+    second writer.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
@@ -168,7 +165,7 @@ class JournalFile(Journal):
         self._syncs = True
         self.path = path
         self._offsets = [0]
-        """Start of each record, and of the next one."""
+        """Position in the file of each record, and of the next one, in bytes."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Yield the records from number `log_number_from` on.
@@ -194,8 +191,8 @@ class JournalFile(Journal):
             yield record
 
     @contextmanager
-    def together(self) -> Generator[None]:
-        """Wait for the disk once, at the end, for all records that are appended meanwhile.
+    def write_batch(self) -> Generator[None]:
+        """Wait for the disk once, at the end of the block, for all records appended in it.
 
         Raises:
             OSError: the disk is full or broken; the records that were appended stay whole.
@@ -208,11 +205,11 @@ class JournalFile(Journal):
         os.fsync(self._file)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records and, outside of `together`, wait until the disk has them.
+        """Append records; unless a batch is open, wait until the disk has them.
 
         Raises:
             OSError: the disk is full or broken. The file is as it was before, so that a later
-                record does not land behind half of this one.
+                record does not follow half of this one.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         before = os.fstat(self._file).st_size
@@ -233,7 +230,7 @@ class JournalFile(Journal):
 
 
 def replay(journal: Journal) -> JournalStorage:
-    """Return the Optuna storage that the records of a journal add up to.
+    """Return the Optuna storage that the records of a journal build.
 
     Raises:
         UsageError: a line is no record, Optuna cannot replay one, or the first ones are gone.
@@ -248,7 +245,7 @@ def replay(journal: Journal) -> JournalStorage:
             f"so another version of it wrote them, or the file is {DAMAGED}"
         ) from error
     if not storage.get_all_studies() and any(journal.read_logs(0)):
-        # Optuna skips records of an unknown study, so the sweep would silently begin anew.
+        # Optuna skips records of an unknown study, so the sweep would silently begin again.
         raise UsageError(
             f"{journal.path}: its first record, with which a sweep begins, is gone, so it is "
             f"{DAMAGED}"

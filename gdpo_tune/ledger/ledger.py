@@ -1,13 +1,13 @@
 """The one durable record of a sweep: every trial with its values, state, cost and reason.
 
     <storage>/<name>/ledger.journal    the Optuna study, one record a line; or a table of `ledger:`
-                     ledger.lock       which process writes it
+                     ledger.lock       the process that writes it
                      spec.yaml         the resolved spec
                      trials/<number>/  step metrics and checkpoints
 
-Step metrics lie beside the study; MLflow and every figure can be drawn again from both. The values
-of the study are the objectives on validation prompts, which a sampler may see. Estimates on test
-prompts, on which the front is claimed, are stored beside them.
+MLflow and every figure can be written again from the study and the step metrics. The values of the
+study are the objectives on validation prompts, which a sampler may see. Estimates on test prompts,
+which decide the front, are stored beside them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from gdpo_tune.spec import SweepSpec
 
 
 class Ledger(SweepHistory, Closing):
-    """A sweep's trials. `open` it; use it as a context manager.
+    """Trials of a sweep, and its history. Create it with `open`; use it as a context manager.
 
-    It holds in memory what it has written, so reading records costs no disk access.
+    The writer keeps all records in memory, so reading them costs no disk access.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Ledger(SweepHistory, Closing):
         lease: Lease | None = None,
         moved_aside: Path | None = None,
     ) -> None:
-        """Read the journal; callers use `open`, which finds it."""
+        """Read a journal; callers use `open`, which finds it."""
         self.spec = spec
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside
-        """Directory of an earlier sweep of this name, if opening this one moved it."""
+        """Directory of an earlier sweep of this name, if `open` moved it."""
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
-        """Numbers of the trials whose records have to be read again."""
+        """Numbers of trials whose records in memory are out of date."""
         try:
             storage = replay(journal)
             super().__init__(storage, open_study(storage, spec, writable=lease is not None))
@@ -91,9 +91,9 @@ class Ledger(SweepHistory, Closing):
         """Open the sweep's ledger, or begin one.
 
         Args:
-            spec: the sweep; its `directory` is where the ledger lives.
-            fresh: move an earlier sweep of this name aside (nothing is deleted) and begin anew.
-            read_only: take no lease and change nothing; works beside the process that writes.
+            spec: the sweep.
+            fresh: move an earlier sweep of this name aside (nothing is deleted) and begin again.
+            read_only: take no lease and change nothing; another process may write meanwhile.
 
         Raises:
             LedgerHeldError: another live process writes this ledger.
@@ -113,7 +113,7 @@ class Ledger(SweepHistory, Closing):
             ) from error
 
     def close(self) -> None:
-        """Close the journal and give the lease back; a second call does nothing."""
+        """Close the journal and end the lease; a second call does nothing."""
         self._journal.close()
         if self._lease is not None:
             self._lease.release()
@@ -134,7 +134,7 @@ class Ledger(SweepHistory, Closing):
         return self._records[number]
 
     def list_unfinished(self) -> list[TrialRecord]:
-        """Return the trials that were started, have not ended and do not wait for a promotion."""
+        """Return the trials that neither ended nor wait for a promotion."""
         return [record for record in self.records() if record.state == "running"]
 
     def start(
@@ -146,15 +146,15 @@ class Ledger(SweepHistory, Closing):
         replicate_of: int | None = None,
         sampler_state: Mapping[str, Any] | None = None,
     ) -> TrialRecord:
-        """Record a trial as running, in one write; its directory is deleted if there is one.
+        """Record a new trial as running, in one write; delete its directory if there is one.
 
         Args:
             params: complete parameters.
-            role: why it is run.
-            proposer: what chose its parameters.
-            seed: of the training.
+            role: reason why it is run.
+            proposer: rule or model that chose its parameters.
+            seed: seed of the training.
             replicate_of: number of the trial whose parameters it repeats.
-            sampler_state: data that the sampler needs beside this trial after a restart.
+            sampler_state: data, as JSON, that the sampler needs after a restart.
         """
         attributes = {
             "role": role,
@@ -165,7 +165,7 @@ class Ledger(SweepHistory, Closing):
             "sampler_state": dict(sampler_state or {}),
         }
         number = len(self._records)
-        # A trial whose record was torn off leaves checkpoints of other parameters behind.
+        # A trial whose record was torn off has left checkpoints of other parameters.
         if self.trial_directory(number).exists():
             shutil.rmtree(self.trial_directory(number))
         trial = create_running_trial(self.spec, params, attributes)
@@ -174,16 +174,13 @@ class Ledger(SweepHistory, Closing):
         return self._records[number]
 
     def record_rung(self, number: int, measurement: Measurement) -> bool:
-        """Record a measurement on validation prompts, by the completions sampled so far.
+        """Record a measurement on validation prompts; return False if its rung is recorded already.
 
-        A trial that goes on from an earlier step measures again. That is not recorded, because
-        decisions rest on the first measurement.
-
-        Returns:
-            Whether it was recorded.
+        A trial that resumes from an earlier step measures again, but decisions rest on the first
+        measurement.
 
         Raises:
-            NonFiniteError: see `encode_rung`.
+            NonFiniteError: a value is NaN or infinite.
         """
         key = f"{RUNG}{measurement.cost.completions}"
         if key in self._trial(number).user_attrs:
@@ -193,22 +190,22 @@ class Ledger(SweepHistory, Closing):
         return True
 
     def get_rungs(self) -> list[tuple[int, Rung]]:
-        """Return every rung with its trial's number, in the order of their recording."""
+        """Return every rung with its trial's number, in the order in which they were recorded."""
         return decode_rungs_in_order(self._trials(), self.spec)
 
     def pause(self, number: int) -> TrialRecord:
-        """Record that a trial waits at its last rung, without a process."""
+        """Record that a trial waits at its last rung for a promotion."""
         rung = self.record(number).rungs[-1]
         self._set(number, "pause", {"at": rung.completions, "waits": True})
         return self.record(number)
 
     def resume(self, number: int) -> TrialRecord:
-        """Record that a paused trial goes on."""
+        """Record that a paused trial runs again."""
         self._set(number, "pause", {"at": self.record(number).paused_at, "waits": False})
         return self.record(number)
 
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:
-        """Record the outcome of a trial; a judged value that is not finite makes it a failure."""
+        """Record a trial's outcome, or a failure if a judged value is missing or not finite."""
         splits = {
             "validation": add_costs(outcome.validation, outcome.cost, self.spec),
             "test": add_costs(outcome.test, outcome.cost, self.spec),
@@ -218,27 +215,21 @@ class Ledger(SweepHistory, Closing):
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     value = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {value}", outcome.cost)
-        with self._journal.together():
+        with self._journal.write_batch():
             self._set(number, "outcome", encode_outcome(replace(outcome, **splits), self.directory))
             self._close_trial(number)
         return self.record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
-        """Record that a trial ended without a result.
-
-        Args:
-            number: of the trial.
-            reason: in one line.
-            cost: what it has spent; None: its cost at its last rung.
-        """
+        """Record that a trial ended without a result; by default at the cost of its last rung."""
         return self._end(number, "failed", reason, cost or self.record(number).cost)
 
     def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
-        """Record that the scheduler stopped a trial; its rungs stay."""
+        """Record that the scheduler stopped a trial."""
         return self._end(number, "pruned", reason, cost)
 
     def record_generation(self, generation: Generation) -> None:
-        """Record what was decided for a population, in one write."""
+        """Record the decisions of one meeting of a population, in one write."""
         super().record_generation(generation)
         self._stale.update(generation.members)
 
@@ -247,7 +238,7 @@ class Ledger(SweepHistory, Closing):
         return dict(self._trial(number).user_attrs["trial"]["sampler_state"])
 
     def forget_checkpoints(self, numbers: Sequence[int]) -> None:
-        """Check again whether the checkpoints of these trials exist."""
+        """Read again which of these trials have a checkpoint."""
         self._stale.update(numbers)
 
     def trial_directory(self, number: int) -> Path:
@@ -255,7 +246,7 @@ class Ledger(SweepHistory, Closing):
         return trial_directory(self.directory, number)
 
     def _load(self) -> tuple[list[TrialRecord], int]:
-        """Read every trial; return the records, and the order of the next rung.
+        """Return the records of all trials, and the order of the next rung.
 
         Raises:
             UsageError: another version wrote the ledger.
@@ -298,7 +289,7 @@ class Ledger(SweepHistory, Closing):
         self._stale.add(number)
 
     def _end(self, number: int, state: State, reason: str, cost: Cost) -> TrialRecord:
-        with self._journal.together():
+        with self._journal.write_batch():
             self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
             self._close_trial(number)
         return self.record(number)
@@ -321,7 +312,7 @@ class Ledger(SweepHistory, Closing):
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)
 
     def _close_ended_trials(self) -> None:
-        """Close trials whose outcome or end was written before a crash, but not their state."""
+        """Close trials whose outcome or end was written before a crash, without their state."""
         for trial in self._trials():
             has_ended = "outcome" in trial.user_attrs or "end" in trial.user_attrs
             if trial.state == TrialState.RUNNING and has_ended:

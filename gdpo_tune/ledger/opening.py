@@ -18,7 +18,7 @@ LOCK = "ledger.lock"
 
 
 def open_for_reading(spec: SweepSpec) -> Journal:
-    """Open the journal of a sweep, to change nothing.
+    """Open the journal of a sweep to read it.
 
     Raises:
         UsageError: there is none.
@@ -56,14 +56,14 @@ def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, P
     file = directory / JOURNAL
     lease, database, aside, stored = Lease(directory / LOCK), None, None, False
     try:
-        if spec.address:  # on this machine the directory may be new while the sweep is old
+        if spec.address:  # the directory on this machine may be new while the sweep is old
             stored = fetch_spec(spec.address, directory)
         if spec.ledger:
             database = _open_database(spec, read_only=False)
         if fresh and (stored or (database.exists() if database else file.exists())):
             lease, aside = move_aside(lease)
             if spec.address:
-                # Before the ledger: an empty ledger beside stored trials would delete them.
+                # Before the ledger, because an empty ledger would delete stored trials.
                 SweepStore(spec).move_aside(aside.name)
             if database:
                 database.move_aside(aside.name)
@@ -72,7 +72,7 @@ def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, P
             if stored and not fresh and not database.exists():
                 raise UsageError(
                     f"{spec.address} holds a sweep that is not in {without_password(spec.ledger)}\n"
-                    "    fix: bring that database back, or --fresh to move that sweep aside"
+                    "    fix: restore that database, or --fresh to move that sweep aside"
                 )
             return database, lease, aside
         if file.exists():
@@ -93,24 +93,24 @@ def _open_database(spec: SweepSpec, *, read_only: bool) -> PostgresJournal:
 
 
 def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
-    """Refuse a ledger elsewhere than where the sweep began: an empty one would delete its trials.
+    """Refuse another ledger than that of the sweep: an empty ledger would delete its trials.
 
     Raises:
         UsageError: this sweep has its ledger elsewhere.
     """
     if (directory / JOURNAL).exists():
-        began, fix = (str(directory / JOURNAL) if spec.ledger else ""), "leave ledger: out"
+        ledger, fix = (str(directory / JOURNAL) if spec.ledger else ""), "leave ledger: out"
     else:
-        began, fix = _find_earlier_database(spec, directory), "write that as ledger:"
-    if began:
+        ledger, fix = _find_other_database(spec, directory), "write that as ledger:"
+    if ledger:
         raise UsageError(
-            f"the sweep in {directory} has its ledger in {began}\n"
+            f"the sweep in {directory} has its ledger in {ledger}\n"
             f"    fix: {fix}, or choose another --name, or --fresh to move that sweep aside"
         )
 
 
-def _find_earlier_database(spec: SweepSpec, directory: Path) -> str:
-    """Return another database in which the sweep of a directory began; empty if there is none."""
+def _find_other_database(spec: SweepSpec, directory: Path) -> str:
+    """Return the database of the sweep in a directory, or "" if it is the one of `spec`."""
     try:
         earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
     except SpecError:  # there is no file, or another version wrote it

@@ -1,12 +1,12 @@
 """The ledger in a PostgreSQL database: the same records as in a file, one a row.
 
-The right to write is an advisory lock that ends with the connection of its holder; the server ends
-the connection of a lost machine within a minute. Records are numbered: of two writers that take
-each other for dead, the second finds its number taken, with or without the lock.
+The right to write is an advisory lock that ends with its holder's connection. The server ends the
+connection of a lost machine within a minute. Records are numbered, so a writer that lost its lock
+finds that the number of its next record is taken.
 
-Optuna's `RDBStorage` cannot replace this table: it commits each call alone, so a trial's outcome
-and its end could come apart, and after a lost answer its caller cannot tell whether to repeat a
-call. Its rows have no numbers that would stop a second writer; attributes are overwritten.
+Optuna's `RDBStorage` cannot replace this table. It commits each call alone, so an outcome could be
+stored without the end of its trial. After a lost answer a call cannot be repeated safely. Its rows
+have no numbers that would stop a second writer.
 """
 
 from __future__ import annotations
@@ -44,25 +44,21 @@ TIMEOUTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""For both ends of a connection. The server notices within a minute that a client's machine is
-gone, and a silent loss of packets delays a record by a minute instead of a quarter of an hour."""
+"""For both ends of a connection: each notices within a minute that the other one is gone."""
 NOTICE_SECONDS = 90.0
-"""Time after which the server has certainly noticed the end of one of our connections."""
+"""Time within which the server notices that one of our connections has ended."""
 RETRY_SECONDS = 2.0
 
 
 class PostgresJournal(Journal):
-    """Optuna's journal in one table of a database, for one writer and any number of readers.
-
-    Every record is committed before a call returns.
-    """
+    """Journal in one table of a database, for one writer and any number of readers."""
 
     def __init__(self, url: str, sweep: str, *, read_only: bool) -> None:
         """Connect; as a writer, create the table if it is missing and take the lock.
 
         Args:
-            url: of the database.
-            sweep: its name, which is unique in a database.
+            url: address of the database.
+            sweep: name of the sweep, unique in the database.
             read_only: take no lock and change nothing.
 
         Raises:
@@ -74,16 +70,14 @@ class PostgresJournal(Journal):
         self._key = int.from_bytes(hashlib.sha256(sweep.encode()).digest()[:8], signed=True)
         """Number of the lock of the sweep's writer."""
         self._writes = not read_only
-        self._holds_back = False
-        """True while records wait to be committed together."""
-        self._held: list[str] = []
-        """Records that are not committed yet."""
+        self._is_batch_open = False
+        self._uncommitted: list[str] = []
         self._next = 0
         """Number of the next record to append."""
         self._unread: list[str] = []
-        """Records that this writer appended and did not read back; nobody else appends any."""
+        """Records that this writer appended and did not read back: no other process appends."""
         self._failure: Exception | None = None
-        """Why nothing is written any more."""
+        """Reason why nothing is written any more."""
         client = f"gdpo_tune {os.getpid()} on {socket.gethostname()}"[:63]
         options = {**TIMEOUTS, "connect_timeout": 10, "application_name": client}
         try:
@@ -94,7 +88,7 @@ class PostgresJournal(Journal):
                     for statement in (f"SELECT pg_advisory_xact_lock({CREATION_LOCK})", CREATE):
                         self._connection.execute(sa.text(statement))
                 if not self._try_lock():
-                    raise self._held_by_another()
+                    raise self._build_held_error()
                 self._next = self._count()
         except ImportError as error:
             raise UsageError(
@@ -104,17 +98,18 @@ class PostgresJournal(Journal):
         except SQLAlchemyError as error:
             raise UsageError(
                 f"ledger {self.path}: {_first_line(error)}\n"
-                "    fix: start the database, or mend the address; the password belongs into "
+                "    fix: start the database, or correct the address; the password belongs in "
                 "PGPASSWORD or ~/.pgpass"
             ) from error
 
     def exists(self) -> bool:
         """Return whether there is any record."""
+        # A reader does not create the table.
         has_table = self._run("SELECT to_regclass(:table) IS NOT NULL", table=TABLE)[0][0]
-        return has_table and self._count() > 0  # a reader does not create the table
+        return has_table and self._count() > 0
 
     def move_aside(self, name: str) -> None:
-        """Store all records under another name of a sweep, and begin anew."""
+        """Rename the stored sweep, so that this journal is empty."""
         self._run(f"UPDATE {TABLE} SET sweep = :name WHERE sweep = :sweep", name=name)
         self._next = 0
 
@@ -140,39 +135,39 @@ class PostgresJournal(Journal):
             yield DECODER.decode(record)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records; outside of `together` they are committed when this returns.
+        """Append records; unless a batch is open, they are committed when this returns.
 
         Raises:
-            LedgerHeldError: another process has appended some meanwhile.
+            LedgerHeldError: another process has appended records.
             LedgerUnreachableError: the database has not answered for `PATIENCE`.
         """
         records = [json.dumps(log, separators=(",", ":")) for log in logs]
         self._unread += records
-        self._held += records
+        self._uncommitted += records
         self._next += len(records)
-        if not self._holds_back:
+        if not self._is_batch_open:
             self._commit()
 
     @contextmanager
-    def together(self) -> Generator[None]:
-        """Commit all records that are appended meanwhile at once, at the end."""
-        self._holds_back = True
+    def write_batch(self) -> Generator[None]:
+        """Commit all records that are appended in the block at once, at its end."""
+        self._is_batch_open = True
         try:
             yield
         finally:
-            self._holds_back = False
+            self._is_batch_open = False
             self._commit()
 
     def close(self) -> None:
-        """Give the right to write back; a second call does nothing."""
+        """Close the connection, which releases the lock; a second call does nothing."""
         self._connection.close()
         self._engine.dispose()
 
     def _commit(self) -> None:
-        """Commit the records that are held back; after a failure, raise it again at once."""
+        """Commit the uncommitted records; after a failure, raise it again at once."""
         if self._failure is not None:
             raise self._failure
-        records, self._held = self._held, []
+        records, self._uncommitted = self._uncommitted, []
         rows = [
             {"sweep": self._sweep, "number": number, "record": record}
             for number, record in enumerate(records, self._next - len(records))
@@ -194,12 +189,15 @@ class PostgresJournal(Journal):
 
         def insert() -> None:
             nonlocal held_since
-            if away is not None and not self._reconnect_and_lock():
-                # held by our own connection, until the server notices its end
-                held_since = held_since or time.monotonic()
-                if time.monotonic() - held_since > NOTICE_SECONDS:
-                    raise self._held_by_another()
-                raise TryAgain
+            if away is not None:
+                self._connection.close()
+                self._connection = self._connect()
+                if not self._try_lock():
+                    # our old connection holds the lock until the server notices its end
+                    held_since = held_since or time.monotonic()
+                    if time.monotonic() - held_since > NOTICE_SECONDS:
+                        raise self._build_held_error()
+                    raise TryAgain
             self._insert(rows)
 
         def announce(state: Any) -> None:
@@ -226,7 +224,7 @@ class PostgresJournal(Journal):
             with self._connection.begin():
                 self._connection.execute(sa.text(statement), rows)
         except IntegrityError as error:
-            # After a commit whose answer was lost, the table holds these very rows.
+            # After a commit whose answer was lost, the table already holds these rows.
             query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep
                 AND number BETWEEN :first AND :last ORDER BY number"""
             stored = self._run(query, first=rows[0]["number"], last=rows[-1]["number"])
@@ -234,11 +232,6 @@ class PostgresJournal(Journal):
                 raise LedgerHeldError(
                     f"ledger {self.path}: another process has written to it; this one ends"
                 ) from error
-
-    def _reconnect_and_lock(self) -> bool:
-        self._connection.close()
-        self._connection = self._connect()
-        return self._try_lock()
 
     def _connect(self) -> sa.Connection:
         connection = self._engine.connect()
@@ -250,7 +243,7 @@ class PostgresJournal(Journal):
     def _try_lock(self) -> bool:
         return self._run("SELECT pg_try_advisory_lock(:key)", key=self._key)[0][0]
 
-    def _held_by_another(self) -> LedgerHeldError:
+    def _build_held_error(self) -> LedgerHeldError:
         """Return an error that names the process with the lock."""
         query = """SELECT a.application_name, a.client_addr FROM pg_locks l
             JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted

@@ -1,4 +1,4 @@
-"""Optuna studies: that of a sweep in its journal, copies in memory, and silence about both."""
+"""Optuna studies: the study of a sweep, and copies in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         UsageError: the journal holds no sweep and may not be written.
     """
     exists = STUDY in {study.study_name for study in storage.get_all_studies()}
-    sampler = optuna.samplers.RandomSampler()  # never asked: proposals come from elsewhere
+    sampler = optuna.samplers.RandomSampler()  # never used: the searcher proposes
     if exists:
         study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
     elif writable:
@@ -49,15 +49,15 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
 def describe_differences(spec: SweepSpec) -> str:
     """Return the first keys in which the sweep in the directory of `spec` differs from `spec`."""
     try:
-        kept = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
+        stored = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
     except SpecError:  # the file was moved, or another version wrote it; the identities differ
-        found = []
+        keys = []
     else:
-        found = differences(meaning(kept), meaning(spec))
-    if not found:
+        keys = differences(meaning(stored), meaning(spec))
+    if not keys:
         return "another task, policy, space or training, or other objectives"
-    hidden = len(found) - MOST_DIFFERENCES
-    return "; ".join(found[:MOST_DIFFERENCES]) + (f"; {hidden} more" if hidden > 0 else "")
+    hidden = len(keys) - MOST_DIFFERENCES
+    return "; ".join(keys[:MOST_DIFFERENCES]) + (f"; {hidden} more" if hidden > 0 else "")
 
 
 def create_study(
@@ -74,7 +74,7 @@ def create_study(
 
 
 def copy_study(study: optuna.Study) -> optuna.Study:
-    """Return a copy in memory, which outlives the ledger and which nobody else writes."""
+    """Return a copy in memory, which stays usable after the ledger is closed."""
     with quiet_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
         copy.add_trials(study.get_trials(deepcopy=False))
@@ -82,7 +82,7 @@ def copy_study(study: optuna.Study) -> optuna.Study:
 
 
 def write_spec(spec: SweepSpec) -> None:
-    """Write the resolved file, readable as the umask allows unless it holds a password."""
+    """Write the resolved spec, readable by its owner alone if it contains a password."""
     content = spec.dump_yaml()
     mode = 0o644 if content == shown_yaml(spec) else 0o600
     write_whole(spec.directory / SPEC, content, mode=mode)
@@ -90,7 +90,7 @@ def write_spec(spec: SweepSpec) -> None:
 
 @contextmanager
 def quiet_optuna() -> Generator[None]:
-    """Keep Optuna's messages off the terminal, which belongs to the display of the sweep."""
+    """Suppress Optuna's messages, which would disturb the display of the sweep."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

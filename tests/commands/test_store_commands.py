@@ -121,7 +121,7 @@ def test_an_earlier_sweep_is_never_overwritten(
     shutil.rmtree(tmp_path / "cache")
     with sa.create_engine(database.uri, poolclass=sa.NullPool).begin() as connection:
         connection.execute(sa.text(f"DELETE FROM {TABLE}"))
-    with pytest.raises(UsageError, match=r"is not in .*\n    fix: bring that database back"):
+    with pytest.raises(UsageError, match=r"is not in .*\n    fix: restore that database"):
         Ledger.open(spec)
     before = [name for name in store.list_names() if "/trials/" in name]
     with Ledger.open(spec, fresh=True) as ledger:

@@ -137,7 +137,7 @@ def test_a_writer_that_was_taken_for_dead_writes_nothing_more(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
         usurper = PostgresJournal.__new__(PostgresJournal)
-        usurper.__dict__.update(ledger._journal.__dict__, _unread=[], _held=[])
+        usurper.__dict__.update(ledger._journal.__dict__, _unread=[], _uncommitted=[])
         usurper.append_logs([{"op_code": 99, "worker_id": "another"}])
         before = records_of(spec)
         with pytest.raises(LedgerHeldError, match="another process has written to it"):
