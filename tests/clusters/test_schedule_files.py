@@ -276,7 +276,7 @@ CASES = {
         7,
         "storage",
         "is a file",
-        "another folder",
+        "name another",
     ),
     "an address instead of a variable": (
         "GDPO_WEBHOOK",

@@ -57,7 +57,7 @@ def test_what_is_written_out_at_its_default_keeps_the_identity(load):
     written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
     spec = load(*written)
     assert spec.identity() == load().identity()
-    assert spec.space.says_nothing == set(LATER)
+    assert spec.space.omittable == set(LATER)
     assert load(text=spec.dump_yaml()).identity() == load().identity()
 
 
@@ -164,7 +164,7 @@ def test_an_unknown_range_is_fine_where_it_is_not_needed(load):
 DOUBTS = {
     "pairs": (
         ["space.group_size=[2, 4]", "space.length_shape=[step, ramp]"],
-        "space.length_shape = ramp: in a group of 2 under gdpo only which completion earns more",
+        "space.length_shape = ramp: in a group of 2 under gdpo, shapes of the length reward",
     ),
     "no weight": (
         ["space.reward_weights.length=0", "space.conditioning.length=correctness"],
