@@ -18,7 +18,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,21 @@ class Journal(BaseJournalBackend):
     path: Path | str
     """Name of the journal in messages."""
 
+    _is_batch_open = False
+
+    @contextmanager
+    def write_batch(self) -> Generator[None]:
+        """Make all records that are appended in the block durable at once, at its end."""
+        self._is_batch_open = True
+        try:
+            yield
+        finally:
+            self._is_batch_open = False
+            self._flush()
+
     @abstractmethod
-    def write_batch(self) -> AbstractContextManager[None]:
-        """Wait once, at the end of the block, for all records that are appended in it."""
+    def _flush(self) -> None:
+        """Make the appended records durable."""
 
     @abstractmethod
     def close(self) -> None:
@@ -162,7 +174,6 @@ class JournalFile(Journal):
     def __init__(self, path: Path, *, read_only: bool) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(path, flags, 0o644)
-        self._syncs = True
         self.path = path
         self._offsets = [0]
         """Position in the file of each record, and of the next one, in bytes."""
@@ -190,20 +201,6 @@ class JournalFile(Journal):
                 )
             yield record
 
-    @contextmanager
-    def write_batch(self) -> Generator[None]:
-        """Wait for the disk once, at the end of the block, for all records appended in it.
-
-        Raises:
-            OSError: the disk is full or broken; the records that were appended stay whole.
-        """
-        self._syncs = False
-        try:
-            yield
-        finally:
-            self._syncs = True
-        os.fsync(self._file)
-
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append records; unless a batch is open, wait until the disk has them.
 
@@ -216,11 +213,14 @@ class JournalFile(Journal):
         try:
             if os.write(self._file, lines) != len(lines):
                 raise OSError(errno.ENOSPC, "the ledger's disk is full")
-            if self._syncs:
-                os.fsync(self._file)
+            if not self._is_batch_open:
+                self._flush()
         except OSError:
             os.ftruncate(self._file, before)
             raise
+
+    def _flush(self) -> None:
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

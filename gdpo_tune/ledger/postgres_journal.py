@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -70,7 +70,6 @@ class PostgresJournal(Journal):
         self._key = int.from_bytes(hashlib.sha256(sweep.encode()).digest()[:8], signed=True)
         """Number of the lock of the sweep's writer."""
         self._writes = not read_only
-        self._is_batch_open = False
         self._uncommitted: list[str] = []
         self._next = 0
         """Number of the next record to append."""
@@ -146,24 +145,14 @@ class PostgresJournal(Journal):
         self._uncommitted += records
         self._next += len(records)
         if not self._is_batch_open:
-            self._commit()
-
-    @contextmanager
-    def write_batch(self) -> Generator[None]:
-        """Commit all records that are appended in the block at once, at its end."""
-        self._is_batch_open = True
-        try:
-            yield
-        finally:
-            self._is_batch_open = False
-            self._commit()
+            self._flush()
 
     def close(self) -> None:
         """Close the connection, which releases the lock; a second call does nothing."""
         self._connection.close()
         self._engine.dispose()
 
-    def _commit(self) -> None:
+    def _flush(self) -> None:
         """Commit the uncommitted records; after a failure, raise it again at once."""
         if self._failure is not None:
             raise self._failure
@@ -184,39 +173,35 @@ class PostgresJournal(Journal):
         """Insert rows; wait for a database that does not answer, and take the lock again."""
         from tenacity import RetryError, TryAgain, retry_if_exception
 
-        away: BaseException | None = None
-        held_since: float | None = None
-
-        def insert() -> None:
-            nonlocal held_since
-            if away is not None:
-                self._connection.close()
-                self._connection = self._connect()
-                if not self._try_lock():
-                    # our old connection holds the lock until the server notices its end
-                    held_since = held_since or time.monotonic()
-                    if time.monotonic() - held_since > NOTICE_SECONDS:
-                        raise self._build_held_error()
-                    raise TryAgain
-            self._insert(rows)
-
         def announce(state: Any) -> None:
-            nonlocal away
-            error = state.outcome.exception()
-            if away is None:
-                print(f"waiting for the ledger {self.path}: {_first_line(error)}", file=sys.stderr)
-            away = away if isinstance(error, TryAgain) else error
+            if state.attempt_number == 1:
+                message = _first_line(state.outcome.exception())
+                print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
 
         retry = retry_if_exception(_is_away)
-        retrying = build_retrying(PATIENCE, first=RETRY_SECONDS, retry=retry, before_sleep=announce)
+        notice_by = math.inf
         try:
-            retrying(insert)
+            for attempt in build_retrying(
+                PATIENCE, first=RETRY_SECONDS, retry=retry, before_sleep=announce
+            ):
+                with attempt:
+                    if attempt.retry_state.attempt_number > 1 and not self._reconnect_and_lock():
+                        notice_by = min(notice_by, time.monotonic() + NOTICE_SECONDS)
+                        if time.monotonic() > notice_by:
+                            raise self._build_held_error()
+                        raise TryAgain("our old connection still holds the lock")
+                    self._insert(rows)
         except RetryError as error:
-            last = away or error.last_attempt.exception()
+            last = error.last_attempt.exception()
             raise LedgerUnreachableError(
                 f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_first_line(last)});"
                 " what trials have recorded is kept, and the same command goes on"
             ) from last
+
+    def _reconnect_and_lock(self) -> bool:
+        self._connection.close()
+        self._connection = self._connect()
+        return self._try_lock()
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
         statement = f"INSERT INTO {TABLE} (sweep, number, record) VALUES (:sweep, :number, :record)"
