@@ -1,4 +1,4 @@
-"""The ledger in a real PostgreSQL: the same as in a file, one writer, and back after an outage."""
+"""The ledger in a real PostgreSQL: equal to a file, one writer, recovery after an outage."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ with Ledger.open(load_spec(sys.argv[1], sys.argv[2:], "sweep")):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with postgres_server() as made:
-        yield made
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def spec(server: PostgresServer, tmp_path: Path) -> Iterator[SweepSpec]:
         connection.execute(sa.text(f"DROP TABLE IF EXISTS {TABLE}"))
 
 
-def spec_in(folder: Path, *overrides: str) -> SweepSpec:
-    return load_spec(SPACE, [f"storage={folder}", *overrides], "sweep")
+def spec_in(directory: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={directory}", *overrides], "sweep")
 
 
 def values(mean: float) -> dict[str, Estimate]:
@@ -63,7 +63,7 @@ def values(mean: float) -> dict[str, Estimate]:
 
 
 def write_trials(ledger: Ledger, seed: int = 1) -> None:
-    """One that is complete, one that failed, one under way, and what befell them."""
+    """Record a complete, a failed and a running trial, and an incident."""
     params = ledger.spec.space.baseline({})
     ledger.begin_session(0.0, 2, {"revision": "none"})
     for number in range(3):
@@ -89,7 +89,7 @@ def records_of(spec: SweepSpec) -> list[str]:
         journal.close()
 
 
-def test_a_database_keeps_what_a_file_keeps(spec: SweepSpec, tmp_path: Path):
+def test_a_database_holds_the_records_of_a_file(spec: SweepSpec, tmp_path: Path):
     in_file = spec_in(tmp_path / "file")
     with Ledger.open(in_file) as ledger:
         write_trials(ledger)
@@ -106,16 +106,16 @@ def test_a_database_keeps_what_a_file_keeps(spec: SweepSpec, tmp_path: Path):
     of_file = (in_file.directory / "ledger.journal").read_text().splitlines()
     kinds = [sorted(json.loads(line)) for line in of_file]
     assert [sorted(json.loads(line)) for line in records_of(spec)][: len(kinds)] == kinds
-    found = read_sweep(str(spec.directory), "x")
-    assert [record.state for record in found.records] == ["complete", "failed", "failed"]
+    sweep = read_sweep(str(spec.directory), "x")
+    assert [record.state for record in sweep.records] == ["complete", "failed", "failed"]
     learning = spec_in(tmp_path / "new", f"search.warm_start=[{spec.directory}]")
     assert [record.number for record in earlier_trials(learning)] == [0]
 
 
-def test_only_one_process_writes_and_the_second_is_told_who(spec: SweepSpec, tmp_path: Path):
+def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec, tmp_path: Path):
     elsewhere = spec_in(tmp_path / "elsewhere", f"ledger={spec.ledger}")
-    given = [f"storage={tmp_path}", f"ledger={spec.ledger}"]
-    command = [sys.executable, "-c", HOLD, str(SPACE), *given]
+    overrides = [f"storage={tmp_path}", f"ledger={spec.ledger}"]
+    command = [sys.executable, "-c", HOLD, str(SPACE), *overrides]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -133,19 +133,19 @@ def test_only_one_process_writes_and_the_second_is_told_who(spec: SweepSpec, tmp
             time.sleep(0.1)
 
 
-def test_a_writer_that_was_taken_for_dead_writes_nothing_more(spec: SweepSpec):
+def test_a_writer_that_lost_its_lock_writes_nothing_more(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        usurper = PostgresJournal.__new__(PostgresJournal)
-        usurper.__dict__.update(ledger._journal.__dict__, _unread=[], _uncommitted=[])
-        usurper.append_logs([{"op_code": 99, "worker_id": "another"}])
+        other = PostgresJournal.__new__(PostgresJournal)
+        other.__dict__.update(ledger._journal.__dict__, _unread=[], _uncommitted=[])
+        other.append_logs([{"op_code": 99, "worker_id": "another"}])
         before = records_of(spec)
         with pytest.raises(LedgerHeldError, match="another process has written to it"):
             ledger.fail(2, "too late")
         assert records_of(spec) == before
 
 
-def test_a_database_that_restarts_is_waited_for(
+def test_the_writer_waits_for_a_database_that_restarts(
     spec: SweepSpec, server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ):
     with Ledger.open(spec) as ledger:
@@ -162,7 +162,7 @@ def test_a_database_that_restarts_is_waited_for(
         assert ledger.record(2).reason == "while the database was away"
 
 
-def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
+def test_the_writer_waits_until_the_server_releases_its_old_lock(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(postgres_journal, "RETRY_SECONDS", 0.1)
@@ -185,7 +185,7 @@ def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
             PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
         monkeypatch.setattr(PostgresJournal, "_insert", cut)
         monkeypatch.setattr(postgres_journal, "NOTICE_SECONDS", 0.5)
-        holder = ledger._journal._connection  # of another, for all that can be told
+        holder = ledger._journal._connection  # looks like that of another process
         with pytest.raises(LedgerHeldError, match="is being written by gdpo_tune"):
             ledger.end_session(0)
         holder.close()
@@ -249,7 +249,7 @@ def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
     assert len(read_sweep(str(moved), "x").records) == 3
 
 
-def test_a_record_that_is_gone_is_not_passed_over(spec: SweepSpec):
+def test_a_missing_record_is_refused(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
     with sa.create_engine(spec.ledger, poolclass=sa.NullPool).begin() as connection:
@@ -265,22 +265,22 @@ STEP = 2
 """The first meeting of the population below: a fifth of its ten steps."""
 
 
-def population_in(folder: Path, spec: SweepSpec) -> SweepSpec:
+def population_in(directory: Path, spec: SweepSpec) -> SweepSpec:
     search = "search={trials: 4, scheduler: {type: pbt}}"
-    given = (f"ledger={spec.ledger}", "training={steps: 10, checkpoint_every: 3}", search)
-    return spec_in(folder / "population", *given)
+    overrides = (f"ledger={spec.ledger}", "training={steps: 10, checkpoint_every: 3}", search)
+    return spec_in(directory / "population", *overrides)
 
 
 def begin_population(ledger: Ledger, step: int) -> None:
-    """Four members that wait at their first meeting, the first the best, with a checkpoint each."""
+    """Record four members that wait at their first meeting, the best first, with checkpoints."""
     for number in range(4):
         params = {**ledger.spec.space.baseline({}), "learning_rate": 1e-4 * (1 + number / 10)}
         record = ledger.start(params, "member", "startup", number)
-        found, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
-        folder = ledger.trial_directory(record.number)
-        folder.mkdir(parents=True)
-        write_checkpoint(folder, step, cost, lambda aside: (aside / "weights").touch(), found)
-        ledger.record_rung(number, Measurement(step, {}, cost, found))
+        measured, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
+        directory = ledger.trial_directory(record.number)
+        directory.mkdir(parents=True)
+        write_checkpoint(directory, step, cost, lambda aside: (aside / "weights").touch(), measured)
+        ledger.record_rung(number, Measurement(step, {}, cost, measured))
         ledger.pause(number)
 
 
@@ -298,7 +298,7 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
         assert ledger.get_generations() == decided
         assert scheduler.promotable() == 0
         assert ledger.record(3).lineage[0].donor == 0
-        # Ray writes scheduler and searcher down now and then, and no connection with them
+        # Ray pickles the scheduler from time to time, which must not include a connection.
         copy = pickle.loads(cloudpickle.dumps(scheduler))
         assert vars(copy) == {}
 
@@ -311,7 +311,7 @@ def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Pa
         Ledger.open(other)
 
 
-def test_a_sweep_stays_where_its_ledger_was_begun(spec: SweepSpec, tmp_path: Path):
+def test_a_sweep_with_its_ledger_elsewhere_is_refused(spec: SweepSpec, tmp_path: Path):
     in_file = spec_in(tmp_path)
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
@@ -323,19 +323,19 @@ def test_a_sweep_stays_where_its_ledger_was_begun(spec: SweepSpec, tmp_path: Pat
         Ledger.open(spec)
 
 
-def test_a_sweep_that_is_not_there(spec: SweepSpec):
+def test_a_missing_sweep_is_refused(spec: SweepSpec):
     with pytest.raises(UsageError, match="there is no sweep sweep in postgresql"):
         Ledger.open(spec, read_only=True)
 
 
-def test_what_a_record_costs(spec: SweepSpec):
+def test_a_trial_takes_little_time_to_record(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         ledger.begin_session(0.0, 2, {})
         params = ledger.spec.space.baseline({})
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for number in range(100):
             ledger.start(params, "search", "model", number)
             ledger.fail(number, "at once")
-        each = 1000 * (time.perf_counter() - begun) / 100
+        each = 1000 * (time.perf_counter() - started) / 100
     print(f"{each:.1f} ms a trial on {os.cpu_count()} cores")
     assert each < 200
