@@ -48,7 +48,7 @@ RUNG = "rung:"
 """Prefix of a rung's attribute, before its number of completions."""
 
 
-def trial_directory(sweep: Path, number: int) -> Path:
+def get_trial_directory(sweep: Path, number: int) -> Path:
     """Return the directory of a trial in that of its sweep."""
     return sweep / "trials" / str(number)
 
@@ -90,7 +90,7 @@ def decode_trial(
         cost=cost,
         reason=end.get("reason", ""),
         lineage=lineage,
-        directory=trial_directory(sweep, trial.number),
+        directory=get_trial_directory(sweep, trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
         address=spec.address and joined(spec.address, "trials", str(trial.number)),
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,

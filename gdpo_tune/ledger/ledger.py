@@ -44,8 +44,8 @@ from gdpo_tune.ledger.encoding import (
     decode_trial,
     encode_outcome,
     encode_rung,
+    get_trial_directory,
     list_stored_rungs,
-    trial_directory,
 )
 from gdpo_tune.ledger.history import SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
@@ -243,7 +243,7 @@ class Ledger(SweepHistory, Closing):
 
     def trial_directory(self, number: int) -> Path:
         """Return the directory of a trial."""
-        return trial_directory(self.directory, number)
+        return get_trial_directory(self.directory, number)
 
     def _load(self) -> tuple[list[TrialRecord], int]:
         """Return the records of all trials, and the order of the next rung.
