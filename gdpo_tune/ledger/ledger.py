@@ -129,7 +129,7 @@ class Ledger(SweepHistory, Closing):
     def record(self, number: int) -> TrialRecord:
         """Return one trial."""
         if number in self._stale:
-            self._records[number] = self._read(self._trial(number))
+            self._records[number] = self._read(self._get_trial(number))
             self._stale.discard(number)
         return self._records[number]
 
@@ -170,7 +170,7 @@ class Ledger(SweepHistory, Closing):
             shutil.rmtree(self.trial_directory(number))
         trial = create_running_trial(self.spec, params, attributes)
         self._storage.create_new_trial(self._study_id, trial)
-        self._records.append(self._read(self._trial(number)))
+        self._records.append(self._read(self._get_trial(number)))
         return self._records[number]
 
     def record_rung(self, number: int, measurement: Measurement) -> bool:
@@ -183,7 +183,7 @@ class Ledger(SweepHistory, Closing):
             NonFiniteError: a value is NaN or infinite.
         """
         key = f"{RUNG}{measurement.cost.completions}"
-        if key in self._trial(number).user_attrs:
+        if key in self._get_trial(number).user_attrs:
             return False
         self._set(number, key, encode_rung(measurement, self._next_order, self.spec))
         self._next_order += 1
@@ -191,7 +191,7 @@ class Ledger(SweepHistory, Closing):
 
     def get_rungs(self) -> list[tuple[int, Rung]]:
         """Return every rung with its trial's number, in the order in which they were recorded."""
-        return decode_rungs_in_order(self._trials(), self.spec)
+        return decode_rungs_in_order(self._get_trials(), self.spec)
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
@@ -235,7 +235,7 @@ class Ledger(SweepHistory, Closing):
 
     def get_sampler_state(self, number: int) -> dict[str, Any]:
         """Return the sampler's data that `start` recorded."""
-        return dict(self._trial(number).user_attrs["trial"]["sampler_state"])
+        return dict(self._get_trial(number).user_attrs["trial"]["sampler_state"])
 
     def forget_checkpoints(self, numbers: Sequence[int]) -> None:
         """Read again which of these trials have a checkpoint."""
@@ -252,14 +252,14 @@ class Ledger(SweepHistory, Closing):
             UsageError: another version wrote the ledger.
         """
         try:
-            rungs = [rung for trial in self._trials() for rung in list_stored_rungs(trial)]
+            rungs = [rung for trial in self._get_trials() for rung in list_stored_rungs(trial)]
             next_order = 1 + max((rung["order"] for rung in rungs), default=-1)
             if self._lease is not None:
                 self._close_ended_trials()
             records = self._read_all()
             for record in records:
-                for name in self.spec.space.domains.keys() - record.params.keys():
-                    raise KeyError(name)
+                if missing := self.spec.space.domains.keys() - record.params.keys():
+                    raise KeyError(min(missing))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise UsageError(
@@ -268,24 +268,24 @@ class Ledger(SweepHistory, Closing):
             ) from error
         return records, next_order
 
-    def _trials(self) -> list[FrozenTrial]:
+    def _get_trials(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
-    def _trial(self, number: int) -> FrozenTrial:
-        return self._storage.get_trial(self._trial_id(number))
+    def _get_trial(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(self._get_trial_id(number))
 
-    def _trial_id(self, number: int) -> int:
+    def _get_trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     def _read_all(self) -> list[TrialRecord]:
         self._stale.clear()
-        return [self._read(trial) for trial in self._trials()]
+        return [self._read(trial) for trial in self._get_trials()]
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
         return decode_trial(trial, self.spec, self.directory, self.find_lineage(trial.number))
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
-        self._storage.set_trial_user_attr(self._trial_id(number), key, dict(value))
+        self._storage.set_trial_user_attr(self._get_trial_id(number), key, dict(value))
         self._stale.add(number)
 
     def _end(self, number: int, state: State, reason: str, cost: Cost) -> TrialRecord:
@@ -296,7 +296,7 @@ class Ledger(SweepHistory, Closing):
 
     def _close_trial(self, number: int) -> None:
         """Give a trial the state that its outcome or end implies."""
-        trial, trial_id = self._trial(number), self._trial_id(number)
+        trial, trial_id = self._get_trial(number), self._get_trial_id(number)
         self._stale.add(number)
         if "outcome" not in trial.user_attrs:
             pruned = trial.user_attrs["end"]["state"] == "pruned"
@@ -305,7 +305,7 @@ class Ledger(SweepHistory, Closing):
             return
         values = {name: e.mean for name, e in self._read(trial).validation.items()}
         for name, bound in self.spec.constraints.items():
-            if name not in trial.constraints:
+            if name not in trial.constraints and name in values:
                 violation = compute_violation(bound, values[name])
                 Trial(self.study, trial_id).set_constraint(name, violation)
         objectives = [values[name] for name in self.spec.objectives]
@@ -313,7 +313,7 @@ class Ledger(SweepHistory, Closing):
 
     def _close_ended_trials(self) -> None:
         """Close trials whose outcome or end was written before a crash, without their state."""
-        for trial in self._trials():
+        for trial in self._get_trials():
             has_ended = "outcome" in trial.user_attrs or "end" in trial.user_attrs
             if trial.state == TrialState.RUNNING and has_ended:
                 self._close_trial(trial.number)

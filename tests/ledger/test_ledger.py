@@ -406,6 +406,16 @@ def test_a_sweep_continues_with_a_new_constraint_on_a_cost(
         assert rung.validation["seconds"] == Estimate(1.5, 0.0)
 
 
+def test_an_outcome_without_its_end_is_closed_under_a_new_constraint_on_a_missing_metric(
+    spec: SweepSpec, tmp_path: Path
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        set_attribute(ledger, "outcome", encode_outcome(outcome(), spec.directory))
+    (record,) = reopened(spec_in(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
+    assert (record.state, record.feasible) == ("complete", False)
+
+
 def closed_excess(bound: str) -> float:
     """Return how far two seconds are beyond an upper bound."""
     return 2.0 - float(bound.removeprefix("<= "))
