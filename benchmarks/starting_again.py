@@ -86,7 +86,7 @@ class KilledSweep:
             outcome = Outcome(found.validation, found.validation, found.cost, None, {})
             self._ledger.complete(number, outcome)
             return
-        self._ledger.progress(number, found)
+        self._ledger.record_rung(number, found)
         record = self._ledger.record(number)
         verdict = self._scheduler.judge(record, record.rungs[-1])
         if verdict == "stop":

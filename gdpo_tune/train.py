@@ -142,7 +142,7 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     from gdpo_tune.core.files import write_whole
     from gdpo_tune.core.signals import on_signals
     from gdpo_tune.display.training import TrainingDisplay
-    from gdpo_tune.ledger.format import encode
+    from gdpo_tune.ledger.encoding import encode_outcome
     from gdpo_tune.spec import check_resources, sandbox_doubts
     from gdpo_tune.training.checkpoints import find_checkpoint
 
@@ -174,7 +174,7 @@ def trained(asked: Request, config: TrialConfig) -> bool:
             if not stop.requested:
                 raise
             return False
-    kept = encode(outcome, config.directory)
+    kept = encode_outcome(outcome, config.directory)
     write_whole(config.directory / RESULT, json.dumps(kept, indent=1))
     return True
 
@@ -184,11 +184,11 @@ def show(asked: Request, config: TrialConfig) -> None:
     import json
 
     from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.format import estimates
+    from gdpo_tune.ledger.encoding import decode_estimates
 
     result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
     goals = asked.spec.objective_list()
-    print_result(goals, estimates(result["validation"]), estimates(result["test"]))
+    print_result(goals, decode_estimates(result["validation"]), decode_estimates(result["test"]))
     print(f"policy: {config.directory / result['checkpoint']}")
     print(f"steps:  {config.directory / 'steps.jsonl'}")
 

@@ -19,7 +19,7 @@ from problems import REDUCTION, Estimates, Problem, spec_of
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.ledger import create_study, distribution, excess, quiet_optuna
+from gdpo_tune.ledger import compute_violation, create_study, quiet_optuna, to_distribution
 from gdpo_tune.spec import Choice, Search, Uniform
 
 
@@ -31,7 +31,7 @@ class OptunaAlone:
         self._study = create_study(
             InMemoryStorage(), problem.name, spec_of(problem, Search()), sampler
         )
-        self._distributions = {n: distribution(d) for n, d in problem.domains.items()}
+        self._distributions = {n: to_distribution(d) for n, d in problem.domains.items()}
         self._trials: dict[int, Trial] = {}
 
     def start(self, number: int) -> Params:
@@ -49,7 +49,7 @@ class OptunaAlone:
         """Tell the study."""
         trial = self._trials[number]
         for name, bound in self._problem.constraints.items():
-            trial.set_constraint(name, excess(bound, values[name].mean))
+            trial.set_constraint(name, compute_violation(bound, values[name].mean))
         self._study.tell(trial, [values[name].mean for name in self._problem.objectives])
 
     def promote(self) -> int | None:
@@ -97,7 +97,7 @@ class RayOptuna:
         self._problem = problem
         with quiet_optuna():
             self._search = OptunaSearch(
-                {name: distribution(d) for name, d in problem.domains.items()},
+                {name: to_distribution(d) for name, d in problem.domains.items()},
                 metric=list(problem.objectives),
                 mode=[goal.direction[:3] for goal in problem.objectives.values()],
                 seed=seed,

@@ -9,7 +9,7 @@ from problems import REDUCTION, Estimates, Problem, spec_of
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
-from gdpo_tune.ledger import excess
+from gdpo_tune.ledger import compute_violation
 from gdpo_tune.spec import Search, SweepSpec
 from gdpo_tune.tuning.schedulers.rungs import Rungs
 from gdpo_tune.tuning.search.projection import Projection
@@ -71,7 +71,9 @@ class Product:
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
         """What the scheduler says; the sampler learns from a trial that does not go on."""
         means = [values[name].mean for name in self._spec.objectives]
-        broken = [excess(bound, values[n].mean) for n, bound in self._spec.constraints.items()]
+        broken = [
+            compute_violation(bound, values[n].mean) for n, bound in self._spec.constraints.items()
+        ]
         verdict = self._rungs.record(number, level, means, broken)
         record = self._records[number]
         rung = Rung(step=level, validation=values, cost=Cost(completions=level))

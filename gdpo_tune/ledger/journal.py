@@ -1,15 +1,16 @@
-"""The ledger's file: records appended one a line, by one process at a time.
+"""The ledger's file: one record a line, appended by one process at a time.
 
-Two things that Optuna's own file backend does not do: a write that was torn by a crash is cut off
-when the file is opened again (otherwise such a journal never opens: the next record lands behind
-the torn one), and the right to write dies with its holder (Optuna's lock file outlives `kill -9`
-and then blocks for 30 seconds).
+Optuna's own file backend lacks two things. Opening the file cuts off a write that a crash has torn;
+otherwise the next record would follow the torn one, and the journal would never open again. And
+the right to write ends with its process: Optuna's lock file survives `kill -9` and then blocks for
+30 seconds.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,27 @@ from optuna.storages.journal import BaseJournalBackend
 
 from gdpo_tune.core.errors import GdpoTuneError, LedgerHeldError, UsageError
 
+DAMAGED = "damaged; restore it from a copy, or move the sweep aside and begin again with --fresh"
+
 
 class Lease:
-    """The exclusive right to write a ledger, held until `release` or the end of the process.
+    """The exclusive right to write in a directory, held until `release` or the process's end.
 
-    It is a kernel lock on the file, so no crash leaves a stale one; the file's text only says who
-    the holder is. Children do not inherit it.
+    It is a kernel lock on a file, so no crash leaves a stale one. The text of the file only names
+    the holder. Child processes do not inherit the lease.
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lease; the folder is created if missing.
+        """Take the lease; create the directory of the file if it is missing.
 
         Raises:
             LedgerHeldError: at once, if another live process holds it; the message names it.
-            OSError: the folder or the file cannot be made.
+            OSError: the directory or the file cannot be created.
         """
         self.path = path
         self._file = _lock(path)
-        # Its last holder may have moved the folder aside between our opening and our lock.
-        while not _is_at(self._file, path):
+        # The last holder may have moved the directory between our open and our lock.
+        while not _is_file_at(self._file, path):
             os.close(self._file)
             self._file = _lock(path)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -53,7 +56,7 @@ class Lease:
         os.pwrite(self._file, holder.encode(), 0)
 
     def release(self) -> None:
-        """Give the lease back; a second call does nothing."""
+        """End the lease; a second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -75,8 +78,8 @@ def _lock(path: Path) -> int:
     return file
 
 
-def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file is the one that `path` names."""
+def _is_file_at(file: int, path: Path) -> bool:
+    """Return whether `path` names an open file."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -84,40 +87,37 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def move_aside(lease: Lease) -> tuple[Lease, Path]:
-    """Rename the folder that a lease is on, which deletes nothing, and begin an empty one.
+    """Rename the directory of a lease, which deletes nothing, and create an empty one.
 
     Returns:
-        The lease of the new folder, and where the old one is now.
+        The lease on the new directory, and the path of the old one.
     """
     directory = lease.path.parent
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = directory.with_name(f"{directory.name}.{stamp}")
-    for again in range(1, 1000):
-        if not aside.exists():
-            break
-        aside = directory.with_name(f"{directory.name}.{stamp}-{again}")
+    first = directory.with_name(f"{directory.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(1))
+    aside = next(path for path in itertools.chain([first], others) if not path.exists())
     directory.rename(aside)
     lease.release()
     return Lease(lease.path), aside
 
 
 def repair(path: Path) -> int:
-    """Cut a torn write off the end of a journal; return the bytes dropped.
+    """Cut a torn write off the end of a journal; return the number of bytes dropped.
 
-    Every record up to the last complete one stays. Call it under the lease only. It looks at the
-    end alone: damage before that, which no torn write explains, is found by who reads the journal.
+    Every record up to the last complete one stays. Call it under the lease only. It checks the end
+    alone: `JournalFile.read_logs` finds damage before that, which no torn write explains.
     """
     content = path.read_bytes()
     keep = content.rfind(b"\n") + 1
-    while keep and _record(content[content.rfind(b"\n", 0, keep - 1) + 1 : keep]) is None:
+    while keep and _decode(content[content.rfind(b"\n", 0, keep - 1) + 1 : keep]) is None:
         keep = content.rfind(b"\n", 0, keep - 1) + 1
     if keep < len(content):
         os.truncate(path, keep)
     return len(content) - keep
 
 
-def _shared(mapping: dict[str, Any]) -> dict[str, Any]:
-    """The same with one copy in memory of each key and word, of which a journal repeats a few."""
+def _intern_strings(mapping: dict[str, Any]) -> dict[str, Any]:
+    """Return a mapping with interned strings, because a journal repeats a few of them."""
     intern = sys.intern
     return {
         intern(key): intern(value) if isinstance(value, str) else value
@@ -125,11 +125,11 @@ def _shared(mapping: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-DECODER = json.JSONDecoder(object_hook=_shared)
+DECODER = json.JSONDecoder(object_hook=_intern_strings)
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    """The record that a line holds, or None if it holds none."""
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """Return the record on a line; None if there is none."""
     try:
         record = DECODER.decode(line.decode())
     except ValueError:  # a power loss may leave a block of zeros, not only a short line
@@ -137,38 +137,46 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "op_code" in record else None
 
 
-DAMAGED = "damaged; bring it back from a copy, or move the sweep aside and begin anew with --fresh"
-
-
 class Journal(BaseJournalBackend):
-    """Where records are appended, and read in their order: what Optuna's storage asks for."""
+    """Records in their order, for Optuna's `JournalStorage`."""
 
     path: Path | str
-    """What to call it in messages."""
+    """Name of the journal in messages."""
+
+    _is_batch_open = False
+
+    @contextmanager
+    def write_batch(self) -> Generator[None]:
+        """Make all records that are appended in the block durable at once, at its end."""
+        self._is_batch_open = True
+        try:
+            yield
+        finally:
+            self._is_batch_open = False
+            self._flush()
 
     @abstractmethod
-    def together(self) -> AbstractContextManager[None]:
-        """Wait once, at the end, for all records that are appended meanwhile."""
+    def _flush(self) -> None:
+        """Make the appended records durable."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; a second call does nothing."""
+        """Close the journal; a second call does nothing."""
 
 
 class JournalFile(Journal):
-    """Optuna's journal in one local file, for one writer and any number of readers.
+    """Journal in one local file, for one writer and any number of readers.
 
-    Every record is on the disk before a call returns. A reader ignores a record whose end is not
-    written yet. The lease, not this class, keeps a second writer away.
+    A reader ignores a record whose end is not written yet. The lease, not this class, prevents a
+    second writer.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(path, flags, 0o644)
-        self._waits = True
         self.path = path
         self._offsets = [0]
-        """Where each record begins, and where the next one will."""
+        """Position in the file of each record, and of the next one, in bytes."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Yield the records from number `log_number_from` on.
@@ -185,7 +193,7 @@ class JournalFile(Journal):
             offset += len(line) + 1
             if number == len(self._offsets):
                 self._offsets.append(offset)
-            record = _record(line)
+            record = _decode(line)
             if record is None:
                 raise UsageError(
                     f"{self.path}:{number}: this line is no record of a ledger, so the file is "
@@ -193,37 +201,26 @@ class JournalFile(Journal):
                 )
             yield record
 
-    @contextmanager
-    def together(self) -> Generator[None]:
-        """Wait for the disk once, at the end, for all records that are appended meanwhile.
-
-        Raises:
-            OSError: the disk is full or broken; what was appended stays, whole records all of it.
-        """
-        self._waits = False
-        try:
-            yield
-        finally:
-            self._waits = True
-        os.fsync(self._file)
-
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records and, but for `together`, wait until the disk has them.
+        """Append records; unless a batch is open, wait until the disk has them.
 
         Raises:
             OSError: the disk is full or broken. The file is as it was before, so that a later
-                record does not land behind half of this one.
+                record does not follow half of this one.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         before = os.fstat(self._file).st_size
         try:
             if os.write(self._file, lines) != len(lines):
                 raise OSError(errno.ENOSPC, "the ledger's disk is full")
-            if self._waits:
-                os.fsync(self._file)
+            if not self._is_batch_open:
+                self._flush()
         except OSError:
             os.ftruncate(self._file, before)
             raise
+
+    def _flush(self) -> None:
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -232,23 +229,23 @@ class JournalFile(Journal):
             self._file = -1
 
 
-def replayed(journal: Journal) -> JournalStorage:
-    """What the records of a journal come to.
+def replay(journal: Journal) -> JournalStorage:
+    """Return the Optuna storage that the records of a journal build.
 
     Raises:
-        UsageError: a line is no record, Optuna can make nothing of one, or the first ones are gone.
+        UsageError: a line is no record, Optuna cannot replay one, or the first ones are gone.
     """
     try:
         storage = JournalStorage(journal)
     except (GdpoTuneError, OSError):
         raise
-    except Exception as error:  # whatever Optuna's replay trips over
+    except Exception as error:  # Optuna's replay states no errors
         raise UsageError(
             f"{journal.path}: Optuna cannot replay its records ({type(error).__name__}: {error}), "
             f"so another version of it wrote them, or the file is {DAMAGED}"
         ) from error
     if not storage.get_all_studies() and any(journal.read_logs(0)):
-        # Optuna passes over records of a study that it does not know: all would begin anew
+        # Optuna skips records of an unknown study, so the sweep would silently begin again.
         raise UsageError(
             f"{journal.path}: its first record, with which a sweep begins, is gone, so it is "
             f"{DAMAGED}"

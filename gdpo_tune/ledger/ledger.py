@@ -1,13 +1,13 @@
-"""The one durable record of a sweep: every trial, its values, state, cost and reason.
+"""The one durable record of a sweep: every trial with its values, state, cost and reason.
 
     <storage>/<name>/ledger.journal    the Optuna study, one record a line; or a table of `ledger:`
-                     ledger.lock       who writes it
+                     ledger.lock       the process that writes it
                      spec.yaml         the resolved spec
                      trials/<number>/  step metrics and checkpoints
 
-Step metrics lie beside the study, and MLflow and every figure can be drawn again from both.
-The study's values are the objectives on validation prompts, which is what a sampler may see;
-estimates on test prompts, which the front is claimed on, are kept beside them.
+MLflow and every figure can be written again from the study and the step metrics. The values of the
+study are the objectives on validation prompts, which a sampler may see. Estimates on test prompts,
+which decide the front, are stored beside them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import (
     Cost,
+    Generation,
     Measurement,
     Outcome,
     Params,
@@ -33,92 +35,91 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.ledger.cost_metrics import outcome_with_costs
-from gdpo_tune.ledger.format import encode, excess, running, to_record, trial_directory
-from gdpo_tune.ledger.generations import Generations
-from gdpo_tune.ledger.journal import Journal, Lease, replayed
-from gdpo_tune.ledger.opening import for_reading, for_writing
-from gdpo_tune.ledger.rung_records import RUNG, encode_rung, in_order, stored_rungs
-from gdpo_tune.ledger.sessions import Sessions
+from gdpo_tune.ledger.encoding import (
+    RUNG,
+    add_costs,
+    compute_violation,
+    create_running_trial,
+    decode_rungs_in_order,
+    decode_trial,
+    encode_outcome,
+    encode_rung,
+    get_trial_directory,
+    list_stored_rungs,
+)
+from gdpo_tune.ledger.history import SweepHistory
+from gdpo_tune.ledger.journal import Journal, Lease, replay
+from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
 from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 
 
-class Ledger(Sessions, Closing):
-    """A sweep's trials. `open` it; use it as a context manager.
+class Ledger(SweepHistory, Closing):
+    """Trials of a sweep, and its history. Create it with `open`; use it as a context manager.
 
-    It holds what it has written in memory, so reading records costs no disk access.
+    The writer keeps all records in memory, so reading them costs no disk access.
     """
 
-    def __init__(self, spec: SweepSpec, journal: Journal, lease: Lease | None) -> None:
-        """Not for callers: `open` checks what this takes for granted."""
+    def __init__(
+        self,
+        spec: SweepSpec,
+        journal: Journal,
+        lease: Lease | None = None,
+        moved_aside: Path | None = None,
+    ) -> None:
+        """Read a journal; callers use `open`, which finds it."""
         self.spec = spec
         self.directory = spec.directory.absolute()
+        self.moved_aside = moved_aside
+        """Directory of an earlier sweep of this name, if `open` moved it."""
         self._journal = journal
         self._lease = lease
-        storage = replayed(journal)
-        super().__init__(storage, open_study(storage, spec, writable=lease is not None))
         self._stale: set[int] = set()
-        """Numbers of the trials whose records are to be read again."""
-        self.generations = Generations(storage, self._study_id, self._stale)
-        self.moved_aside: Path | None = None
-        """Where an earlier sweep of this name is now, if opening this one moved it."""
-        self._rungs = sum(len(stored_rungs(trial)) for trial in self._trials())
-        if lease is not None:
-            self._finish_what_was_known()
-        self._records = self._read_all()
+        """Numbers of trials whose records in memory are out of date."""
+        try:
+            storage = replay(journal)
+            super().__init__(storage, open_study(storage, spec, writable=lease is not None))
+            self._records, self._next_order = self._load()
+            if lease is not None:
+                write_spec(spec)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
         """Open the sweep's ledger, or begin one.
 
         Args:
-            spec: the sweep; its `directory` is where the ledger lives.
-            fresh: move an earlier sweep of this name aside (nothing is deleted) and begin anew.
-            read_only: take no lease and change nothing; works beside the process that writes.
+            spec: the sweep.
+            fresh: move an earlier sweep of this name aside (nothing is deleted) and begin again.
+            read_only: take no lease and change nothing; another process may write meanwhile.
 
         Raises:
             LedgerHeldError: another live process writes this ledger.
             IdentityError: the ledger belongs to a sweep with another task, policy, objectives,
                 space or training.
-            UsageError: `read_only` and there is no such sweep yet, or the folder cannot be used.
+            UsageError: `read_only` and there is no such sweep yet, the directory cannot be used,
+                or another version wrote the ledger.
         """
-        directory = spec.directory.absolute()
         try:
             if read_only:
-                return cls._over(spec, for_reading(spec), None)
-            opened = for_writing(spec, fresh=fresh)
-            ledger = cls._over(spec, opened.journal, opened.lease)
-            ledger.moved_aside = opened.aside
-            return ledger
+                return cls(spec, open_for_reading(spec))
+            return cls(spec, *open_for_writing(spec, fresh=fresh))
         except OSError as error:
             raise UsageError(
-                f"the sweep cannot be kept in {directory}: {error}; make that folder readable and "
-                "writable, or choose another with --set storage=FOLDER"
+                f"the sweep cannot be kept in {spec.directory.absolute()}: {error}; make that "
+                "directory readable and writable, or choose another with --set storage=DIRECTORY"
             ) from error
 
-    @classmethod
-    def _over(cls, spec: SweepSpec, journal: Journal, lease: Lease | None) -> Ledger:
-        """The ledger over a journal, which is closed if that fails."""
-        try:
-            ledger = cls(spec, journal, lease)
-            if lease is not None:
-                write_spec(spec)
-        except BaseException:
-            journal.close()
-            if lease is not None:
-                lease.release()
-            raise
-        return ledger
-
     def close(self) -> None:
-        """Close the file and give the lease back; a second call does nothing."""
+        """Close the journal and end the lease; a second call does nothing."""
         self._journal.close()
         if self._lease is not None:
             self._lease.release()
 
     def records(self) -> list[TrialRecord]:
-        """Every trial, by number."""
+        """Return every trial, by number."""
         if self._lease is None:
             self._records = self._read_all()
         for number in sorted(self._stale):
@@ -126,14 +127,14 @@ class Ledger(Sessions, Closing):
         return list(self._records)
 
     def record(self, number: int) -> TrialRecord:
-        """One trial."""
+        """Return one trial."""
         if number in self._stale:
-            self._records[number] = self._read(self._trial(number))
+            self._records[number] = self._read(self._get_trial(number))
             self._stale.discard(number)
         return self._records[number]
 
-    def unfinished(self) -> list[TrialRecord]:
-        """Trials that were started, have no end yet and do not wait for a promotion."""
+    def list_unfinished(self) -> list[TrialRecord]:
+        """Return the trials that neither ended nor wait for a promotion."""
         return [record for record in self.records() if record.state == "running"]
 
     def start(
@@ -145,17 +146,17 @@ class Ledger(Sessions, Closing):
         replicate_of: int | None = None,
         sampler_state: Mapping[str, Any] | None = None,
     ) -> TrialRecord:
-        """Record a trial as running, in one write; its folder does not exist or is deleted.
+        """Record a new trial as running, in one write; delete its directory if there is one.
 
         Args:
             params: complete parameters.
-            role: why it is run.
-            proposer: who chose its parameters.
-            seed: of the training.
+            role: reason why it is run.
+            proposer: rule or model that chose its parameters.
+            seed: seed of the training.
             replicate_of: number of the trial whose parameters it repeats.
-            sampler_state: what the sampler wants to find again beside this trial.
+            sampler_state: data, as JSON, that the sampler needs after a restart.
         """
-        about = {
+        attributes = {
             "role": role,
             "proposer": proposer,
             "seed": seed,
@@ -164,131 +165,155 @@ class Ledger(Sessions, Closing):
             "sampler_state": dict(sampler_state or {}),
         }
         number = len(self._records)
-        # a trial whose record was torn off leaves a folder with other parameters' checkpoints
+        # A trial whose record was torn off has left checkpoints of other parameters.
         if self.trial_directory(number).exists():
             shutil.rmtree(self.trial_directory(number))
-        self._storage.create_new_trial(self._study_id, running(self.spec, params, about))
-        self._records.append(self._read(self._trial(number)))
+        trial = create_running_trial(self.spec, params, attributes)
+        self._storage.create_new_trial(self._study_id, trial)
+        self._records.append(self._read(self._get_trial(number)))
         return self._records[number]
 
-    def progress(self, number: int, measurement: Measurement) -> bool:
-        """Keep what a trial has measured on validation prompts, by the completions sampled so far.
+    def record_rung(self, number: int, measurement: Measurement) -> bool:
+        """Record a measurement on validation prompts; return False if its rung is recorded already.
 
-        What a trial measures again, after it went on from an earlier step, is not kept: decisions
-        rest on what was kept first.
-
-        Returns:
-            Whether it was kept.
+        A trial that resumes from an earlier step measures again, but decisions rest on the first
+        measurement.
 
         Raises:
-            NonFiniteError: see `encode_rung`.
+            NonFiniteError: a value is NaN or infinite.
         """
         key = f"{RUNG}{measurement.cost.completions}"
-        if key in self._trial(number).user_attrs:
+        if key in self._get_trial(number).user_attrs:
             return False
-        self._set(number, key, encode_rung(measurement, self._rungs, self.spec))
-        self._rungs += 1
+        self._set(number, key, encode_rung(measurement, self._next_order, self.spec))
+        self._next_order += 1
         return True
 
-    def rungs(self) -> list[tuple[int, Rung]]:
-        """Every rung with its trial's number, in the order of their recording."""
-        return in_order(self._trials(), self.spec)
+    def get_rungs(self) -> list[tuple[int, Rung]]:
+        """Return every rung with its trial's number, in the order in which they were recorded."""
+        return decode_rungs_in_order(self._get_trials(), self.spec)
 
     def pause(self, number: int) -> TrialRecord:
-        """Record that a trial waits at its last rung, without a process."""
+        """Record that a trial waits at its last rung for a promotion."""
         rung = self.record(number).rungs[-1]
         self._set(number, "pause", {"at": rung.completions, "waits": True})
         return self.record(number)
 
     def resume(self, number: int) -> TrialRecord:
-        """Record that a paused trial goes on."""
+        """Record that a paused trial runs again."""
         self._set(number, "pause", {"at": self.record(number).paused_at, "waits": False})
         return self.record(number)
 
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:
-        """Record what a finished trial is worth; a value that is not finite makes it a failure."""
-        outcome = outcome_with_costs(outcome, self.spec)
-        for split, estimates in (("validation", outcome.validation), ("test", outcome.test)):
+        """Record a trial's outcome, or a failure if a judged value is missing or not finite."""
+        splits = {
+            "validation": add_costs(outcome.validation, outcome.cost, self.spec),
+            "test": add_costs(outcome.test, outcome.cost, self.spec),
+        }
+        for split, estimates in splits.items():
             for name in self.spec.judged:
                 if name not in estimates or not math.isfinite(estimates[name].mean):
-                    found = estimates[name].mean if name in estimates else "missing"
-                    return self.fail(number, f"{split} {name} is {found}", outcome.cost)
-        with self._journal.together():
-            self._set(number, "outcome", encode(outcome, self.directory))
+                    value = estimates[name].mean if name in estimates else "missing"
+                    return self.fail(number, f"{split} {name} is {value}", outcome.cost)
+        with self._journal.write_batch():
+            self._set(number, "outcome", encode_outcome(replace(outcome, **splits), self.directory))
             self._close_trial(number)
         return self.record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
-        """Record that a trial ended without a result.
-
-        Args:
-            number: of the trial.
-            reason: why, in one line.
-            cost: what it has spent; None: what was recorded when it last measured something.
-        """
+        """Record that a trial ended without a result; by default at the cost of its last rung."""
         return self._end(number, "failed", reason, cost or self.record(number).cost)
 
     def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
-        """Record that the scheduler stopped a trial; its rungs stay."""
+        """Record that the scheduler stopped a trial."""
         return self._end(number, "pruned", reason, cost)
 
-    def sampler_state(self, number: int) -> dict[str, Any]:
-        """What `start` was given for the sampler."""
-        return dict(self._trial(number).user_attrs["trial"]["sampler_state"])
+    def record_generation(self, generation: Generation) -> None:
+        """Record the decisions of one meeting of a population, in one write."""
+        super().record_generation(generation)
+        self._stale.update(generation.members)
+
+    def get_sampler_state(self, number: int) -> dict[str, Any]:
+        """Return the sampler's data that `start` recorded."""
+        return dict(self._get_trial(number).user_attrs["trial"]["sampler_state"])
 
     def forget_checkpoints(self, numbers: Sequence[int]) -> None:
-        """Look again whether the checkpoints of these trials exist."""
+        """Read again which of these trials have a checkpoint."""
         self._stale.update(numbers)
 
     def trial_directory(self, number: int) -> Path:
-        """A trial's own folder."""
-        return trial_directory(self.directory, number)
+        """Return the directory of a trial."""
+        return get_trial_directory(self.directory, number)
 
-    def _trials(self) -> list[FrozenTrial]:
+    def _load(self) -> tuple[list[TrialRecord], int]:
+        """Return the records of all trials, and the order of the next rung.
+
+        Raises:
+            UsageError: another version wrote the ledger.
+        """
+        try:
+            rungs = [rung for trial in self._get_trials() for rung in list_stored_rungs(trial)]
+            next_order = 1 + max((rung["order"] for rung in rungs), default=-1)
+            if self._lease is not None:
+                self._close_ended_trials()
+            records = self._read_all()
+            for record in records:
+                if missing := self.spec.space.domains.keys() - record.params.keys():
+                    raise KeyError(min(missing))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise UsageError(
+                f"{self._journal.path}: another version of gdpo_tune wrote this ledger ({reason}); "
+                "move the sweep aside with --fresh, or choose another --name"
+            ) from error
+        return records, next_order
+
+    def _get_trials(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
-    def _trial(self, number: int) -> FrozenTrial:
-        return self._storage.get_trial(self._trial_id(number))
+    def _get_trial(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(self._get_trial_id(number))
+
+    def _get_trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     def _read_all(self) -> list[TrialRecord]:
         self._stale.clear()
-        return [self._read(trial) for trial in self._trials()]
+        return [self._read(trial) for trial in self._get_trials()]
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
-        return to_record(trial, self.spec, self.directory, self.generations.lineage(trial.number))
+        return decode_trial(trial, self.spec, self.directory, self.find_lineage(trial.number))
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
-        self._storage.set_trial_user_attr(self._trial_id(number), key, dict(value))
+        self._storage.set_trial_user_attr(self._get_trial_id(number), key, dict(value))
         self._stale.add(number)
 
-    def _trial_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-
     def _end(self, number: int, state: State, reason: str, cost: Cost) -> TrialRecord:
-        with self._journal.together():
+        with self._journal.write_batch():
             self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
             self._close_trial(number)
         return self.record(number)
 
     def _close_trial(self, number: int) -> None:
-        """Give a trial the state that its last attribute asks for."""
-        trial, trial_id = self._trial(number), self._trial_id(number)
+        """Give a trial the state that its outcome or end implies."""
+        trial, trial_id = self._get_trial(number), self._get_trial_id(number)
         self._stale.add(number)
         if "outcome" not in trial.user_attrs:
             pruned = trial.user_attrs["end"]["state"] == "pruned"
             state = TrialState.PRUNED if pruned else TrialState.FAIL
             self._storage.set_trial_state_values(trial_id, state)
             return
-        found = {name: e.mean for name, e in self._read(trial).validation.items()}
+        values = {name: e.mean for name, e in self._read(trial).validation.items()}
         for name, bound in self.spec.constraints.items():
-            if name not in trial.constraints:
-                Trial(self.study, trial_id).set_constraint(name, excess(bound, found[name]))
-        values = [found[name] for name in self.spec.objectives]
-        self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, values)
+            if name not in trial.constraints and name in values:
+                violation = compute_violation(bound, values[name])
+                Trial(self.study, trial_id).set_constraint(name, violation)
+        objectives = [values[name] for name in self.spec.objectives]
+        self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)
 
-    def _finish_what_was_known(self) -> None:
-        """Close trials whose end was written before a crash, but not their new state."""
-        for trial in self._trials():
-            known = "outcome" in trial.user_attrs or "end" in trial.user_attrs
-            if trial.state == TrialState.RUNNING and known:
+    def _close_ended_trials(self) -> None:
+        """Close trials whose outcome or end was written before a crash, without their state."""
+        for trial in self._get_trials():
+            has_ended = "outcome" in trial.user_attrs or "end" in trial.user_attrs
+            if trial.state == TrialState.RUNNING and has_ended:
                 self._close_trial(trial.number)

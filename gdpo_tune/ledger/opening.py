@@ -1,8 +1,7 @@
-"""Where a sweep's ledger is, and who may write it: a file in the sweep's folder, or a database."""
+"""Find and open the ledger of a sweep: a file in the sweep's directory, or a database."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,124 +12,108 @@ from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.model import JOURNAL, SPEC
 
 if TYPE_CHECKING:
-    from gdpo_tune.ledger.table import JournalTable
+    from gdpo_tune.ledger.postgres_journal import PostgresJournal
 
 LOCK = "ledger.lock"
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A journal that may be written."""
-
-    journal: Journal
-    lease: Lease
-    """On the sweep's folder."""
-    aside: Path | None
-    """Where the folder of an earlier sweep is now, if it was moved."""
-
-    def close(self) -> None:
-        """Give both back."""
-        self.journal.close()
-        self.lease.release()
-
-
-def for_reading(spec: SweepSpec) -> Journal:
-    """The journal of a sweep.
+def open_for_reading(spec: SweepSpec) -> Journal:
+    """Open the journal of a sweep to read it.
 
     Raises:
         UsageError: there is none.
         OSError: it cannot be read.
     """
-    directory = spec.directory.absolute()
-    if spec.ledger:
-        journal = in_database(spec, read_only=True)
-        if journal.exists():
-            return journal
-        journal.close()
-        raise UsageError(f"there is no sweep {spec.name} in {without_password(spec.ledger)} yet")
-    if not (directory / JOURNAL).exists():
-        raise UsageError(f"there is no sweep in {directory} yet")
-    return JournalFile(directory / JOURNAL, read_only=True)
+    if not spec.ledger:
+        path = spec.directory.absolute() / JOURNAL
+        if not path.exists():
+            raise UsageError(f"there is no sweep in {path.parent} yet")
+        return JournalFile(path, read_only=True)
+    journal = _open_database(spec, read_only=True)
+    if journal.exists():
+        return journal
+    journal.close()
+    raise UsageError(f"there is no sweep {spec.name} in {without_password(spec.ledger)} yet")
 
 
-def for_writing(spec: SweepSpec, *, fresh: bool) -> Opened:
-    """The journal of a sweep, for one process alone.
+def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, Path | None]:
+    """Open or create the journal of a sweep, for this process alone.
 
     Args:
         spec: the sweep.
-        fresh: move an earlier one of this name aside.
+        fresh: move an earlier sweep of this name aside.
+
+    Returns:
+        The journal, the lease on the sweep's directory, and the new path of the directory of an
+        earlier sweep; None if none was moved.
 
     Raises:
         LedgerHeldError: another process writes it.
-        UsageError: an earlier sweep in the folder has its ledger elsewhere.
-        OSError: the folder or the file cannot be made.
+        UsageError: an earlier sweep in the directory has its ledger elsewhere.
+        OSError: the directory or the file cannot be created.
     """
     directory = spec.directory.absolute()
-    lease, table, aside, stored = Lease(directory / LOCK), None, None, False
+    file = directory / JOURNAL
+    lease, database, aside, stored = Lease(directory / LOCK), None, None, False
     try:
-        if spec.address:
-            stored = fetch_spec(spec.address, directory)  # this folder may be new, and that old
+        if spec.address:  # the directory on this machine may be new while the sweep is old
+            stored = fetch_spec(spec.address, directory)
         if spec.ledger:
-            table = in_database(spec, read_only=False)
-        if fresh and (stored or (table.exists() if table else (directory / JOURNAL).exists())):
+            database = _open_database(spec, read_only=False)
+        if fresh and (stored or (database.exists() if database else file.exists())):
             lease, aside = move_aside(lease)
             if spec.address:
-                # Before the ledger: trials that one does not know of are deleted there.
+                # Before the ledger, because an empty ledger would delete stored trials.
                 SweepStore(spec).move_aside(aside.name)
-            if table:
-                table.move_aside(aside.name)
-        refuse_another_place(spec, directory)
-        if table and stored and not fresh and not table.exists():
-            raise UsageError(
-                f"{spec.address} holds a sweep of which {without_password(spec.ledger)} knows "
-                "nothing\n    fix: bring that database back, or --fresh to move that sweep aside"
-            )
-        if table:
-            return Opened(table, lease, aside)
-        if (directory / JOURNAL).exists():
-            repair(directory / JOURNAL)
-        return Opened(JournalFile(directory / JOURNAL, read_only=False), lease, aside)
+            if database:
+                database.move_aside(aside.name)
+        _refuse_moved_ledger(spec, directory)
+        if database:
+            if stored and not fresh and not database.exists():
+                raise UsageError(
+                    f"{spec.address} holds a sweep that is not in {without_password(spec.ledger)}\n"
+                    "    fix: restore that database, or --fresh to move that sweep aside"
+                )
+            return database, lease, aside
+        if file.exists():
+            repair(file)
+        return JournalFile(file, read_only=False), lease, aside
     except BaseException:
-        if table:
-            table.close()
+        if database:
+            database.close()
         lease.release()
         raise
 
 
-def in_database(spec: SweepSpec, *, read_only: bool) -> JournalTable:
-    """The journal in the database that the sweep names."""
-    # Only now: SQLAlchemy takes a moment to import, and most ledgers are files.
-    from gdpo_tune.ledger.table import JournalTable
+def _open_database(spec: SweepSpec, *, read_only: bool) -> PostgresJournal:
+    # Imported late: SQLAlchemy is slow to import, and most ledgers are files.
+    from gdpo_tune.ledger.postgres_journal import PostgresJournal
 
-    return JournalTable(spec.ledger, spec.name, read_only=read_only)
+    return PostgresJournal(spec.ledger, spec.name, read_only=read_only)
 
 
-def refuse_another_place(spec: SweepSpec, directory: Path) -> None:
-    """A sweep stays where its ledger was begun: an empty one beside its trials would delete them.
+def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
+    """Refuse another ledger than that of the sweep: an empty ledger would delete its trials.
 
     Raises:
-        UsageError: this one's is elsewhere.
+        UsageError: this sweep has its ledger elsewhere.
     """
-    in_file = (directory / JOURNAL).exists()
-    if in_file and not spec.ledger:
-        return
-    if in_file:
-        there = str(directory / JOURNAL)
-        fix = "leave ledger: out"
+    if (directory / JOURNAL).exists():
+        ledger, fix = (str(directory / JOURNAL) if spec.ledger else ""), "leave ledger: out"
     else:
-        there, fix = _earlier(spec, directory), "write that as ledger:"
-    if there:
+        ledger, fix = _find_other_database(spec, directory), "write that as ledger:"
+    if ledger:
         raise UsageError(
-            f"the sweep in {directory} has its ledger in {there}\n"
+            f"the sweep in {directory} has its ledger in {ledger}\n"
             f"    fix: {fix}, or choose another --name, or --fresh to move that sweep aside"
         )
 
 
-def _earlier(spec: SweepSpec, directory: Path) -> str:
-    """Another database that the sweep in a folder was begun in; empty if none was."""
+def _find_other_database(spec: SweepSpec, directory: Path) -> str:
+    """Return the database of the sweep in a directory, or "" if it is the one of `spec`."""
     try:
         earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
-    except SpecError:
-        return ""  # there is none, or one that another version wrote
-    known = without_password(earlier.ledger)
-    return known if known != without_password(spec.ledger) else ""
+    except SpecError:  # there is no file, or another version wrote it
+        return ""
+    database = without_password(earlier.ledger)
+    return database if database != without_password(spec.ledger) else ""

@@ -1,4 +1,4 @@
-"""Optuna studies: the sweep's own in its journal, and quiet ones elsewhere."""
+"""Optuna studies: the study of a sweep, and copies in memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.model import SPEC
 
 STUDY = "sweep"
-SHOWN = 4
-"""At most so many differences between two sweeps are told."""
+MOST_DIFFERENCES = 4
+"""Number of differences between two sweeps that a message lists."""
 
 
 def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
     """Load the study that a journal holds, or create it.
 
     Raises:
-        IdentityError: it holds another sweep.
-        UsageError: it holds none and may not be written.
+        IdentityError: the journal holds another sweep.
+        UsageError: the journal holds no sweep and may not be written.
     """
-    known = {study.study_name for study in storage.get_all_studies()}
-    sampler = optuna.samplers.RandomSampler()  # proposals come from elsewhere: this one never asks
-    if STUDY not in known and writable:
-        study = create_study(storage, STUDY, spec, sampler)
-    elif STUDY in known:
+    exists = STUDY in {study.study_name for study in storage.get_all_studies()}
+    sampler = optuna.samplers.RandomSampler()  # never used: the searcher proposes
+    if exists:
         study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
+    elif writable:
+        study = create_study(storage, STUDY, spec, sampler)
     else:
         raise UsageError(f"there is no sweep in {spec.place} yet")
     identity = study.user_attrs.get("identity")
@@ -40,31 +40,30 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         study.set_user_attr("identity", spec.identity())
     elif identity != spec.identity():
         raise IdentityError(
-            f"{spec.place} holds another sweep: {what_differs(spec)}\n"
+            f"{spec.place} holds another sweep: {describe_differences(spec)}\n"
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
 
 
-def what_differs(spec: SweepSpec) -> str:
-    """The first keys in which the sweep in the folder of `spec` is another one."""
-    found: list[str] = []
+def describe_differences(spec: SweepSpec) -> str:
+    """Return the first keys in which the sweep in the directory of `spec` differs from `spec`."""
     try:
-        there = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
-    except SpecError:
-        pass  # it was moved, or written by another version; that the sweeps differ is known
+        stored = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
+    except SpecError:  # the file was moved, or another version wrote it; the identities differ
+        keys = []
     else:
-        found = differences(meaning(there), meaning(spec))
-    if not found:
+        keys = differences(meaning(stored), meaning(spec))
+    if not keys:
         return "another task, policy, space or training, or other objectives"
-    more = f"; {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more
+    hidden = len(keys) - MOST_DIFFERENCES
+    return "; ".join(keys[:MOST_DIFFERENCES]) + (f"; {hidden} more" if hidden > 0 else "")
 
 
 def create_study(
     storage: BaseStorage, name: str, spec: SweepSpec, sampler: BaseSampler
 ) -> optuna.Study:
-    """A study over the sweep's objectives."""
+    """Create a study over the sweep's objectives."""
     with quiet_optuna():
         return optuna.create_study(
             storage=storage,
@@ -74,8 +73,8 @@ def create_study(
         )
 
 
-def copied(study: optuna.Study) -> optuna.Study:
-    """The same study in memory, so that it outlives its ledger, and nobody writes through it."""
+def copy_study(study: optuna.Study) -> optuna.Study:
+    """Return a copy in memory, which stays usable after the ledger is closed."""
     with quiet_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
         copy.add_trials(study.get_trials(deepcopy=False))
@@ -83,7 +82,7 @@ def copied(study: optuna.Study) -> optuna.Study:
 
 
 def write_spec(spec: SweepSpec) -> None:
-    """Keep the resolved file, for everyone whom the umask allows, unless it holds a password."""
+    """Write the resolved spec, readable by its owner alone if it contains a password."""
     content = spec.dump_yaml()
     mode = 0o644 if content == shown_yaml(spec) else 0o600
     write_whole(spec.directory / SPEC, content, mode=mode)
@@ -91,7 +90,7 @@ def write_spec(spec: SweepSpec) -> None:
 
 @contextmanager
 def quiet_optuna() -> Generator[None]:
-    """Keep Optuna's notes off the screen, which belongs to the display of the sweep."""
+    """Suppress Optuna's messages, which would disturb the display of the sweep."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -2,11 +2,11 @@
 
     <storage>/<name>/spec.yaml         the resolved spec, without passwords
                      trials/<number>/  a trial's directory, written by `tuning.ray.remote_attempts`
-                     stop              which trials have to stop
+                     stop              the trials that have to stop
 
-Everything that has to outlive the driver's machine is here or in the ledger. `fetch` copies what is
-small to the sweep's directory on this machine. Of a checkpoint that is its marker, so the copy says
-which checkpoints exist.
+Everything that must survive the loss of the driver's machine is here or in the ledger. `fetch`
+copies small files to the sweep's directory on this machine. From a checkpoint it copies the marker
+only, so the copy shows which checkpoints exist.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gdpo_tune.spec.model import SPEC
 
 TRIALS = "trials"
 print_notice = partial(print, file=sys.stderr)
-"""Tells the person at the terminal that a store is away, or back."""
+"""Listener that prints on the terminal that a store does not answer, or answers again."""
 
 
 def check_writable(address: str) -> None:
-    """Refuse, with a StoreError, an address at which files cannot be kept now."""
+    """Refuse an address at which files cannot be written now, with a StoreError."""
     files, name = StoreDirectory(address, patience=0.0), f".probe-{uuid.uuid4().hex}"
     try:
         files.write(name, b"here")
@@ -47,7 +47,7 @@ def check_writable(address: str) -> None:
 
 
 def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> bool:
-    """Copy the resolved file of a sweep to this machine; return whether there is one."""
+    """Copy the resolved spec of a sweep to this machine; return whether there is one."""
     content = StoreDirectory(address, patience=patience, say=print_notice).read(SPEC)
     if content is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -64,13 +64,13 @@ class SweepStore:
         self._files = StoreDirectory(spec.address, patience=patience, say=print_notice)
 
     def write_spec(self) -> None:
-        """Keep the resolved file, for readers who know nothing but the address."""
+        """Store the resolved spec, for readers that know only the address."""
         self._files.write(SPEC, shown_yaml(self._spec).encode())
 
     def fetch(self) -> None:
-        """Copy small files that are new to this machine; drop checkpoints that are gone there.
+        """Copy new small files to this machine; delete copies of checkpoints that are gone.
 
-        Files of equal size are taken for equal: large ones only ever grow.
+        Files of equal size count as equal, because files that change only grow.
         """
         sizes = self._files.sizes(TRIALS)
         for path in self._copy.glob(f"{TRIALS}/*/*"):
@@ -83,15 +83,15 @@ class SweepStore:
             {n: p for n, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[n]}
         )
 
-    def keep_only(self, kept: Mapping[int, str | None]) -> None:
-        """Delete checkpoints of trials: number -> name of the one that stays; None: none does."""
-        stays = {str(number): checkpoint for number, checkpoint in kept.items()}
-        below = f"{TRIALS}/{next(iter(stays))}" if len(stays) == 1 else TRIALS
+    def keep_only(self, checkpoints: Mapping[int, str | None]) -> None:
+        """Delete the checkpoints of trials, except one each: number -> its name, None for none."""
+        kept = {str(number): checkpoint for number, checkpoint in checkpoints.items()}
+        below = f"{TRIALS}/{next(iter(kept))}" if len(kept) == 1 else TRIALS
         trials = {name: name.split("/")[1] for name in self._files.sizes(below)}
         self._files.delete(
             name
             for name, trial in trials.items()
-            if trial in stays and find_checkpoint_name(name) not in (None, stays[trial])
+            if trial in kept and find_checkpoint_name(name) not in (None, kept[trial])
         )
 
     def hand_over(self, donor: int, member: int) -> None:
@@ -106,11 +106,11 @@ class SweepStore:
         self._files.copy({source + name: target + name for name in names})
 
     def put(self, file: Path) -> None:
-        """Keep a small file of the sweep's directory on this machine."""
+        """Store a small file of the sweep's directory on this machine."""
         self._files.upload({file.relative_to(self._copy).as_posix(): file})
 
     def move_aside(self, name: str) -> None:
-        """Move everything to another name of a sweep; after a move that was cut short, the rest."""
+        """Move all files to another name of a sweep; a second call completes an interrupted one."""
         files = list(self._files.sizes())
         above = StoreDirectory(self._spec.storage, say=print_notice)
         above.copy({f"{self._spec.name}/{file}": f"{name}/{file}" for file in files})

@@ -152,10 +152,10 @@ class LoadedSweep:
 
         Its values are the objectives on validation prompts, which is what the sampler sees.
         """
-        from gdpo_tune.ledger import Ledger, copied
+        from gdpo_tune.ledger import Ledger, copy_study
 
         with Ledger.open(self.spec, read_only=True) as ledger:
-            return copied(ledger.study)
+            return copy_study(ledger.study)
 
     @cached_property
     def _drawers(self) -> Gallery:

@@ -15,8 +15,8 @@ from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.postgres_journal import TABLE
 from gdpo_tune.ledger.sweep_store import SweepStore
-from gdpo_tune.ledger.table import TABLE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
@@ -121,7 +121,7 @@ def test_an_earlier_sweep_is_never_overwritten(
     shutil.rmtree(tmp_path / "cache")
     with sa.create_engine(database.uri, poolclass=sa.NullPool).begin() as connection:
         connection.execute(sa.text(f"DELETE FROM {TABLE}"))
-    with pytest.raises(UsageError, match="knows nothing\n    fix: bring that database back"):
+    with pytest.raises(UsageError, match=r"is not in .*\n    fix: restore that database"):
         Ledger.open(spec)
     before = [name for name in store.list_names() if "/trials/" in name]
     with Ledger.open(spec, fresh=True) as ledger:

@@ -228,7 +228,7 @@ def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(f
             ledger.start(params, "member", "startup", seed=70 + number)
         for step, taker, donor in ((20, 0, 1), (40, 2, 0)):
             exploit = Exploit(taker, donor, step, {"reward_weights.format": step / 100})
-            ledger.generations.decide(Generation(step, (0, 1, 2), (exploit,)))
+            ledger.record_generation(Generation(step, (0, 1, 2), (exploit,)))
     assert train.main(["--from", f"{spec.directory}:2"]) == 0
     assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
     same, shorter = fake.asked

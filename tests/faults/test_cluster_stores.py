@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.table import JournalTable
+from gdpo_tune.ledger.postgres_journal import PostgresJournal
 from tests.support.cluster_sweeps import (
     ASHA,
     FIFO,
@@ -40,7 +40,7 @@ class InDatabase(KilledSweep):
 
     def journal(self) -> list[str]:
         """The records of the ledger."""
-        table = JournalTable(self.spec.ledger, self.spec.name, read_only=True)
+        table = PostgresJournal(self.spec.ledger, self.spec.name, read_only=True)
         try:
             return [json.dumps(record) for record in table.read_logs(0)]
         finally:

@@ -1,4 +1,4 @@
-"""What the ledger keeps of a population: what was decided, in one write, for good."""
+"""Generations of a population in the ledger."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def begin(ledger: Ledger) -> None:
         ledger.start(ledger.spec.space.baseline({}), "member", "startup", seed=number)
 
 
-def test_generations_outlive_the_process_and_stand_in_the_records(spec: SweepSpec):
+def test_generations_survive_the_process_and_are_in_the_records(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
         before = ledger.records()
         for generation in (FIRST, SECOND, THIRD):
-            ledger.generations.decide(generation)
-        known = ledger.records()
+            ledger.record_generation(generation)
+        written = ledger.records()
         assert ledger.record(1).lineage == ()
     with Ledger.open(spec) as ledger:
-        assert ledger.generations.all() == [FIRST, SECOND, THIRD]
-        assert [ledger.generations.met(number) for number in range(4)] == [36, 36, 36, 0]
-        assert ledger.records() == known
+        assert ledger.get_generations() == [FIRST, SECOND, THIRD]
+        assert [ledger.find_last_meeting(number) for number in range(4)] == [36, 36, 36, 0]
+        assert ledger.records() == written
     assert [record.lineage for record in before] == [(), (), ()]
-    assert [record.lineage for record in known] == [
+    assert [record.lineage for record in written] == [
         SECOND.exploits,
         (),
         FIRST.exploits + THIRD.exploits,
@@ -53,37 +53,37 @@ def test_a_generation_is_decoded_once(spec: SweepSpec, monkeypatch: pytest.Monke
         decoded.append(step)
         return Exploit(member, donor, step, params)
 
-    monkeypatch.setattr("gdpo_tune.ledger.generations.Exploit", counted)
+    monkeypatch.setattr("gdpo_tune.ledger.history.Exploit", counted)
     with Ledger.open(spec) as ledger:
         begin(ledger)
-        ledger.generations.decide(FIRST)
-        ledger.generations.decide(SECOND)
+        ledger.record_generation(FIRST)
+        ledger.record_generation(SECOND)
     decoded.clear()
     with Ledger.open(spec) as ledger:
-        assert ledger.generations.all() == [FIRST, SECOND]
-        ledger.generations.decide(THIRD)
+        assert ledger.get_generations() == [FIRST, SECOND]
+        ledger.record_generation(THIRD)
         assert [len(record.lineage) for record in ledger.records()] == [1, 0, 2]
-        assert ledger.generations.all() == [FIRST, SECOND, THIRD]
+        assert ledger.get_generations() == [FIRST, SECOND, THIRD]
     assert decoded == [12, 24, 36]
 
 
-def test_a_reader_sees_what_is_decided_meanwhile(spec: SweepSpec):
+def test_a_reader_sees_new_generations(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
         with Ledger.open(spec, read_only=True) as reader:
             assert reader.records()[2].lineage == ()
-            ledger.generations.decide(FIRST)
+            ledger.record_generation(FIRST)
             assert reader.records()[2].lineage == FIRST.exploits
 
 
-def test_a_generation_is_whole_or_not_there(spec: SweepSpec):
+def test_a_torn_generation_is_dropped_whole(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
         before = (spec.directory / "ledger.journal").stat().st_size
-        ledger.generations.decide(FIRST)
+        ledger.record_generation(FIRST)
     written = (spec.directory / "ledger.journal").read_bytes()
     assert written[before:].count(b"\n") == 1
     (spec.directory / "ledger.journal").write_bytes(written[:-1])
     with Ledger.open(spec) as ledger:
-        assert ledger.generations.all() == []
+        assert ledger.get_generations() == []
         assert [record.lineage for record in ledger.records()] == [(), (), ()]

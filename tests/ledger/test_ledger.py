@@ -1,4 +1,4 @@
-"""The ledger: what it keeps, what a crash leaves of it, and who may write it."""
+"""Records of the ledger, recovery after a crash, and the right to write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.format import encode
+from gdpo_tune.ledger.encoding import encode_outcome
 from gdpo_tune.ledger.journal import repair
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import measured, outcome, spec_in
@@ -103,15 +103,15 @@ def test_a_value_that_is_not_finite_is_a_failure_with_its_reason(spec: SweepSpec
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_could_be_compared_with_nothing_is_no_rung(spec: SweepSpec, value: float):
+def test_a_measurement_that_is_not_finite_is_no_rung(spec: SweepSpec, value: float):
     with Ledger.open(spec) as ledger:
         start(ledger)
         with pytest.raises(NonFiniteError, match=f"validation format is {value} at step 20"):
-            ledger.progress(0, measured(20, correctness=0.5, format=value))
+            ledger.record_rung(0, measured(20, correctness=0.5, format=value))
     assert [record.rungs for record in reopened(spec)] == [()]
 
 
-def test_a_failure_keeps_its_reason_and_its_price(spec: SweepSpec):
+def test_a_failure_keeps_its_reason_and_its_cost(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         ledger.fail(0, "loss is nan at step 3", Cost(192, 1.0, 0.5))
@@ -124,12 +124,12 @@ def test_a_failure_after_a_restart_costs_what_was_recorded_before(spec: SweepSpe
     spent = Cost(completions=1920, seconds=3.0)
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, measured(30, spent, format=0.5))
+        ledger.record_rung(0, measured(30, spent, format=0.5))
     with Ledger.open(spec) as ledger:
         assert ledger.fail(0, "the trial's process died").cost == spent
 
 
-def test_a_number_that_is_given_again_finds_nothing_of_the_trial_that_had_it(spec: SweepSpec):
+def test_a_trial_with_a_reused_number_starts_in_an_empty_directory(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         before = (spec.directory / "ledger.journal").stat().st_size
@@ -145,7 +145,7 @@ def test_a_number_that_is_given_again_finds_nothing_of_the_trial_that_had_it(spe
 
 
 @pytest.mark.parametrize("fault", ["short", "full"])
-def test_a_record_that_the_disk_refuses_leaves_the_ledger_as_it_was(
+def test_a_failed_write_leaves_the_ledger_as_it_was(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch, fault: str
 ):
     write = os.write
@@ -187,16 +187,16 @@ def test_the_end_of_a_trial_waits_for_the_disk_once(
             ledger.fail(0, "crashed", cost)
         assert waits == [path.read_bytes().count(b"\n")]
         assert waits[0] >= before + 2
-        start(ledger)  # alone again
+        start(ledger)  # outside of a batch
         assert len(waits) == 2
 
 
-def test_a_running_trial_shows_what_it_has_cost_so_far(spec: SweepSpec):
+def test_a_running_trial_shows_its_cost_so_far(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         for step in (30, 60):
             cost = Cost(completions=64 * step, seconds=step / 10)
-            ledger.progress(0, measured(step, cost, format=0.5))
+            ledger.record_rung(0, measured(step, cost, format=0.5))
         assert ledger.record(0).cost.completions == 64 * 60
 
 
@@ -205,8 +205,8 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     began = time.time()
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, measured(30, format=0.6, correctness=0.3))
-        ledger.progress(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
+        ledger.record_rung(0, measured(30, format=0.6, correctness=0.3))
+        ledger.record_rung(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
         written = ledger.record(0).rungs
     read = reopened(spec)[0].rungs
     assert read == written
@@ -218,61 +218,82 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     assert written[0] == Rung(20, estimates, spent)
 
 
-def test_the_order_of_rungs_over_all_trials_outlives_the_process(spec: SweepSpec):
+def test_the_order_of_rungs_over_all_trials_survives_the_process(spec: SweepSpec):
     written = [(1, 20), (0, 20), (1, 30), (2, 20)]
     with Ledger.open(spec) as ledger:
         for _ in range(3):
             start(ledger)
         for number, step in written[:2]:
-            ledger.progress(number, measured(step, format=0.5))
+            ledger.record_rung(number, measured(step, format=0.5))
     with Ledger.open(spec) as ledger:
         for number, step in written[2:]:
-            ledger.progress(number, measured(step, format=0.5))
-        assert [(number, rung.step) for number, rung in ledger.rungs()] == written
+            ledger.record_rung(number, measured(step, format=0.5))
+        assert [(number, rung.step) for number, rung in ledger.get_rungs()] == written
 
 
-def test_what_was_measured_first_at_a_rung_stays(spec: SweepSpec):
+def test_the_first_measurement_at_a_rung_stays(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        assert ledger.progress(0, measured(20, format=0.5))
-        assert not ledger.progress(0, measured(20, format=0.9))
+        assert ledger.record_rung(0, measured(20, format=0.5))
+        assert not ledger.record_rung(0, measured(20, format=0.9))
         assert ledger.record(0).rungs[0].validation["format"].mean == 0.5
 
 
-def test_rungs_from_before_standard_errors_were_kept_are_read(spec: SweepSpec):
+def set_attribute(ledger: Ledger, key: str, value: object) -> None:
+    """Write an attribute of the first trial as another version would."""
+    study = ledger.study
+    study._storage.set_trial_user_attr(study.trials[0]._trial_id, key, value)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("missing", ["validation", "order", "time"])
+def test_a_ledger_with_rungs_of_an_older_version_is_refused(
+    spec: SweepSpec, missing: str, read_only: bool
+):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.progress(0, measured(20, format=0.5))
-        old = {"step": 20, "metrics": {"validation/format": 0.5}, "cost": vars(Cost(640))}
-        trial_id = ledger.study.trials[0]._trial_id
-        ledger.study._storage.set_trial_user_attr(trial_id, "rung:640", old)
+        ledger.record_rung(0, measured(20, format=0.5))
+        rung = dict(ledger.study.trials[0].user_attrs["rung:1280"])
+        del rung[missing]
+        set_attribute(ledger, "rung:1280", rung)
+    with pytest.raises(UsageError) as caught:
+        Ledger.open(spec, read_only=read_only)
+    assert str(caught.value) == (
+        f"{spec.directory / 'ledger.journal'}: another version of gdpo_tune wrote this ledger "
+        f"('{missing}' is missing); move the sweep aside with --fresh, or choose another --name"
+    )
+    with Ledger.open(spec, fresh=True) as ledger:
+        assert ledger.records() == []
+
+
+def test_a_ledger_whose_trials_lack_a_parameter_is_refused(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
-        (number, first), (_, second) = ledger.rungs()
-    assert (number, first.step, first.completions) == (0, 20, 640)
-    assert (first.validation["format"].mean, second.completions) == (0.5, 1280)
-    assert math.isnan(first.validation["format"].se)
+        start(ledger)
+        trial = dict(ledger.study.trials[0].user_attrs["trial"])
+        params = {name: value for name, value in trial["params"].items() if name != "gamma"}
+        set_attribute(ledger, "trial", {**trial, "params": params})
+    with pytest.raises(UsageError, match=r"ledger.journal: another version .*'gamma' is missing"):
+        Ledger.open(spec)
 
 
 def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         start(ledger)
-        ledger.progress(0, measured(20, format=0.5))
+        ledger.record_rung(0, measured(20, format=0.5))
         assert ledger.pause(0).state == "paused"
         assert ledger.record(0).paused_at == 1280
-        assert [record.number for record in ledger.unfinished()] == [1]
+        assert [record.number for record in ledger.list_unfinished()] == [1]
     assert [record.state for record in reopened(spec)] == ["paused", "running"]
     with Ledger.open(spec) as ledger:
         assert ledger.resume(0).state == "running"
         assert ledger.record(0).paused_at == 1280
-        ledger.progress(0, measured(30, format=0.5))
+        ledger.record_rung(0, measured(30, format=0.5))
         assert ledger.pause(0).paused_at == 1920
         assert ledger.prune(0, "never promoted", Cost(640)).state == "pruned"
 
 
-def test_no_step_of_a_sweep_goes_through_all_trials(
-    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
-):
+def test_no_write_reads_all_trials(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
     with Ledger.open(spec) as ledger:
         start(ledger)
 
@@ -282,19 +303,19 @@ def test_no_step_of_a_sweep_goes_through_all_trials(
         monkeypatch.setattr(ledger.study._storage, "get_all_trials", refuse)
         start(ledger)
         start(ledger)
-        ledger.progress(0, measured(20, format=0.5))
+        ledger.record_rung(0, measured(20, format=0.5))
         ledger.pause(0)
         ledger.resume(0)
         ledger.complete(0, outcome())
         ledger.prune(1, "dominated", Cost(640))
         ledger.fail(2, "broken")
-        assert ledger.sampler_state(0) == {}
+        assert ledger.get_sampler_state(0) == {}
         states = [record.state for record in ledger.records()]
     monkeypatch.undo()
     assert states == [record.state for record in reopened(spec)] == ["complete", "pruned", "failed"]
 
 
-def test_what_a_journal_repeats_is_in_memory_once(spec: SweepSpec):
+def test_repeated_strings_are_in_memory_once(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         first, second = (dict(start(ledger, normalization="grpo").params) for _ in range(2))
     for name, other in zip(first, second, strict=True):
@@ -319,10 +340,10 @@ def test_another_identity_under_the_same_name_is_refused(spec: SweepSpec, tmp_pa
         "training.steps = 60, not 61",
         "    fix: choose another --name, or --fresh to move that one aside",
     ]
-    assert reopened(spec) == []  # the refusal gave the lease back
+    assert reopened(spec) == []  # the refusal released the lease
 
 
-def test_of_many_differences_the_first_are_named(spec: SweepSpec, tmp_path: Path):
+def test_the_message_lists_the_first_of_many_differences(spec: SweepSpec, tmp_path: Path):
     Ledger.open(spec).close()
     changed = ["steps=61", "length_limit=20", "test_prompts=9", "validation_prompts=9"]
     overrides = ["sandbox.cpu_seconds=2", *(f"training.{setting}" for setting in changed)]
@@ -331,7 +352,9 @@ def test_of_many_differences_the_first_are_named(spec: SweepSpec, tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("task: [")])
-def test_another_identity_is_refused_without_its_file_too(damage, spec: SweepSpec, tmp_path: Path):
+def test_another_identity_is_refused_without_a_readable_spec_file(
+    damage, spec: SweepSpec, tmp_path: Path
+):
     Ledger.open(spec).close()
     damage(spec.directory / "spec.yaml")
     with pytest.raises(IdentityError, match=r"another task, policy.*\n.*--name"):
@@ -356,23 +379,24 @@ def test_budget_and_constraints_may_change(spec: SweepSpec, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("bound", "feasible"), [("<= 90", True), ("<= 1", False)])
-def test_a_sweep_goes_on_with_a_bound_on_a_cost_that_it_did_not_judge_by(
+def test_a_sweep_continues_with_a_new_constraint_on_a_cost(
     spec: SweepSpec, tmp_path: Path, bound: str, feasible: bool
 ):
     spent = Cost(completions=1280, seconds=1.5)
     with Ledger.open(spec) as ledger:
         for _ in range(3):
             start(ledger)
-        ledger.progress(0, measured(20, spent, format=0.5))
+        ledger.record_rung(0, measured(20, spent, format=0.5))
         ledger.complete(0, outcome())
-        ledger.progress(1, measured(20, spent, format=0.5))
-        ended = {**encode(outcome(), spec.directory)}  # killed before the trial had its new state
+        ledger.record_rung(1, measured(20, spent, format=0.5))
+        # As if killed before the trial had its new state.
+        ended = encode_outcome(outcome(), spec.directory)
         trial_id = ledger.study.trials[2]._trial_id
         ledger.study._storage.set_trial_user_attr(trial_id, "outcome", ended)
     bounded = spec_in(tmp_path, [f"constraints.seconds='{bound}'"])
     with Ledger.open(bounded) as ledger:
         done, under_way, closed = ledger.records()
-        rungs = ledger.rungs()
+        rungs = ledger.get_rungs()
         assert ledger.study.trials[2].constraints["seconds"] == closed_excess(bound)
     assert [r.state for r in (done, under_way, closed)] == ["complete", "running", "complete"]
     assert [done.feasible, under_way.feasible, closed.feasible] == [feasible, None, feasible]
@@ -382,17 +406,27 @@ def test_a_sweep_goes_on_with_a_bound_on_a_cost_that_it_did_not_judge_by(
         assert rung.validation["seconds"] == Estimate(1.5, 0.0)
 
 
+def test_an_outcome_without_its_end_is_closed_under_a_new_constraint_on_a_missing_metric(
+    spec: SweepSpec, tmp_path: Path
+):
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+        set_attribute(ledger, "outcome", encode_outcome(outcome(), spec.directory))
+    (record,) = reopened(spec_in(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
+    assert (record.state, record.feasible) == ("complete", False)
+
+
 def closed_excess(bound: str) -> float:
-    """By how much two seconds break an upper bound."""
+    """Return how far two seconds are beyond an upper bound."""
     return 2.0 - float(bound.removeprefix("<= "))
 
 
-def test_a_cost_that_was_judged_stays_what_it_was_on_other_resources(tmp_path: Path):
+def test_a_stored_cost_metric_does_not_change_with_the_resources(tmp_path: Path):
     judged = "constraints.gpu_hours='<= 1'"
     spent = Cost(completions=640, seconds=1800.0)
     with Ledger.open(spec_in(tmp_path, [judged, "resources.gpus=1"])) as ledger:
         start(ledger)
-        ledger.progress(0, measured(20, spent, format=0.5))
+        ledger.record_rung(0, measured(20, spent, format=0.5))
         ledger.complete(0, replace(outcome(), cost=spent))
     (record,) = reopened(spec_in(tmp_path, [judged, "resources.gpus=4"]))
     assert record.feasible
@@ -400,7 +434,7 @@ def test_a_cost_that_was_judged_stays_what_it_was_on_other_resources(tmp_path: P
     assert record.validation["gpu_hours"] == Estimate(0.5, 0.0)
 
 
-def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):
+def test_fresh_moves_the_whole_old_sweep_aside(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
     before = (spec.directory / "ledger.journal").read_bytes()
@@ -416,10 +450,10 @@ def test_fresh_moves_the_old_sweep_aside_whole(spec: SweepSpec):
     assert before in [(path / "ledger.journal").read_bytes() for path in aside]
 
 
-def test_a_lease_on_a_folder_that_was_moved_aside_is_taken_again(
+def test_a_lease_on_a_directory_that_was_moved_aside_is_taken_again(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
-    """As if the last holder had moved the folder between our opening of the file and our lock."""
+    """The last holder moves the directory between our opening of the file and our lock."""
     lock, aside = fcntl.flock, spec.beside / "aside"
 
     def move_and_lock(file: int, operation: int) -> None:
@@ -436,7 +470,7 @@ def test_a_lease_on_a_folder_that_was_moved_aside_is_taken_again(
     assert [record.state for record in reopened(spec)] == ["running"]
 
 
-def test_a_folder_that_cannot_hold_a_sweep_is_refused_with_a_way_out(tmp_path: Path):
+def test_a_directory_that_cannot_hold_a_sweep_is_refused_with_a_fix(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"file.*--set storage="):
         Ledger.open(spec_in(tmp_path / "file" / "runs"))
@@ -446,7 +480,7 @@ def test_a_folder_that_cannot_hold_a_sweep_is_refused_with_a_way_out(tmp_path: P
         with pytest.raises(UsageError, match=r"directory.*--set storage="):
             Ledger.open(spec, read_only=read_only)
     (spec.directory / "ledger.journal").rmdir()
-    assert reopened(spec) == []  # the refusals gave the lease back
+    assert reopened(spec) == []  # the refusals released the lease
 
 
 @pytest.mark.parametrize(
@@ -459,7 +493,9 @@ def test_a_folder_that_cannot_hold_a_sweep_is_refused_with_a_way_out(tmp_path: P
         ("sandbox={type: external, url: 'http://host/?token=secret'}", 0o022, 0o600),
     ],
 )
-def test_who_may_read_the_resolved_spec(override: str, umask: int, mode: int, tmp_path: Path):
+def test_a_resolved_spec_with_a_password_is_private(
+    override: str, umask: int, mode: int, tmp_path: Path
+):
     spec = spec_in(tmp_path, [override])
     before = os.umask(umask)
     try:
@@ -484,7 +520,7 @@ def test_a_reader_creates_nothing(spec: SweepSpec):
     assert not spec.directory.exists()
 
 
-def test_a_second_writer_is_refused_and_told_who_holds_the_ledger(spec: SweepSpec):
+def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec):
     with Ledger.open(spec), pytest.raises(LedgerHeldError, match=f"process {os.getpid()} on "):
         Ledger.open(spec)
     Ledger.open(spec).close()
@@ -538,17 +574,17 @@ def test_a_ledger_cut_anywhere_in_a_completion_completes_the_trial_or_runs_it_ag
         done = ledger.complete(0, outcome())
     journal = spec.directory / "ledger.journal"
     content = journal.read_bytes()
-    known = content.index(b"\n", before) + 1
+    outcome_end = content.index(b"\n", before) + 1
     for cut in range(before, len(content), 7):
         journal.write_bytes(content[:cut])
         with Ledger.open(spec) as ledger:
             record = ledger.record(0)
-        assert record.state == ("complete" if cut >= known else "running")
-        assert record.validation == (done.validation if cut >= known else {})
+        assert record.state == ("complete" if cut >= outcome_end else "running")
+        assert record.validation == (done.validation if cut >= outcome_end else {})
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 64, b"\0\n", b'{"op_code": 5', b"]\n", b"7\n"])
-def test_repair_drops_what_is_no_record(tmp_path: Path, tail: bytes):
+def test_repair_drops_torn_records_at_the_end(tmp_path: Path, tail: bytes):
     journal = tmp_path / "journal"
     whole = b'{"op_code": 0}\n{"op_code": 1}\n'
     journal.write_bytes(whole + tail)
@@ -573,11 +609,11 @@ def test_damage_before_the_end_is_refused_with_its_line(
         Ledger.open(spec, read_only=read_only)
     assert journal.read_bytes() == damaged
     journal.write_bytes(whole)
-    assert len(reopened(spec)) == 2  # the refusal gave the lease back
+    assert len(reopened(spec)) == 2  # the refusal released the lease
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_ledger_without_its_beginning_does_not_begin_anew(spec: SweepSpec, read_only: bool):
+def test_a_ledger_without_its_first_record_is_refused(spec: SweepSpec, read_only: bool):
     with Ledger.open(spec) as ledger:
         start(ledger)
     journal = spec.directory / "ledger.journal"
@@ -639,7 +675,7 @@ def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
     assert record.checkpoint == elsewhere / "sweep" / "trials" / "0" / "checkpoint-60"
 
 
-def test_sessions_tell_when_and_on_what_the_sweep_ran(spec: SweepSpec):
+def test_sessions_record_when_and_where_the_sweep_ran(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         session = ledger.begin_session(time.time(), 2, {"git": "abc"})
         ledger.end_session(session, "all was tried")
@@ -652,13 +688,13 @@ def test_sessions_tell_when_and_on_what_the_sweep_ran(spec: SweepSpec):
     assert "finished" not in second  # it was killed
 
 
-def test_a_cost_that_the_sweep_judges_by_is_a_metric_of_its_trials(tmp_path: Path):
+def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path):
     objective = "{direction: minimize, reference: 60}"
     spec = spec_in(tmp_path, [f"objectives.seconds={objective}", 'constraints.cpu_seconds="<= 1"'])
     with Ledger.open(spec) as ledger:
         start(ledger)
         halfway = Measurement(1, {}, Cost(64, 1.0, 0.5), outcome().validation)
-        ledger.progress(0, halfway)
+        ledger.record_rung(0, halfway)
         ledger.complete(0, outcome())  # 2 s of wall time, 1.5 s of CPU time
         assert ledger.study.trials[0].values[-1] == 2.0
         assert ledger.study.trials[0].constraints["cpu_seconds"] == 0.5
@@ -684,7 +720,7 @@ def test_records_that_optuna_cannot_replay_are_refused(spec: SweepSpec, record: 
             Ledger.open(spec, read_only=read_only)
 
 
-def test_a_constraint_on_what_was_not_measured_is_not_met(spec: SweepSpec, tmp_path: Path):
+def test_a_constraint_on_a_missing_metric_is_not_met(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         start(ledger)
         ledger.complete(0, outcome())

@@ -1,4 +1,4 @@
-"""The ledger in a real PostgreSQL: the same as in a file, one writer, and back after an outage."""
+"""The ledger in a real PostgreSQL: equal to a file, one writer, recovery after an outage."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ray import cloudpickle
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Incident, Measurement, Outcome
-from gdpo_tune.ledger import Ledger, table
-from gdpo_tune.ledger.table import TABLE, JournalTable
+from gdpo_tune.ledger import Ledger, postgres_journal
+from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
@@ -43,8 +43,8 @@ with Ledger.open(load_spec(sys.argv[1], sys.argv[2:], "sweep")):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with postgres_server() as made:
-        yield made
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def spec(server: PostgresServer, tmp_path: Path) -> Iterator[SweepSpec]:
         connection.execute(sa.text(f"DROP TABLE IF EXISTS {TABLE}"))
 
 
-def spec_in(folder: Path, *overrides: str) -> SweepSpec:
-    return load_spec(SPACE, [f"storage={folder}", *overrides], "sweep")
+def spec_in(directory: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={directory}", *overrides], "sweep")
 
 
 def values(mean: float) -> dict[str, Estimate]:
@@ -63,13 +63,13 @@ def values(mean: float) -> dict[str, Estimate]:
 
 
 def write_trials(ledger: Ledger, seed: int = 1) -> None:
-    """One that is complete, one that failed, one under way, and what befell them."""
+    """Record a complete, a failed and a running trial, and an incident."""
     params = ledger.spec.space.baseline({})
     ledger.begin_session(0.0, 2, {"revision": "none"})
     for number in range(3):
         ledger.start(params, "search", "model", seed + number)
-        ledger.progress(number, Measurement(1, {}, Cost(64, 1.0), values(0.25)))
-    ledger.note(Incident(1.0, "node h (a) was lost", (2,)))
+        ledger.record_rung(number, Measurement(1, {}, Cost(64, 1.0), values(0.25)))
+    ledger.record_incident(Incident(1.0, "node h (a) was lost", (2,)))
     ledger.complete(0, Outcome(values(0.5), values(0.5), Cost(640, 2.0), None))
     ledger.fail(1, "it broke")
 
@@ -82,14 +82,14 @@ def contents(ledger: Ledger) -> object:
 
 
 def records_of(spec: SweepSpec) -> list[str]:
-    journal = JournalTable(spec.ledger, spec.name, read_only=True)
+    journal = PostgresJournal(spec.ledger, spec.name, read_only=True)
     try:
         return [json.dumps(log) for log in journal.read_logs(0)]
     finally:
         journal.close()
 
 
-def test_a_database_keeps_what_a_file_keeps(spec: SweepSpec, tmp_path: Path):
+def test_a_database_holds_the_records_of_a_file(spec: SweepSpec, tmp_path: Path):
     in_file = spec_in(tmp_path / "file")
     with Ledger.open(in_file) as ledger:
         write_trials(ledger)
@@ -106,16 +106,16 @@ def test_a_database_keeps_what_a_file_keeps(spec: SweepSpec, tmp_path: Path):
     of_file = (in_file.directory / "ledger.journal").read_text().splitlines()
     kinds = [sorted(json.loads(line)) for line in of_file]
     assert [sorted(json.loads(line)) for line in records_of(spec)][: len(kinds)] == kinds
-    found = read_sweep(str(spec.directory), "x")
-    assert [record.state for record in found.records] == ["complete", "failed", "failed"]
+    sweep = read_sweep(str(spec.directory), "x")
+    assert [record.state for record in sweep.records] == ["complete", "failed", "failed"]
     learning = spec_in(tmp_path / "new", f"search.warm_start=[{spec.directory}]")
     assert [record.number for record in earlier_trials(learning)] == [0]
 
 
-def test_only_one_process_writes_and_the_second_is_told_who(spec: SweepSpec, tmp_path: Path):
+def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec, tmp_path: Path):
     elsewhere = spec_in(tmp_path / "elsewhere", f"ledger={spec.ledger}")
-    given = [f"storage={tmp_path}", f"ledger={spec.ledger}"]
-    command = [sys.executable, "-c", HOLD, str(SPACE), *given]
+    overrides = [f"storage={tmp_path}", f"ledger={spec.ledger}"]
+    command = [sys.executable, "-c", HOLD, str(SPACE), *overrides]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -133,19 +133,19 @@ def test_only_one_process_writes_and_the_second_is_told_who(spec: SweepSpec, tmp
             time.sleep(0.1)
 
 
-def test_a_writer_that_was_taken_for_dead_writes_nothing_more(spec: SweepSpec):
+def test_a_writer_that_lost_its_lock_writes_nothing_more(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        usurper = JournalTable.__new__(JournalTable)
-        usurper.__dict__.update(ledger._journal.__dict__, _unread=[])
-        usurper.append_logs([{"op_code": 99, "worker_id": "another"}])
+        other = PostgresJournal.__new__(PostgresJournal)
+        other.__dict__.update(ledger._journal.__dict__, _unread=[], _uncommitted=[])
+        other.append_logs([{"op_code": 99, "worker_id": "another"}])
         before = records_of(spec)
         with pytest.raises(LedgerHeldError, match="another process has written to it"):
             ledger.fail(2, "too late")
         assert records_of(spec) == before
 
 
-def test_a_database_that_restarts_is_waited_for(
+def test_the_writer_waits_for_a_database_that_restarts(
     spec: SweepSpec, server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ):
     with Ledger.open(spec) as ledger:
@@ -157,35 +157,35 @@ def test_a_database_that_restarts_is_waited_for(
         again.join()
         assert "waiting for the ledger postgresql+psycopg2://me@127" in capsys.readouterr().err
         with pytest.raises(LedgerHeldError):
-            JournalTable(spec.ledger, spec.name, read_only=False)  # the lock is ours again
+            PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
     with Ledger.open(spec, read_only=True) as ledger:
         assert ledger.record(2).reason == "while the database was away"
 
 
-def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
+def test_the_writer_waits_until_the_server_releases_its_old_lock(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_journal, "RETRY_SECONDS", 0.1)
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        old, insert = ledger._journal._connection, JournalTable._insert
+        old, insert = ledger._journal._connection, PostgresJournal._insert
 
-        def cut(journal: JournalTable, rows: list[dict[str, object]]) -> None:
+        def cut(journal: PostgresJournal, rows: list[dict[str, object]]) -> None:
             journal._connection = SimpleNamespace(close=lambda: None)
-            monkeypatch.setattr(JournalTable, "_insert", insert)
+            monkeypatch.setattr(PostgresJournal, "_insert", insert)
             raise sa.exc.OperationalError("INSERT", {}, Exception("connection timed out"))
 
-        monkeypatch.setattr(JournalTable, "_insert", cut)
+        monkeypatch.setattr(PostgresJournal, "_insert", cut)
         noticed = threading.Timer(1.0, old.close)
         noticed.start()
         ledger.fail(2, "while the network was cut")
         noticed.join()
         assert ledger.record(2).reason == "while the network was cut"
         with pytest.raises(LedgerHeldError):
-            JournalTable(spec.ledger, spec.name, read_only=False)  # the lock is ours again
-        monkeypatch.setattr(JournalTable, "_insert", cut)
-        monkeypatch.setattr(table, "NOTICED", 0.5)
-        holder = ledger._journal._connection  # of another, for all that can be told
+            PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
+        monkeypatch.setattr(PostgresJournal, "_insert", cut)
+        monkeypatch.setattr(postgres_journal, "NOTICE_SECONDS", 0.5)
+        holder = ledger._journal._connection  # looks like that of another process
         with pytest.raises(LedgerHeldError, match="is being written by gdpo_tune"):
             ledger.end_session(0)
         holder.close()
@@ -194,15 +194,15 @@ def test_a_connection_whose_end_the_server_has_not_noticed_is_waited_for(
 def test_a_database_that_stays_away_ends_the_sweep(
     spec: SweepSpec, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(table, "PATIENCE", 0.5)
-    monkeypatch.setattr(table, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_journal, "PATIENCE", 0.5)
+    monkeypatch.setattr(postgres_journal, "RETRY_SECONDS", 0.1)
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
         server.stop()
         try:
             with pytest.raises(LedgerUnreachableError, match=r"has not answered for 0\.5 s"):
                 ledger.fail(2, "lost")
-            monkeypatch.setattr(table, "PATIENCE", 600.0)
+            monkeypatch.setattr(postgres_journal, "PATIENCE", 600.0)
             with pytest.raises(LedgerUnreachableError):
                 ledger.end_session(0)  # at once
             with pytest.raises(UsageError, match=r"ledger .*: .*\n.*fix: start the database"):
@@ -218,15 +218,15 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(
 ):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-        insert, calls = JournalTable._insert, list[int]()
+        insert, calls = PostgresJournal._insert, list[int]()
 
-        def lose_the_answer(journal: JournalTable, rows: list[dict[str, object]]) -> None:
+        def lose_the_answer(journal: PostgresJournal, rows: list[dict[str, object]]) -> None:
             insert(journal, rows)
             calls.append(len(rows))
             if len(calls) == 1:
                 raise sa.exc.OperationalError("COMMIT", {}, Exception("connection lost"))
 
-        monkeypatch.setattr(JournalTable, "_insert", lose_the_answer)
+        monkeypatch.setattr(PostgresJournal, "_insert", lose_the_answer)
         count = len(records_of(spec))
         ledger.fail(2, "once")
         assert len(records_of(spec)) == count + 2
@@ -249,7 +249,7 @@ def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
     assert len(read_sweep(str(moved), "x").records) == 3
 
 
-def test_a_record_that_is_gone_is_not_passed_over(spec: SweepSpec):
+def test_a_missing_record_is_refused(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
     with sa.create_engine(spec.ledger, poolclass=sa.NullPool).begin() as connection:
@@ -265,22 +265,22 @@ STEP = 2
 """The first meeting of the population below: a fifth of its ten steps."""
 
 
-def population_in(folder: Path, spec: SweepSpec) -> SweepSpec:
+def population_in(directory: Path, spec: SweepSpec) -> SweepSpec:
     search = "search={trials: 4, scheduler: {type: pbt}}"
-    given = (f"ledger={spec.ledger}", "training={steps: 10, checkpoint_every: 3}", search)
-    return spec_in(folder / "population", *given)
+    overrides = (f"ledger={spec.ledger}", "training={steps: 10, checkpoint_every: 3}", search)
+    return spec_in(directory / "population", *overrides)
 
 
 def begin_population(ledger: Ledger, step: int) -> None:
-    """Four members that wait at their first meeting, the first the best, with a checkpoint each."""
+    """Record four members that wait at their first meeting, the best first, with checkpoints."""
     for number in range(4):
         params = {**ledger.spec.space.baseline({}), "learning_rate": 1e-4 * (1 + number / 10)}
         record = ledger.start(params, "member", "startup", number)
-        found, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
-        folder = ledger.trial_directory(record.number)
-        folder.mkdir(parents=True)
-        write_checkpoint(folder, step, cost, lambda aside: (aside / "weights").touch(), found)
-        ledger.progress(number, Measurement(step, {}, cost, found))
+        measured, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
+        directory = ledger.trial_directory(record.number)
+        directory.mkdir(parents=True)
+        write_checkpoint(directory, step, cost, lambda aside: (aside / "weights").touch(), measured)
+        ledger.record_rung(number, Measurement(step, {}, cost, measured))
         ledger.pause(number)
 
 
@@ -290,15 +290,15 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         begin_population(ledger, STEP)
         assert build(ledger).promotable(alone=True) == 0
-        decided = ledger.generations.all()
+        decided = ledger.get_generations()
         assert [generation.step for generation in decided] == [STEP]
         assert [len(generation.exploits) for generation in decided] == [1]
     with Ledger.open(spec) as ledger:
         scheduler = build(ledger)
-        assert ledger.generations.all() == decided
+        assert ledger.get_generations() == decided
         assert scheduler.promotable() == 0
         assert ledger.record(3).lineage[0].donor == 0
-        # Ray writes scheduler and searcher down now and then, and no connection with them
+        # Ray pickles the scheduler from time to time, which must not include a connection.
         copy = pickle.loads(cloudpickle.dumps(scheduler))
         assert vars(copy) == {}
 
@@ -311,7 +311,7 @@ def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Pa
         Ledger.open(other)
 
 
-def test_a_sweep_stays_where_its_ledger_was_begun(spec: SweepSpec, tmp_path: Path):
+def test_a_sweep_with_its_ledger_elsewhere_is_refused(spec: SweepSpec, tmp_path: Path):
     in_file = spec_in(tmp_path)
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
@@ -323,19 +323,19 @@ def test_a_sweep_stays_where_its_ledger_was_begun(spec: SweepSpec, tmp_path: Pat
         Ledger.open(spec)
 
 
-def test_a_sweep_that_is_not_there(spec: SweepSpec):
+def test_a_missing_sweep_is_refused(spec: SweepSpec):
     with pytest.raises(UsageError, match="there is no sweep sweep in postgresql"):
         Ledger.open(spec, read_only=True)
 
 
-def test_what_a_record_costs(spec: SweepSpec):
+def test_a_trial_takes_little_time_to_record(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         ledger.begin_session(0.0, 2, {})
         params = ledger.spec.space.baseline({})
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for number in range(100):
             ledger.start(params, "search", "model", number)
             ledger.fail(number, "at once")
-        each = 1000 * (time.perf_counter() - begun) / 100
+        each = 1000 * (time.perf_counter() - started) / 100
     print(f"{each:.1f} ms a trial on {os.cpu_count()} cores")
     assert each < 200

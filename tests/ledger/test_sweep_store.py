@@ -1,4 +1,4 @@
-"""A sweep on an object store as its driver sees it: copies here, checkpoints there."""
+"""A sweep on an object store, and its copy on the driver's machine."""
 
 from __future__ import annotations
 
@@ -33,47 +33,49 @@ def spec(tmp_path: Path) -> SweepSpec:
     return spec_in(tmp_path, ["storage=memory://bucket/runs", LEDGER])
 
 
-def put_trial(store: StoreDirectory, folder: Path, number: int, *steps: int) -> None:
-    """A trial's folder in the store, as its process has left it."""
+def put_trial(store: StoreDirectory, directory: Path, number: int, *steps: int) -> None:
+    """Store the directory of a trial as its process leaves it."""
     for step in steps:
         write_checkpoint(
-            folder / str(number),
+            directory / str(number),
             step,
             Cost(step),
             lambda aside: (aside / "weights").write_text(f"trial {number}"),
         )
-    (folder / str(number)).mkdir(exist_ok=True, parents=True)
-    (folder / str(number) / "steps.jsonl").write_text("{}\n" * len(steps))
-    files = [path for path in (folder / str(number)).rglob("*") if path.is_file()]
-    store.upload({f"trials/{path.relative_to(folder).as_posix()}": path for path in files})
+    (directory / str(number)).mkdir(exist_ok=True, parents=True)
+    (directory / str(number) / "steps.jsonl").write_text("{}\n" * len(steps))
+    files = [path for path in (directory / str(number)).rglob("*") if path.is_file()]
+    store.upload({f"trials/{path.relative_to(directory).as_posix()}": path for path in files})
 
 
-def test_the_folder_here_is_a_copy_of_what_is_small(
+def test_fetch_copies_small_files_and_markers(
     spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
-    put_trial(store, tmp_path / "made", 1, 4, 6)
-    put_trial(store, tmp_path / "made", 2)
+    put_trial(store, tmp_path / "trials", 1, 4, 6)
+    put_trial(store, tmp_path / "trials", 2)
     SweepStore(spec).fetch()
-    here = spec.directory / "trials"
-    assert (here / "1" / "steps.jsonl").read_text() == "{}\n{}\n"
-    assert (here / "2" / "steps.jsonl").exists()
-    assert [path.name for path in (here / "1" / "checkpoint-6").iterdir()] == ["complete.json"]
+    copies = spec.directory / "trials"
+    assert (copies / "1" / "steps.jsonl").read_text() == "{}\n{}\n"
+    assert (copies / "2" / "steps.jsonl").exists()
+    assert [path.name for path in (copies / "1" / "checkpoint-6").iterdir()] == ["complete.json"]
 
-    (here / "1" / "checkpoint-2").mkdir()  # stands for one that is no longer there
+    (copies / "1" / "checkpoint-2").mkdir()  # stands for one that is no longer there
     store.delete(["trials/1/checkpoint-4/complete.json"])
-    put_trial(store, tmp_path / "made", 2, 1, 2)
+    put_trial(store, tmp_path / "trials", 2, 1, 2)
     SweepStore(spec).fetch()
-    assert sorted(path.name for path in (here / "1").iterdir()) == ["checkpoint-6", "steps.jsonl"]
-    assert (here / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
+    assert sorted(path.name for path in (copies / "1").iterdir()) == ["checkpoint-6", "steps.jsonl"]
+    assert (copies / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
 
 
-def test_checkpoints_that_are_not_kept_go(spec: SweepSpec, store: StoreDirectory, tmp_path: Path):
+def test_checkpoints_that_are_not_kept_are_deleted(
+    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
+):
     for number in (1, 2, 11):
-        put_trial(store, tmp_path / "made", number, 4, 6)
+        put_trial(store, tmp_path / "trials", number, 4, 6)
     SweepStore(spec).keep_only({1: None})
     SweepStore(spec).keep_only({2: "checkpoint-6", 3: None})
-    left = {name for name in store.sizes() if name.endswith("weights")}
-    assert left == {
+    stored = {name for name in store.sizes() if name.endswith("weights")}
+    assert stored == {
         "trials/2/checkpoint-6/weights",
         "trials/11/checkpoint-4/weights",
         "trials/11/checkpoint-6/weights",
@@ -84,8 +86,8 @@ def test_checkpoints_that_are_not_kept_go(spec: SweepSpec, store: StoreDirectory
 def test_a_member_takes_over_the_newest_whole_checkpoint(
     spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
-    put_trial(store, tmp_path / "made", 1, 2, 4)
-    put_trial(store, tmp_path / "made", 2, 8)
+    put_trial(store, tmp_path / "trials", 1, 2, 4)
+    put_trial(store, tmp_path / "trials", 2, 8)
     store.delete(["trials/1/checkpoint-4/weights"])
     SweepStore(spec).hand_over(donor=1, member=2)
     assert store.read("trials/2/checkpoint-2/weights") == b"trial 1"
@@ -93,21 +95,21 @@ def test_a_member_takes_over_the_newest_whole_checkpoint(
         "checkpoint-2",
         "steps.jsonl",
     }
-    SweepStore(spec).hand_over(donor=3, member=2)  # which has none: the member begins anew
+    SweepStore(spec).hand_over(donor=3, member=2)  # no checkpoint: the member begins again
     assert list(store.sizes("trials/2")) == ["trials/2/steps.jsonl"]
 
 
-def test_an_earlier_sweep_is_moved_aside_whole(
+def test_the_whole_earlier_sweep_is_moved_aside(
     spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
-    put_trial(store, tmp_path / "made", 1, 2)
+    put_trial(store, tmp_path / "trials", 1, 2)
     before = store.sizes()
     SweepStore(spec).move_aside("sweep.20261122")
     assert store.sizes() == {}
     assert StoreDirectory("memory://bucket/runs/sweep.20261122").sizes() == before
 
 
-def test_the_file_there_has_no_password_and_loads(spec: SweepSpec, tmp_path: Path):
+def test_the_stored_spec_has_no_password_and_loads(spec: SweepSpec, tmp_path: Path):
     assert not fetch_spec(spec.address, tmp_path / "copy")
     SweepStore(spec).write_spec()
     assert fetch_spec(spec.address, tmp_path / "copy")
@@ -118,7 +120,7 @@ def test_the_file_there_has_no_password_and_loads(spec: SweepSpec, tmp_path: Pat
     assert again.identity() == spec.identity()
 
 
-def test_where_a_policy_is_is_an_address():
+def test_a_record_names_the_path_or_address_of_its_policy():
     record = TrialRecord(3, "search", "complete", {}, 0, "model")
     assert record.policy == ""
     local = replace(record, checkpoint=Path("/cache/trials/3/checkpoint-6"))
@@ -127,14 +129,14 @@ def test_where_a_policy_is_is_an_address():
     assert there.policy == "s3://bucket/runs/sweep/trials/3/checkpoint-6"
 
 
-def test_what_a_person_makes_of_trials_is_not_among_copies(spec: SweepSpec, tmp_path: Path):
+def test_new_files_go_beside_a_local_sweep_or_into_runs(spec: SweepSpec, tmp_path: Path):
     assert spec.beside == Path("runs")
     assert spec_in(tmp_path).beside == tmp_path
     assert spec.place == "memory://bucket/runs/sweep"
     assert spec_in(tmp_path).place == str(tmp_path / "sweep")
 
 
-def test_the_name_of_a_sweep_that_this_machine_has_copies_of_leads_to_its_address(
+def test_the_name_of_a_copied_sweep_is_refused_with_its_address(
     spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

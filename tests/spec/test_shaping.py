@@ -11,7 +11,6 @@ import pytest
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.core.registry import UNKNOWN_RANGE
-from gdpo_tune.ledger.format import STATES, to_record
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.tasks import code
@@ -80,23 +79,6 @@ def test_defaults_are_those_of_before(load):
     assert load().space.later_defaults == LATER
     complete = load().space.baseline({})
     assert {name: complete[name] for name in LATER} == LATER
-
-
-def test_a_trial_from_before_had_the_defaults(load):
-    spec = load()
-    params = spec.space.baseline({})
-    old = {name: value for name, value in params.items() if name not in LATER}
-    about = {"role": "search", "params": old, "seed": 1, "proposer": "model", "replicate_of": None}
-
-    class Trial:
-        """What the study holds of it."""
-
-        number = 0
-        state = next(iter(STATES))
-        user_attrs = {"trial": json.loads(json.dumps(about))}
-        datetime_start = datetime_complete = None
-
-    assert to_record(Trial(), spec, spec.directory).params == params
 
 
 def test_nothing_is_sampled_where_it_has_no_effect(load):

@@ -13,7 +13,7 @@ import mlflow
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.rung_records import stored_rungs
+from gdpo_tune.ledger.encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.referee import NEVER_PROMOTED
@@ -84,8 +84,8 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
     """No rung is lost or there twice, and a scheduler that is told of all of them in their order
     decides what became of each trial."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
-        records, rungs = ledger.records(), ledger.rungs()
-        orders = [r["order"] for trial in ledger.study.trials for r in stored_rungs(trial)]
+        records, rungs = ledger.records(), ledger.get_rungs()
+        orders = [r["order"] for trial in ledger.study.trials for r in list_stored_rungs(trial)]
         scheduler: Scheduler = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
     assert sorted(orders) == list(range(len(rungs)))
     for record in records:
@@ -156,7 +156,7 @@ def collect_facts(sweep: KilledSweep) -> dict[str, Any]:
     """Everything that a sweep has decided and measured, clocks aside."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         return {
-            "order of rungs": [(number, rung.step) for number, rung in ledger.rungs()],
+            "order of rungs": [(number, rung.step) for number, rung in ledger.get_rungs()],
             "trials": [describe_record(record) for record in ledger.records()],
         }
 

@@ -135,7 +135,7 @@ def result(spec: SweepSpec) -> tuple[object, ...]:
     with Ledger.open(spec, read_only=True) as ledger:
         records = [record for record in ledger.records() if record.role != "replicate"]
         states = [ends_with(record) for record in records]
-        return ledger.generations.all(), [(r.role, r.state, r.validation) for r in records], states
+        return ledger.get_generations(), [(r.role, r.state, r.validation) for r in records], states
 
 
 def ends_with(record: TrialRecord) -> State | None:
@@ -156,7 +156,7 @@ def trained(training: Training) -> State:
 def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: SweepSpec):
     sweep(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        records, generations = ledger.records(), ledger.generations.all()
+        records, generations = ledger.records(), ledger.get_generations()
         assert is_finished(spec, records)
     roles = [record.role for record in records]
     assert roles == ["untrained", "published", *["member"] * MEMBERS, "replicate", "replicate"]
@@ -198,7 +198,7 @@ def test_every_setting_reaches_the_decisions(tmp_path: Path):
     spec = spec_in(tmp_path, [*PBT, f"search.scheduler={settings}"])
     sweep(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        records, (generation,) = ledger.records(), ledger.generations.all()
+        records, (generation,) = ledger.records(), ledger.get_generations()
     assert generation.step == 5
     assert len(generation.exploits) == 2
     for exploit in generation.exploits:
@@ -208,7 +208,7 @@ def test_every_setting_reaches_the_decisions(tmp_path: Path):
     drawn = spec_in(tmp_path / "drawn", [*PBT, f"search.scheduler={settings[:-2]}1}}"])
     sweep(drawn)
     with Ledger.open(drawn, read_only=True) as ledger:
-        (again,) = ledger.generations.all()
+        (again,) = ledger.get_generations()
     assert [e.donor for e in again.exploits] == [e.donor for e in generation.exploits]
     assert [e.params for e in again.exploits] != [e.params for e in generation.exploits]
 
@@ -301,7 +301,7 @@ def test_a_member_that_fails_leaves_the_others_alone(spec: SweepSpec):
         number = int(driver.flying.pop(trial_id).directory.name)
         driver.searcher.on_failure(trial_id, "broken")
         driver.run()
-        records, generations = ledger.records(), ledger.generations.all()
+        records, generations = ledger.records(), ledger.get_generations()
     assert [r.state for r in members(records)].count("complete") == MEMBERS - 1
     assert records[number].state == "failed"
     assert [generation.step for generation in generations] == [2, 4, 6, 8]
@@ -311,13 +311,13 @@ def test_a_member_that_fails_leaves_the_others_alone(spec: SweepSpec):
 def test_more_members_catch_up_before_they_meet_the_others(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         driver = Population(ledger, 2)
-        while len(ledger.generations.all()) < 2:
+        while len(ledger.get_generations()) < 2:
             if driver.ask() is None:
                 driver.train(next(iter(driver.flying)))
     larger = spec_in(tmp_path, [*PBT, f"search.trials={MEMBERS + 2}"])
     sweep(larger)
     with Ledger.open(larger, read_only=True) as ledger:
-        records, generations = ledger.records(), ledger.generations.all()
+        records, generations = ledger.records(), ledger.get_generations()
     assert [generation.step for generation in generations] == [2, 4, 2, 4, 6, 8]
     late = tuple(record.number for record in members(records))[MEMBERS:]
     assert [g.members for g in generations[2:4]] == [late, late]
@@ -329,14 +329,14 @@ def test_more_members_catch_up_before_they_meet_the_others(spec: SweepSpec, tmp_
 def test_under_another_scheduler_members_go_on_without_meeting(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         driver = Population(ledger, 2)
-        while len(ledger.generations.all()) < 1:
+        while len(ledger.get_generations()) < 1:
             if driver.ask() is None:
                 driver.train(next(iter(driver.flying)))
     plain = spec_in(tmp_path, [*PBT, "search.scheduler={type: fifo}"])
     sweep(plain)
     with Ledger.open(plain, read_only=True) as ledger:
         records = ledger.records()
-        assert len(ledger.generations.all()) == 1
+        assert len(ledger.get_generations()) == 1
     assert all(record.state == "complete" for record in records)
     for record in members(records):
         assert ends_with(record) == trained(training_of(records, record.number))

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Outcome, Params, Proposer, Role, State, TrialRecord
-from gdpo_tune.ledger import copied, distribution
+from gdpo_tune.ledger import copy_study, to_distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.entries import Entries
@@ -416,13 +416,13 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
     for number in range(12):
         params = conditional.space.complete(quasi_random.point(conditional, number))
         projection.observe(record(number, params, trade_off(params)))
-    dimensions = {n: distribution(d) for n, d in conditional.space.searched.items()}
+    dimensions = {n: to_distribution(d) for n, d in conditional.space.searched.items()}
     asked: list[dict[str, Any]] = []
     for sampler in (
         ParzenEstimator(dimensions, seed=7, startup=4),
         TPESampler(seed=7, n_startup_trials=4, multivariate=True),
     ):
-        study = copied(projection.study)
+        study = copy_study(projection.study)
         study.sampler = sampler
         asked.append(study.ask(dimensions).params)
     assert asked[0] == asked[1]

@@ -272,7 +272,7 @@ def test_an_interrupted_trial_stays_unfinished(spec: SweepSpec):
         driver.searcher.stop()
         assert driver.ask() == driver.searcher.FINISHED
         driver.end(trial_id, interrupted=True)
-        assert [record.number for record in ledger.unfinished()] == [0]
+        assert [record.number for record in ledger.list_unfinished()] == [0]
 
 
 def test_what_every_trial_would_meet_ends_the_sweep(spec: SweepSpec):
@@ -282,7 +282,7 @@ def test_what_every_trial_would_meet_ends_the_sweep(spec: SweepSpec):
         driver.end(driver.ask(), fatal=error)
         assert driver.searcher.fatal is error
         assert driver.ask() == driver.searcher.FINISHED
-        assert len(ledger.unfinished()) == 1  # on a machine with isolation it goes on
+        assert len(ledger.list_unfinished()) == 1  # on a machine with isolation it goes on
 
 
 def test_a_ledger_that_cannot_be_written_to_ends_the_sweep(

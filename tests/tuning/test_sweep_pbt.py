@@ -64,7 +64,7 @@ def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Pat
     assert {record.state for record in records} == {"complete"}
     assert len(members) == MEMBERS
     with Ledger.open(spec, read_only=True) as ledger:
-        (generation,) = ledger.generations.all()
+        (generation,) = ledger.get_generations()
     assert generation.step == 2
     (exploit,) = generation.exploits
     taker = records[exploit.member]
@@ -105,7 +105,7 @@ def told(spec: SweepSpec) -> object:
     with Ledger.open(spec, read_only=True) as ledger:
         records = [r for r in ledger.records() if r.role == "member"]
         states = [(r.number, r.state, r.validation, r.lineage) for r in records]
-        return states, [dataclasses.asdict(g) for g in ledger.generations.all()]
+        return states, [dataclasses.asdict(g) for g in ledger.get_generations()]
 
 
 @pytest.mark.fault

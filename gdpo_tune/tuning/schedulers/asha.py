@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdpo_tune.core.trials import Rung, TrialRecord
-from gdpo_tune.ledger import Ledger, excess
+from gdpo_tune.ledger import Ledger, compute_violation
 from gdpo_tune.spec import AshaSettings, SweepSpec
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
@@ -69,5 +69,8 @@ class Asha(Scheduler):
         found = rung.validation
         return (
             [found[name].mean for name in self._spec.objectives],
-            [excess(bound, found[name].mean) for name, bound in self._spec.constraints.items()],
+            [
+                compute_violation(bound, found[name].mean)
+                for name, bound in self._spec.constraints.items()
+            ],
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from gdpo_tune.analysis.lineage import training_of
 from gdpo_tune.core.trials import MOVABLE, Generation, Params, Rung, TrialRecord
-from gdpo_tune.ledger import Ledger, excess
+from gdpo_tune.ledger import Ledger, compute_violation
 from gdpo_tune.spec import PbtSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.handover import hand_over
@@ -52,7 +52,7 @@ class Pbt(Scheduler):
         """Where a member still has to meet others."""
         if record.role != "member":
             return ()
-        met = self._ledger.generations.met(record.number)
+        met = self._ledger.find_last_meeting(record.number)
         return tuple(step for step in self._meetings if step > met)
 
     def ends_at(self, record: TrialRecord) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class Pbt(Scheduler):
             step, standings, self._spec.objective_list(), self._domains(), self._exploration()
         )
         generation = Generation(step, tuple(s.number for s in standings), exploits)
-        self._ledger.generations.decide(generation)
+        self._ledger.record_generation(generation)
         for exploit in exploits:
             hand_over(self._ledger, exploit)
         return generation
@@ -98,7 +98,10 @@ class Pbt(Scheduler):
             record.number,
             tuple(found[name].mean for name in self._spec.objectives),
             self._moving(record.number),
-            tuple(excess(bound, found[n].mean) for n, bound in self._spec.constraints.items()),
+            tuple(
+                compute_violation(bound, found[n].mean)
+                for n, bound in self._spec.constraints.items()
+            ),
         )
 
     def _moving(self, number: int) -> Params:

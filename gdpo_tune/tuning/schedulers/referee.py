@@ -34,7 +34,7 @@ class Referee:
     def catch_up(self) -> list[TrialRecord]:
         """Rebuild the scheduler, and do what is overdue; return the trials that this changed."""
         handover.finish(self._ledger)
-        for number, rung in self._ledger.rungs():
+        for number, rung in self._ledger.get_rungs():
             record = self._ledger.record(number)
             # what an ended trial was to do has been done
             take_in = self._scheduler.judge if record.is_open else self._scheduler.recall

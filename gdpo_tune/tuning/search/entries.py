@@ -11,7 +11,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import Trial, TrialState, create_trial
 
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.ledger import create_study, distribution, excess
+from gdpo_tune.ledger import compute_violation, create_study, to_distribution
 from gdpo_tune.spec import Choice, SweepSpec, Uniform
 
 STUDY = "projection"
@@ -35,7 +35,7 @@ class Entries:
             spec: the sweep.
             domains: the dimensions of a point, in their order.
         """
-        self.distributions = {name: distribution(domain) for name, domain in domains.items()}
+        self.distributions = {name: to_distribution(domain) for name, domain in domains.items()}
         self.completed = 0
         """Configurations that are finished."""
         self._spec = spec
@@ -72,7 +72,7 @@ class Entries:
         """
         mean = self.mean(worth)
         broken = {
-            name: excess(bound, fmean(values[name] for values in worth))
+            name: compute_violation(bound, fmean(values[name] for values in worth))
             for name, bound in self._spec.constraints.items()
             if worth
         }

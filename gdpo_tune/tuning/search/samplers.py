@@ -24,7 +24,7 @@ from optuna.samplers import (
 )
 from optuna.trial import FrozenTrial
 
-from gdpo_tune.ledger import distribution
+from gdpo_tune.ledger import to_distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.gaussian_process import GaussianProcess
 
@@ -93,7 +93,7 @@ class ParzenEstimator(TPESampler):
 def tpe(spec: SweepSpec) -> Sampling:
     """Multi-objective tree-structured Parzen estimator over all dimensions jointly."""
     startup = startup_trials(spec)
-    dimensions = {name: distribution(domain) for name, domain in spec.space.searched.items()}
+    dimensions = {name: to_distribution(domain) for name, domain in spec.space.searched.items()}
     return Sampling(
         lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )

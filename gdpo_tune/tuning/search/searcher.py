@@ -106,11 +106,11 @@ class LedgerSearcher(Searcher):
         """Through which trials are asked to end."""
         for record in self._referee.catch_up():
             self._tell(record)
-        self._unfinished = ledger.unfinished()
+        self._unfinished = ledger.list_unfinished()
         projection = Projection(ledger.spec, slots)
         projection.learn(earlier_trials(ledger.spec))
         self._proposals = Proposals(projection)
-        self._proposals.load((r, ledger.sampler_state(r.number)) for r in ledger.records())
+        self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.records())
         self._thinking = False
         """Whether a free slot waits for a proposal."""
         self._agenda = Agenda(ledger)
@@ -129,7 +129,7 @@ class LedgerSearcher(Searcher):
         numbers = tuple(sorted({self._numbers[n] for n in trials if n in self._numbers}))
         incident = Incident(time.time(), what, numbers)
         with self._recording():
-            self._ledger.note(incident)
+            self._ledger.record_incident(incident)
         self._emit(Disturbed(incident))
 
     def stop(self) -> None:
@@ -173,7 +173,7 @@ class LedgerSearcher(Searcher):
         if measurement.validated and not self._referee.is_halting(number):
             with self._recording():
                 self._agenda.measured()
-                if self._ledger.progress(number, measurement):
+                if self._ledger.record_rung(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
         self._emit(TrialProgress(number, measurement, message.earlier))

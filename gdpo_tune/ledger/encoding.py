@@ -1,0 +1,210 @@
+"""Encode trials, rungs and outcomes as the JSON that the study holds, and decode them.
+
+Costs that an objective or a constraint names are stored among the metrics, because a later start
+may give a trial other resources. Missing ones are added on reading, because a later start may name
+a cost that the sweep did not name when the trial ran.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.metrics import priced
+from gdpo_tune.core.object_store import joined
+from gdpo_tune.core.trials import (
+    Cost,
+    Estimate,
+    Exploit,
+    Measurement,
+    Outcome,
+    Params,
+    Rung,
+    State,
+    TrialRecord,
+)
+from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
+
+STATES: Mapping[TrialState, State] = {
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+RUNG = "rung:"
+"""Prefix of a rung's attribute, before its number of completions."""
+
+
+def get_trial_directory(sweep: Path, number: int) -> Path:
+    """Return the directory of a trial in that of its sweep."""
+    return sweep / "trials" / str(number)
+
+
+def decode_trial(
+    trial: FrozenTrial, spec: SweepSpec, sweep: Path, lineage: tuple[Exploit, ...] = ()
+) -> TrialRecord:
+    """Return a trial of the study as a record; a checkpoint that does not exist is None.
+
+    Raises:
+        KeyError, TypeError: another version wrote the trial.
+    """
+    stored = trial.user_attrs["trial"]
+    outcome = trial.user_attrs.get("outcome", {})
+    end = trial.user_attrs.get("end", {})
+    decoded = (_decode_rung(rung, spec) for rung in list_stored_rungs(trial))
+    rungs = tuple(sorted(decoded, key=lambda rung: rung.step))
+    pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
+    is_paused = trial.state == TrialState.RUNNING and pause["waits"]
+    measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
+    cost = Cost(**(outcome or end or measured).get("cost", {}))
+    splits = {
+        split: add_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
+        for split in ("validation", "test")
+    }
+    checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
+    return TrialRecord(
+        number=trial.number,
+        role=stored["role"],
+        state="paused" if is_paused else STATES[trial.state],
+        params=stored["params"],
+        seed=stored["seed"],
+        proposer=stored["proposer"],
+        replicate_of=stored["replicate_of"],
+        **splits,
+        feasible=is_feasible(spec, splits["validation"]) if outcome else None,
+        rungs=rungs,
+        paused_at=pause["at"],
+        cost=cost,
+        reason=end.get("reason", ""),
+        lineage=lineage,
+        directory=get_trial_directory(sweep, trial.number),
+        checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
+        address=spec.address and joined(spec.address, "trials", str(trial.number)),
+        started=trial.datetime_start.timestamp() if trial.datetime_start else None,
+        finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
+        environment=outcome.get("environment", {}),
+    )
+
+
+def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
+    """Return whether every constraint holds; a metric that was not measured meets none."""
+    return all(
+        name in validation and bound.holds(validation[name].mean)
+        for name, bound in spec.constraints.items()
+    )
+
+
+def compute_violation(bound: Constraint, value: float) -> float:
+    """Return how far a value is beyond a bound; 0 or less, as in Optuna, if the bound holds."""
+    return bound.bound - value if bound.op == ">=" else value - bound.bound
+
+
+def create_running_trial(
+    spec: SweepSpec, params: Params, attributes: Mapping[str, Any]
+) -> FrozenTrial:
+    """Return a new trial for the study, with attributes that are stored as JSON."""
+    active = spec.space.active(params)
+    distributions: dict[str, BaseDistribution] = {
+        name: to_distribution(domain)
+        for name, domain in spec.space.searched.items()
+        if name in active and domain.contains(params[name])
+    }
+    return create_trial(
+        state=TrialState.RUNNING,
+        params={name: params[name] for name in distributions},
+        distributions=distributions,
+        user_attrs={"trial": attributes},
+    )
+
+
+def to_distribution(domain: Choice | Uniform) -> BaseDistribution:
+    """Return a domain as an Optuna distribution."""
+    if isinstance(domain, Choice):
+        return CategoricalDistribution(domain.choices)
+    if domain.integer:
+        return IntDistribution(
+            int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
+        )
+    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+
+
+def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
+    """Return an outcome as JSON, with paths relative to a directory that may move."""
+    checkpoint = outcome.checkpoint
+    return {
+        "validation": encode_estimates(outcome.validation),
+        "test": encode_estimates(outcome.test),
+        "cost": vars(outcome.cost),
+        "checkpoint": os.path.relpath(checkpoint, directory) if checkpoint else None,
+        "environment": dict(outcome.environment),
+    }
+
+
+def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[str, Any]:
+    """Return a measurement on validation prompts as JSON.
+
+    Args:
+        measurement: the trial's state at the rung.
+        order: number of rungs that all trials recorded before this one.
+        spec: the sweep, whose objectives and constraints may name costs.
+
+    Raises:
+        NonFiniteError: a value is NaN or infinite, so it cannot be compared.
+    """
+    step = measurement.step
+    for name, estimate in measurement.validation.items():
+        if not math.isfinite(estimate.mean):
+            raise NonFiniteError(f"validation {name} is {estimate.mean} at step {step}")
+    return {
+        "step": step,
+        "validation": encode_estimates(add_costs(measurement.validation, measurement.cost, spec)),
+        "cost": vars(measurement.cost),
+        "order": order,
+        "time": time.time(),
+    }
+
+
+def decode_rungs_in_order(trials: Iterable[FrozenTrial], spec: SweepSpec) -> list[tuple[int, Rung]]:
+    """Return every rung with its trial's number, in the order in which they were recorded."""
+    stored = [(trial.number, rung) for trial in trials for rung in list_stored_rungs(trial)]
+    stored.sort(key=lambda entry: entry[1]["order"])
+    return [(number, _decode_rung(rung, spec)) for number, rung in stored]
+
+
+def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
+    """Return the rungs of a trial as JSON."""
+    return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
+
+
+def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
+    cost = Cost(**stored["cost"])
+    validation = add_costs(decode_estimates(stored["validation"]), cost, spec)
+    return Rung(stored["step"], validation, cost, stored["time"])
+
+
+def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]]:
+    """Return estimates as JSON: `[mean, standard error]` of each metric."""
+    return {name: [estimate.mean, estimate.se] for name, estimate in estimates.items()}
+
+
+def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+    """Return estimates from JSON."""
+    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+
+
+def add_costs(measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec) -> dict[str, Estimate]:
+    """Return metrics with the costs that objectives or constraints name; present ones stay."""
+    return priced(measured, cost, spec.judged, spec.resources.in_all)

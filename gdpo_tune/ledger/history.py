@@ -1,0 +1,117 @@
+"""History of a sweep beside its trials: sessions, incidents, and generations of a population."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from optuna import Study
+from optuna.storages import BaseStorage
+
+from gdpo_tune.core.trials import Exploit, Generation, Incident
+from gdpo_tune.ledger.study import STUDY
+
+SESSION, INCIDENT, GENERATION = "session:", "incident:", "generation:"
+"""Prefixes of the study's attributes, before a number that starts at 0."""
+
+
+class SweepHistory:
+    """Sessions, incidents and generations of a sweep, each in its own attribute of the study.
+
+    A session is the time in which one process ran trials.
+    """
+
+    def __init__(self, storage: BaseStorage, study: Study) -> None:
+        self.study = study
+        """The Optuna study, for `optuna.visualization` and the like; never write through it."""
+        self._storage = storage
+        self._study_id = storage.get_study_id_from_name(STUDY)
+        self._generations: list[Generation] = []
+        """Generations decoded so far."""
+
+    def begin_session(
+        self, started: float, slots: int, provenance: Mapping[str, Any], sampler: str = ""
+    ) -> int:
+        """Record that a process works on this sweep; return the session's number.
+
+        Args:
+            started: Unix time in seconds.
+            slots: trials that run side by side.
+            provenance: revision, versions and hardware, as JSON.
+            sampler: name of the sampler, and why it was chosen.
+        """
+        content = {"started": started, "slots": slots, "provenance": dict(provenance)}
+        return self._append(SESSION, {**content, "sampler": sampler})
+
+    def end_session(self, session: int, ending: str = "") -> None:
+        """Record that the process has stopped working on the sweep.
+
+        Args:
+            session: its number.
+            ending: why nothing was left to run, for a person; empty if something was left.
+        """
+        content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
+        self._storage.set_study_user_attr(self._study_id, f"{SESSION}{session}", content)
+
+    def record_incident(self, incident: Incident) -> None:
+        """Record an incident in the newest session."""
+        content = {
+            "time": incident.time,
+            "what": incident.description,
+            "trials": list(incident.trials),
+            "session": len(self._list(SESSION)) - 1,
+        }
+        self._append(INCIDENT, content)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the sessions in order, as `begin_session` and `end_session` wrote them.
+
+        `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.
+        `incidents` holds the session's `Incident`s.
+        """
+        incidents = defaultdict[int, list[Incident]](list)
+        for stored in self._list(INCIDENT):
+            incident = Incident(stored["time"], stored["what"], tuple(stored["trials"]))
+            incidents[stored["session"]].append(incident)
+        return [
+            {**stored, "incidents": incidents[session]}
+            for session, stored in enumerate(self._list(SESSION))
+        ]
+
+    def record_generation(self, generation: Generation) -> None:
+        """Record the decisions of one meeting of a population, in one write."""
+        self._append(GENERATION, asdict(generation))
+
+    def get_generations(self) -> list[Generation]:
+        """Return every generation in order; do not change the list."""
+        attributes = self._storage.get_study_user_attrs(self._study_id)
+        while stored := attributes.get(f"{GENERATION}{len(self._generations)}"):
+            exploits = tuple(Exploit(**exploit) for exploit in stored["exploits"])
+            generation = Generation(stored["step"], tuple(stored["members"]), exploits)
+            self._generations.append(generation)
+        return self._generations
+
+    def find_lineage(self, number: int) -> tuple[Exploit, ...]:
+        """Return the checkpoints that a trial took over from others, by step."""
+        exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
+        return tuple(exploit for exploit in exploits if exploit.member == number)
+
+    def find_last_meeting(self, number: int) -> int:
+        """Return the step at which a member last met others; 0 if it never did."""
+        generations = reversed(self.get_generations())
+        return next((past.step for past in generations if number in past.members), 0)
+
+    def _append(self, prefix: str, content: Mapping[str, Any]) -> int:
+        """Store a new entry in one write; return its number."""
+        number = len(self._list(prefix))
+        self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
+        return number
+
+    def _list(self, prefix: str) -> list[dict[str, Any]]:
+        """Return the entries with a prefix, by number."""
+        attributes = self._storage.get_study_user_attrs(self._study_id)
+        count = sum(key.startswith(prefix) for key in attributes)
+        return [attributes[f"{prefix}{number}"] for number in range(count)]
