@@ -1,12 +1,12 @@
-"""Runs Python that a model wrote, and lets no candidate touch its own grade.
+"""Sandbox for Python that a model wrote; no candidate can touch its own grade.
 
     with CodeSandbox() as sandbox:
         [result] = sandbox.run_batch([Job("def f(x): return x + 1", (Call("f", (1,), 2),))])
 
 Every candidate runs in a locked fork of a warm process, unless you write `unsafe_no_isolation`;
-another process alone holds what its functions should return. How a process is locked is in
-`inside/enclosure.py`, what it may ask of the kernel in `inside/policy.py`, and what may cross
-between processes in `inside/encoding.py`.
+another process alone holds the expected values. `inside/enclosure.py` locks a process,
+`inside/syscalls.py` lists what it may ask of the kernel, and `inside/encoding.py` defines which
+values cross between processes.
 """
 
 from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Status, Stream, Verdict

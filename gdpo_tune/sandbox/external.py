@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import itertools
+import os
 import random
 import threading
+from asyncio import sleep
 from collections.abc import Sequence
-from queue import SimpleQueue
 
+from ..core.closing import Closing
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from .address import Address
-from .jobs import Call, Job, Limits, Result, SandboxInfo, naming
-from .remote_jobs import Findings, Run, prepare
+from .jobs import Call, Job, Limits, Result, SandboxInfo, name_in_errors
+from .remote_jobs import RemoteJob, RemoteRun
 from .service import ResponseTooLong, Service, ServiceFault
-from .threaded import Threaded, foreseeing
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 _LONGEST_REQUESTED_PAUSE = 60.0
-"""Seconds that a service's `Retry-After` is obeyed."""
-_FAREWELL_SECONDS = 5.0
+"""Most seconds of a service's `Retry-After` that are obeyed."""
+_CLOSE_SECONDS = 5.0
 _CHECK_SECONDS = 10.0
 
 
-class ExternalSandbox(Threaded):
-    """Runs untrusted Python on somebody else's machine; a context manager.
+class ExternalSandbox(Closing):
+    """Runs untrusted Python on the machines of a service; a context manager.
 
-    How well candidates are locked in is up to the service. What leaves this machine is code and
-    inputs; expected values stay, and answers are compared here, so that a candidate's forged
-    answer is no more than a value. Differences to `CodeSandbox`:
+    The service decides how well candidates are isolated. Code and inputs leave this machine.
+    Expected values stay, and results are compared here, so a forged result is only a value.
+    Differences to `CodeSandbox`:
 
     - The clock is `Limits.wall_seconds` for one run of the interpreter there: all calls and
-      asserts of a job, or one stream. `Result.cpu_seconds` is wall time, as the service tells it.
+      asserts of a job, or one stream. `Result.cpu_seconds` is the wall time that it reports.
     - Asserts are `assert f(literals) == literal` alone; others need a checker beside the judge.
     - The service's Python runs the code, with the packages that are installed there.
     - SandboxFusion passes on some 128 KiB of output; more is status `output`.
@@ -41,182 +43,139 @@ class ExternalSandbox(Threaded):
         url: `http[s]://[user:password@]host[:port][/path]`, with or without `/run_code` at the
             end. Credentials are sent and never shown. Proxies of the environment are used,
             except for this machine.
-        workers: requests under way at once.
-        attempts: how often a job is sent before the service's failures are raised.
+        workers: most requests at once.
+        attempts: how often a job is sent before a fault of the service is raised.
         timeout: seconds to wait for a response beyond the time that a job may take.
 
     Raises:
-        SandboxUnavailable: a tiny job did not come back right; the message names address and
-            reason.
+        SandboxUnavailable: a small job did not pass; the message names address and reason.
     """
 
     def __init__(
         self, url: str, workers: int = 4, *, attempts: int = 3, timeout: float = 30.0
     ) -> None:
-        super().__init__()
         if workers < 1 or attempts < 1 or not timeout > 0:
             raise ValueError("workers, attempts and timeout must be positive")
-        self._address = Address.parse(url)
+        self._service = Service(url, workers, timeout)
+        self._shown = self._service.shown
         self._attempts = attempts
-        # NOTE: its own generator, because training's must not depend on a service's moods.
+        self._slots = asyncio.Semaphore(workers)
+        # NOTE: its own generator, because pauses must not change what training draws.
         self._jitter = random.Random()
-        self._tasks: SimpleQueue[tuple[_Batch, int] | None] = SimpleQueue()
-        self._services = [Service(self._address, timeout) for _ in range(workers)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(service,), name=f"external-{i}", daemon=True)
-            for i, service in enumerate(self._services)
-        ]
-        for thread in self._threads:
-            thread.start()
-        self.info = SandboxInfo("external", (self._address.shown,))
+        self._owner = os.getpid()
+        self._closed = False
+        self._submitting = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="external", daemon=True)
+        self._thread.start()
+        self.info = SandboxInfo("external", (self._shown,))
         try:
-            self.check()
+            self._check_service()
         except BaseException:
             self.close()
             raise
 
-    def check(self) -> None:
-        """Ask whether the service works.
+    def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
+        """Run jobs, each in its own process on the service; return one result per job, in order.
 
         Raises:
-            SandboxUnavailable: the answer to a tiny job is not what it must be.
+            SandboxInfraError: the service failed `attempts` times; no job gets a verdict then.
+            SandboxUnavailable: the service refuses the request itself (HTTP 4xx).
+            ValueError, TypeError: this sandbox is closed; or, before anything is sent, a test has
+                neither `assert` nor `raise`, is not a plain call, or holds a value that cannot be
+                sent.
+            RuntimeError: this is a fork of the process that made this sandbox.
         """
-        number = random.SystemRandom().randrange(10**6)
-        job = Job(
-            "def double(x): return 2 * x",
-            (Call("double", (number,), 2 * number),),
-            limits=Limits(wall_seconds=_CHECK_SECONDS),
-        )
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this sandbox belongs to process {self._owner}: a fork must open its own"
+            )
+        remote_jobs: list[RemoteJob] = []
+        for index, job in enumerate(jobs):
+            with name_in_errors(f"job {index}"):
+                remote_jobs.append(RemoteJob(job))
+        with self._submitting:
+            if self._closed:
+                raise ValueError("this sandbox is closed")
+            future = asyncio.run_coroutine_threadsafe(self._run_jobs(remote_jobs), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise SandboxInfraError(f"{self._shown}: closed before a job had its verdict") from None
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancel every request and close every connection; idempotent, and from any thread."""
+        if os.getpid() != self._owner:
+            return
+        with self._submitting:
+            if not self._closed:
+                asyncio.run_coroutine_threadsafe(self._stop_loop(), self._loop)
+            self._closed = True
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _check_service(self) -> None:
+        limits = Limits(wall_seconds=_CHECK_SECONDS)
+        job = Job("def double(x): return 2 * x", (Call("double", (21,), 42),), limits=limits)
         try:
             [result] = self.run_batch([job])
         except SandboxInfraError as error:
             raise SandboxUnavailable(str(error)) from error
         if not result.passed:
             raise SandboxUnavailable(
-                f"{self._address.shown}: a job that should pass came back as {result.status}: "
+                f"{self._shown}: a job that should pass came back as {result.status}: "
                 f"{result.untrusted_detail or 'a wrong value'}"
             )
 
-    def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
-        """Run jobs, each in a process of its own on the service; one result a job, in order.
+    def _run_loop(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
-        Raises:
-            SandboxInfraError: the service failed `attempts` times; no job gets a verdict then.
-            SandboxUnavailable: it refuses the request itself (HTTP 4xx).
-            ValueError, TypeError: a test has neither `assert` nor `raise`, is no plain call, or
-                holds a value that cannot be sent, and nothing was sent; or this is closed.
-            RuntimeError: this is a fork of the process that made this sandbox.
-        """
-        self._require_threads()
-        batch = _Batch([(job, _prepare(index, job)) for index, job in enumerate(jobs)])
-        for index in range(len(batch.jobs)):
-            self._tasks.put((batch, index))
-        if self._closing.is_set():
-            batch.deliver(0, SandboxInfraError(f"{self._address.shown}: closed meanwhile"))
-        return batch.wait()
+    async def _stop_loop(self) -> None:
+        batches = asyncio.all_tasks() - {asyncio.current_task()}
+        for batch in batches:
+            batch.cancel()
+        await asyncio.gather(*batches, return_exceptions=True)
+        await self._service.close()
+        self._loop.stop()
 
-    def close(self) -> None:
-        """End every connection; idempotent, and from any thread."""
-        if self._is_forked():
-            return
-        self._closing.set()
-        for _ in self._threads:
-            self._tasks.put(None)
-        for service in self._services:
-            service.interrupt()
-        for thread in self._threads:
-            thread.join(_FAREWELL_SECONDS)
-
-    def _work(self, service: Service) -> None:
+    async def _run_jobs(self, jobs: list[RemoteJob]) -> list[Result]:
+        tasks = [asyncio.create_task(self._run_job(job)) for job in jobs]
         try:
-            while (task := self._tasks.get()) is not None:
-                batch, index = task
-                self._serve(service, batch, index)
+            return await asyncio.gather(*tasks)
         finally:
-            # NOTE: without one of its threads, a batch could wait for ever.
-            self._closing.set()
-            service.close()
+            for task in tasks:
+                task.cancel()
 
-    def _serve(self, service: Service, batch: _Batch, index: int) -> None:
-        outcome: Result | GdpoTuneError = SandboxInfraError("a thread of the sandbox has died")
-        try:
-            if batch.is_wanted():
-                with foreseeing():
-                    outcome = self._run(service, *batch.jobs[index])
-        except GdpoTuneError as error:
-            outcome = error
-        finally:
-            batch.deliver(index, outcome)
-
-    def _run(self, service: Service, job: Job, runs: Sequence[Run]) -> Result:
-        tests = len(runs) if job.streams else len(job.calls) + len(job.asserts)
-        findings = Findings(tests, job.limits.output_bytes)
-        for run in runs:
+    async def _run_job(self, job: RemoteJob) -> Result:
+        async with self._slots:
             try:
-                self._ask(service, job.limits, run, findings)
-            except ResponseTooLong:
-                findings.overflow()
-            if findings.stop is not None:
-                break
-        return findings.conclude()
+                for run in job.runs:
+                    if not job.is_decided:
+                        await self._execute(job, run)
+                return job.conclude()
+            except GdpoTuneError:
+                raise
+            except Exception as error:
+                reason = f"unforeseen error in the sandbox: {error!r}"
+                raise SandboxInfraError(reason) from error
 
-    def _ask(self, service: Service, limits: Limits, run: Run, findings: Findings) -> None:
+    async def _execute(self, job: RemoteJob, run: RemoteRun) -> None:
         for attempt in itertools.count(1):
-            if self._closing.is_set():
-                raise SandboxInfraError(f"{self._address.shown}: closed before it had answered")
             try:
-                findings.add(run, service.execute(run.program, run.stdin, limits))
-                return
+                job.add(run, await self._service.execute(run.program, run.stdin, job.limits))
+                break
+            except ResponseTooLong:
+                job.report.stop = "output"
+                break
             except ServiceFault as fault:
                 if attempt == self._attempts:
-                    raise SandboxInfraError(
-                        f"{self._address.shown}: no verdict in {attempt} attempts: {fault}"
-                    ) from fault
-                self._closing.wait(self._pause(attempt, fault.retry_after))
+                    reason = f"{self._shown}: no verdict in {attempt} attempts: {fault}"
+                    raise SandboxInfraError(reason) from fault
+                await sleep(self._draw_pause(attempt, fault.retry_after))
 
-    def _pause(self, attempt: int, requested: float) -> float:
+    def _draw_pause(self, attempt: int, requested: float) -> float:
         pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
         pause *= self._jitter.uniform(0.5, 1.0)
         return max(pause, min(requested, _LONGEST_REQUESTED_PAUSE))
-
-
-def _prepare(index: int, job: Job) -> list[Run]:
-    with naming(f"job {index}"):
-        return prepare(job)
-
-
-class _Batch:
-    """Jobs that threads take one by one, and the one thread that waits for all of them."""
-
-    def __init__(self, jobs: list[tuple[Job, list[Run]]]) -> None:
-        self.jobs = jobs
-        self._results: dict[int, Result] = {}
-        self._error: GdpoTuneError | None = None
-        self._abandoned = False
-        self._changed = threading.Condition()
-
-    def is_wanted(self) -> bool:
-        """Whether anybody still waits for a job's result."""
-        return not self._abandoned and self._error is None
-
-    def deliver(self, index: int, outcome: Result | GdpoTuneError) -> None:
-        """A job is done, or the whole batch has failed."""
-        with self._changed:
-            if isinstance(outcome, Result):
-                self._results[index] = outcome
-            elif self._error is None:
-                self._error = outcome
-            self._changed.notify_all()
-
-    def wait(self) -> list[Result]:
-        """Results in the order of the jobs; the first failure at once."""
-        try:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._error is not None or len(self._results) == len(self.jobs)
-                )
-        finally:
-            self._abandoned = True
-        if self._error is not None:
-            raise self._error
-        return [self._results[index] for index in range(len(self.jobs))]

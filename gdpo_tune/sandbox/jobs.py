@@ -1,4 +1,7 @@
-"""What the sandbox is asked and what it answers."""
+"""Jobs, which the sandbox runs, and their results.
+
+A field of another type is refused with `TypeError` when an object is made.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,26 @@ Status: TypeAlias = Literal[
     "passed", "failed", "error", "timeout", "memory", "output", "crash", "violation"
 ]
 """`passed`: every test. Else the first reason: a test `failed` (another value, an assertion)
-or raised (`error`, also for code that does not load), a clock ran out (`timeout`), `memory`
-or the allowance of bytes (`output`) did, the process died (`crash`, also by an exit), or it
-reached for what is forbidden or forged a message (`violation`). The sandbox's own
-faults are retried and then raised, never returned."""
+or raised (`error`, also for code that does not load), a clock ran out (`timeout`), so did
+`memory` or the allowance of bytes (`output`), the process died (`crash`, also by an exit), or it
+tried something forbidden or forged a message (`violation`). Faults of the sandbox itself are
+retried and then raised, never returned."""
+Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
 _LEAST_MEMORY = 64 << 20
 _MOST_BYTES = 1 << 40
 _LEAST_SECONDS = 0.01
-"""About what a fork needs before it looks at its job."""
+"""About what a fork needs before it reads its job."""
 _MOST_SECONDS = 86_400.0
-Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One test: call a function of the candidate and compare what it returns.
+    """One test: a call of the candidate's function and the value that it should return.
 
     Arguments and the expected value are built-in values, containers of such, `Decimal`,
     `Fraction`, or dates. The comparison is Python's `==`, except that an expected float allows
-    a relative error of 1e-9, or an absolute one of 1e-12 where it is 0.0, and that NaN meets NaN.
-
-    Raises:
-        TypeError: a field is of another type; `args` may also be a list.
+    a relative error of 1e-9, or an absolute one of 1e-12 where it is 0.0, and that an expected NaN
+    equals NaN. `args` may also be a list.
     """
 
     function: str
@@ -40,23 +41,22 @@ class Call:
     expected: Any
 
     def __post_init__(self) -> None:
-        _require("Call.function", self.function, str)
-        _require("Call.args", self.args, tuple, list)
+        _require_type("Call.function", self.function, str)
+        _require_type("Call.args", self.args, tuple, list)
         object.__setattr__(self, "args", tuple(self.args))
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One test in the style of competitive programming: run the program, compare what it prints.
+    """One test in the style of competitive programming: an input and the output for it.
 
-    Each test is a run of the whole program as `__main__`, with fresh names and streams; the tests
-    of a job share its limits. Lines are compared token by token, so blanks do not matter, nor do
-    empty lines at the end. An exception is an error, and so is an exit with a status but 0.
+    Each test runs the whole program as `__main__`, with fresh names and streams; the tests of a
+    job share its limits. Lines are compared token by token, so blanks do not matter, nor do empty
+    lines at the end. An exception is an error, and so is an exit with a status other than 0.
 
     Raises:
         ValueError: the expected output is empty, so that a program would pass by doing nothing;
-            a text is no Unicode; or the tolerance is none.
-        TypeError: a field is of another type.
+            a text is not Unicode; or the tolerance is out of range.
     """
 
     stdin: str
@@ -65,26 +65,21 @@ class Stream:
     """Largest absolute or relative error of a printed number; 0 compares text."""
 
     def __post_init__(self) -> None:
-        _require("Stream.stdin", self.stdin, str)
-        _require("Stream.expected", self.expected, str)
-        _require("Stream.tolerance", self.tolerance, float, int)
+        _require_type("Stream.stdin", self.stdin, str)
+        _require_type("Stream.expected", self.expected, str)
+        _require_type("Stream.tolerance", self.tolerance, float, int)
         if not 0 <= self.tolerance < 1:
             raise ValueError(f"tolerance is {self.tolerance}; it must be from 0 to below 1")
         if not self.expected.split():
             raise ValueError(f"a program that prints nothing passes this test: {self!r}")
         for text in (self.stdin, self.expected):
-            # NOTE: a lone surrogate, which JSON would carry to where nobody can say what is wrong.
+            # NOTE: refuses a lone surrogate, which JSON would carry to where no test is named.
             text.encode()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one candidate may use, its start and every test together.
-
-    Raises:
-        ValueError: a limit is none that a process can be given.
-        TypeError: a limit is no number, or bytes are no whole number.
-    """
+    """Limits of one candidate, for its start and all of its tests together; checked when made."""
 
     cpu_seconds: float = 1.0
     """From 0.01 to 86,400, as `wall_seconds`."""
@@ -93,22 +88,21 @@ class Limits:
     memory_bytes: int = 512 << 20
     """Address space, 64 MiB to 1 TiB; an idle Python holds about 25 MiB, with numpy 120 MiB."""
     output_bytes: int = 1 << 20
-    """Bytes that it may print, and bytes of the values that it may return; up to 1 TiB."""
+    """Most printed bytes, and most bytes of returned values; up to 1 TiB."""
 
     def __post_init__(self) -> None:
         for name in ("cpu_seconds", "wall_seconds"):
-            _require(f"Limits.{name}", getattr(self, name), float, int)
-            self._require_range(name, _LEAST_SECONDS, _MOST_SECONDS)
+            self._require(name, _LEAST_SECONDS, _MOST_SECONDS, float, int)
         for name in ("memory_bytes", "output_bytes"):
-            _require(f"Limits.{name}", getattr(self, name), int)
-            self._require_range(name, 1, _MOST_BYTES)
+            self._require(name, 1, _MOST_BYTES, int)
         if self.memory_bytes < _LEAST_MEMORY:
             raise ValueError(
                 f"memory_bytes is {self.memory_bytes}; Python itself needs {_LEAST_MEMORY} (64 MiB)"
             )
 
-    def _require_range(self, name: str, least: float, most: float) -> None:
+    def _require(self, name: str, least: float, most: float, *kinds: type[object]) -> None:
         value = getattr(self, name)
+        _require_type(f"Limits.{name}", value, *kinds)
         if not least <= value <= most:
             raise ValueError(f"{name} is {value}; it must be from {least:g} to {most:,.0f}")
 
@@ -117,12 +111,11 @@ class Limits:
 class Job:
     """One candidate and its tests: calls and asserts of a module, or streams of a program.
 
+    Tests may come from any iterable, except that one text is not a tuple of asserts.
+
     Raises:
         ValueError: there is no test, so that a candidate would pass by doing nothing; or streams
-            are mixed with calls or asserts. Whether each of the asserts can fail is checked
-            when a batch is run.
-        TypeError: a field is of another type. Tests may come from anything that can be gone
-            through, but a single text is no tuple of asserts.
+            are mixed with calls or asserts. `run_batch` checks that each assert can fail.
     """
 
     code: str
@@ -135,49 +128,49 @@ class Job:
     """Seed of the candidate's `random` module."""
 
     def __post_init__(self) -> None:
-        _require("Job.code", self.code, str)
-        _require("Job.limits", self.limits, Limits)
-        _require("Job.seed", self.seed, int)
+        _require_type("Job.code", self.code, str)
+        _require_type("Job.limits", self.limits, Limits)
+        _require_type("Job.seed", self.seed, int)
         for name, kind in (("calls", Call), ("asserts", str), ("streams", Stream)):
-            self._keep(name, kind)
+            self._store_tests(name, kind)
         if not self.calls and not self.asserts and not self.streams:
             raise ValueError("a job without a test would pass whatever the candidate does")
         if self.streams and (self.calls or self.asserts):
             raise ValueError("a program with streams is not called: split this into two jobs")
 
-    def _keep(self, name: str, kind: type[object]) -> None:
-        given = getattr(self, name)
-        if isinstance(given, str):
-            raise TypeError(f"Job.{name} must hold tests, not be one text: {given[:80]!r}")
-        # NOTE: before anything looks at them, because what can be gone through once would be spent.
-        tests = tuple(given)
+    def _store_tests(self, name: str, kind: type[object]) -> None:
+        value = getattr(self, name)
+        if isinstance(value, str):
+            raise TypeError(f"Job.{name} must hold tests, not be one text: {value[:80]!r}")
+        # NOTE: stored before any use, because an iterator yields its tests only once.
+        tests = tuple(value)
         for index, test in enumerate(tests):
-            _require(f"Job.{name}[{index}]", test, kind)
+            _require_type(f"Job.{name}[{index}]", test, kind)
         object.__setattr__(self, name, tests)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one job."""
+    """Outcome of one job."""
 
     status: Status
     verdicts: tuple[Verdict, ...]
-    """One a test: calls, then asserts; or streams. A job stops at the first without an answer."""
+    """One per test: calls, then asserts; or streams. A job stops at the first without an answer."""
     cpu_seconds: float
     untrusted_detail: str
     """Written by the candidate: show it as text, never interpret it."""
 
     @property
     def passed(self) -> bool:
-        """Whether every test passed."""
+        """True if every test passed."""
         return self.status == "passed"
 
     @property
     def share(self) -> float:
         """Share of the tests that passed, 1.0 only where `passed`.
 
-        A candidate that reached for what is forbidden has earned nothing; one that came to a bad
-        end after its last answer lacks that test.
+        A violation earns nothing. A candidate that ended badly after its last answer loses that
+        test.
         """
         if self.passed or self.status == "violation":
             return float(self.passed)
@@ -186,50 +179,49 @@ class Result:
 
     @property
     def bug(self) -> bool:
-        """Whether it does not load, some test raised, or a limit or a rule of the sandbox broke."""
+        """True if the code does not load, a test raised, or a limit or rule was broken."""
         return self.status not in ("passed", "failed") or "error" in self.verdicts
 
 
 @dataclass(frozen=True)
 class SandboxInfo:
-    """How candidates are locked in on this machine."""
+    """Isolation of candidates on this machine."""
 
     tier: Literal["full", "seccomp+landlock", "seccomp+namespaces", "seccomp", "external", "unsafe"]
-    """`full` has namespaces and Landlock around the seccomp filter that every local tier has;
-    `external` is a service that isolates as it sees fit; `unsafe` is none at all."""
+    """`full` has namespaces and Landlock around the seccomp filter of every local tier; `external`
+    is a service with an isolation of its own; `unsafe` has none."""
     layers: tuple[str, ...]
 
 
 class Sandbox(Protocol):
-    """What every sandbox offers: the local one, an external service, and the unsafe one."""
+    """Interface of every sandbox: the local one, an external service, and the unsafe one."""
 
     @property
     def info(self) -> SandboxInfo:
-        """Which isolation is in force."""
+        """Isolation that is in force."""
         ...
 
     def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
-        """One result a job, in order; see `CodeSandbox.run_batch` for what it raises."""
+        """Run jobs and return one result per job, in order; see `CodeSandbox.run_batch`."""
         ...
 
     def close(self) -> None:
-        """Give everything back; idempotent."""
+        """Release everything; idempotent."""
         ...
 
 
-def _require(name: str, value: object, *kinds: type[object]) -> None:
+def _require_type(name: str, value: object, *kinds: type[object]) -> None:
     # NOTE: True and False are whole numbers to Python, and never meant as such here.
     if isinstance(value, bool) or not isinstance(value, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} must be {expected}, not {type(value).__name__}")
 
 
 @contextmanager
-def naming(place: str) -> Generator[None, None, None]:
-    """Put the place of what is refused in front of the reason."""
+def name_in_errors(subject: str) -> Generator[None, None, None]:
+    """Put the name of the refused job or test in front of the reason."""
     try:
         yield
-    except TypeError as error:
-        raise TypeError(f"{place}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{subject}: {error}") from error

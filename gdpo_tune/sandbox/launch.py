@@ -1,7 +1,7 @@
-"""First line of a process of the sandbox: `launch.py ROLE DESCRIPTOR PARENT ISOLATED MODULES`.
+"""Start of a process of the sandbox: `launch.py ROLE DESCRIPTOR PARENT ISOLATED MODULES`.
 
-It makes the folder `inside` importable on its own, so that no process of the sandbox ever
-loads the package around it, nor what that package imports.
+It makes the directory `inside` importable on its own, so that no process of the sandbox ever
+loads the package around it, or what that package imports.
 """
 
 from __future__ import annotations
@@ -12,32 +12,29 @@ import resource
 import sys
 
 _STACK_BYTES = 256 << 20
-"""For about 400,000 calls deep through C; what is used counts as memory."""
+"""For about 400,000 calls deep through C; the used part counts as memory."""
 
 
 def _ignore_hooks(**hooks: object) -> None:
-    """Replaces `os.register_at_fork`."""
+    """Replace `os.register_at_fork`."""
 
 
-def _take_stack() -> None:
-    """Start again where the stack is another one: its room is laid out when a program starts.
-
-    Whether deep recursion works must not depend on the shell that started the trainer.
-    """
+def _set_stack_size() -> None:
+    """Restart with a stack for deep recursion, where the trainer's shell had set another size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
-    if soft != wanted:
-        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    size = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    if soft != size:
+        resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
         os.execv(sys.executable, sys.orig_argv)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "zygote":
-        _take_stack()
-    # NOTE: at the end, so that no file of this folder can hide one of the standard library.
+        _set_stack_size()
+    # NOTE: at the end, so that no file of this directory can hide one of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     # NOTE: the hooks of random, threading and logging would run in every fork, where they cost
-    # a fifth of a trivial candidate's time, and mend nothing: there are no threads, and the
+    # a fifth of a trivial candidate's time, and repair nothing: there are no threads, and the
     # candidate's seed is set.
     os.register_at_fork = _ignore_hooks
     role = importlib.import_module(f"inside.{sys.argv[1]}")

@@ -1,4 +1,4 @@
-"""Starts a process of the sandbox and talks to it."""
+"""A zygote or a judge as the trainer sees it: start it, and exchange messages with it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from typing import Any
 
 from ..core.errors import SandboxUnavailable
 from .inside.frames import FrameTooLong, read_exactly, read_frame
-from .verdicts import Infra
+from .verdicts import InfraFault
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONHOME")
-"""Without these an interpreter outside the usual places may not find its own files."""
-_ALWAYS = {
-    # NOTE: a candidate that goes through a set must do the same in every run.
+"""Without these an interpreter outside the usual directories may not find its own files."""
+_ENVIRONMENT = {
+    # NOTE: a candidate that iterates over a set must do the same in every run.
     "PYTHONHASHSEED": "0",
-    # NOTE: symbols that are looked up late would be looked up again in every fork.
+    # NOTE: symbols that are resolved late would be resolved again in every fork.
     "LD_BIND_NOW": "1",
     # NOTE: a fork copies one thread only; a library that had more would wait for them forever.
     **dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
     ),
 }
-ELSEWHERE = (
+ADVICE = (
     "a service can run the code instead: write "
     "`sandbox: {type: external, url: http://HOST:PORT}` into the sweep file"
 )
-"""What remains to somebody whose machine can lock nothing in."""
+"""Advice where a machine cannot isolate a process."""
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _AFTER_STREAMS = 3
@@ -50,22 +50,22 @@ class SandboxProcess:
     """A zygote or a judge.
 
     It is started anew, never forked, so nothing of the trainer's memory, environment or
-    descriptors is in it. It dies with the thread that makes this object.
+    descriptors is in it. It dies with the thread that makes this object. It loads `modules`
+    besides those of the standard library.
 
     Raises:
         SandboxUnavailable: it cannot be started, or a module is not installed.
     """
 
     def __init__(self, role: str, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
-        """Start it; `modules` are loaded besides those of the standard library."""
         self._role = role
         self.layers: tuple[str, ...] = ()
-        """What it is locked in, once it is."""
-        found = [part for module in modules for part in (module, _folder(module))]
+        """Layers of isolation; set by `wait_until_locked`."""
+        arguments = [part for module in modules for part in (module, _find_directory(module))]
         try:
             with contextlib.ExitStack() as undo:
-                self._socket, theirs = map(undo.enter_context, _connected_pair())
-                self._process = _launch(role, theirs.fileno(), isolated, found)
+                self._socket, theirs = map(undo.enter_context, _open_socket_pair())
+                self._process = _launch(role, theirs.fileno(), isolated, arguments)
                 undo.pop_all()
                 theirs.close()
         except OSError as error:
@@ -73,49 +73,32 @@ class SandboxProcess:
             raise SandboxUnavailable(f"start: no {role} process: {error}{hint}") from error
 
     def wait_until_locked(self) -> None:
-        """Wait until it may be sent requests.
-
-        Raises:
-            SandboxUnavailable: it could not be locked; the message names the step.
-        """
+        """Wait until it accepts requests; raise `SandboxUnavailable` with the step if it fails."""
         try:
             hello = self.receive_report(_START_SECONDS)
-        except Infra as error:
+        except InfraFault as error:
             raise SandboxUnavailable(
                 f"start: the {self._role} process ended before it was locked: {error}"
             ) from error
         if "failed" in hello:
-            reason = hello["failed"]
-            lacking = not reason.startswith("modules:")
-            raise SandboxUnavailable(f"{reason}; {ELSEWHERE}" if lacking else reason)
+            hint = "" if hello["failed"].startswith("modules:") else f"; {ADVICE}"
+            raise SandboxUnavailable(hello["failed"] + hint)
         self.layers = tuple(hello["layers"])
 
     def send(self, data: bytes, descriptor: int) -> None:
-        """Send a request with a descriptor.
-
-        Raises:
-            Infra: the process has gone.
-        """
+        """Send a request with a descriptor; raise `InfraFault` if the process has ended."""
         try:
             sent = socket.send_fds(self._socket, [data], [descriptor])
             self._socket.sendall(data[sent:])
         except OSError as error:
-            raise Infra(f"the {self._role} process does not take requests: {error}") from error
+            raise InfraFault(f"the {self._role} process does not take requests: {error}") from error
 
     def receive(self, count: int, seconds: float) -> bytes:
-        """Receive exactly `count` bytes.
-
-        Raises:
-            Infra: the process has gone, or does not answer in time.
-        """
+        """Receive exactly `count` bytes; raise `InfraFault` if they do not come in time."""
         return self._read(partial(read_exactly, count=count), seconds)
 
     def receive_report(self, seconds: float) -> dict[str, Any]:
-        """Receive one JSON object.
-
-        Raises:
-            Infra: the process has gone, or does not answer in time.
-        """
+        """Receive one JSON object; raise `InfraFault` if it does not come in time."""
         return json.loads(self._read(partial(read_frame, limit=_MAX_REPORT_BYTES), seconds))
 
     def _read(self, read: Callable[[Callable[[int], bytes]], bytes], seconds: float) -> bytes:
@@ -123,16 +106,14 @@ class SandboxProcess:
         try:
             return read(self._socket.recv)
         except FrameTooLong as error:
-            raise Infra(f"the {self._role} process sends too long an answer") from error
+            raise InfraFault(f"the {self._role} process sends a report that is too long") from error
         except (EOFError, OSError) as error:
-            raise Infra(f"the {self._role} process does not answer: {error!r}") from error
+            raise InfraFault(f"the {self._role} process does not answer: {error!r}") from error
 
     def interrupt(self) -> None:
-        """End the connection, for whoever holds it, so that the process ends; from any thread.
-
-        To close a descriptor is not enough: a fork of the trainer may have another one.
-        """
-        with contextlib.suppress(OSError):  # it has ended, which is what was wanted
+        """Shut the connection down, so that the process ends; from any thread."""
+        # NOTE: closing is not enough, because a fork of the trainer may hold the connection too.
+        with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -145,14 +126,14 @@ class SandboxProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it now; whatever it forked dies with it."""
+        """End it now; all of its forks die with it."""
         self._socket.close()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
 
-def _connected_pair() -> Iterator[socket.socket]:
-    """Both ends of a connection, apart from the standard streams, which a start replaces.
+def _open_socket_pair() -> Iterator[socket.socket]:
+    """Open both ends of a connection apart from the standard streams, which a start replaces.
 
     Where the trainer has closed some of its own, a new descriptor has the number of one.
     """
@@ -163,23 +144,23 @@ def _connected_pair() -> Iterator[socket.socket]:
             yield socket.socket(fileno=number)
 
 
-def _folder(module: str) -> str:
-    """Where the top package of a module lies."""
+def _find_directory(module: str) -> str:
+    """Return the directory that holds the top package of a module."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError) as error:
-        raise SandboxUnavailable(f"modules: {module!r} is no module: {error}") from error
+        raise SandboxUnavailable(f"modules: {module!r} is not a module: {error}") from error
     if spec is None:
         raise SandboxUnavailable(f"modules: {module!r} is not installed here")
-    places = list(spec.submodule_search_locations or ())
-    return os.path.dirname(places[0] if places else spec.origin or "")
+    locations = list(spec.submodule_search_locations or ())
+    return os.path.dirname(locations[0] if locations else spec.origin or "")
 
 
 def _launch(
     role: str, descriptor: int, isolated: bool, modules: list[str]
 ) -> subprocess.Popen[bytes]:
-    # NOTE: not -I, which would ignore the hash seed; the environment, of which it protects, is
-    # empty.
+    # NOTE: not -I, which would ignore the hash seed. It protects from the environment, which is
+    # empty here.
     options = ["-s", "-S", "-P"]
     environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
     return subprocess.Popen(
@@ -190,7 +171,7 @@ def _launch(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**environment, **_ALWAYS},
+        env={**environment, **_ENVIRONMENT},
         cwd="/",
         pass_fds=[descriptor],
         # NOTE: Ctrl-C is for the trainer, which may still need verdicts to finish.

@@ -1,39 +1,37 @@
-"""Jobs for a service: what is sent of them, and what is made of the answer.
+"""Jobs for a service: the programs that it runs, and the verdicts that follow from its answers.
 
-Code and inputs go out. What a function should return or a program should print stays here, and
-what comes back can only be a value: it is compared as the local sandbox's judge compares.
+Code and inputs go out. Expected values and expected output stay here, and only a value can come
+back: it is compared as the local sandbox's judge compares.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .asserts import read_assert
+from .inside.candidate_report import CandidateReport, grade_frames, grade_output, grade_value
 from .inside.encoding import Encoded, dump, encode
-from .inside.report import FORGED, Report, weigh_value
-from .inside.tokens import same_output
-from .jobs import Call, Job, Result, Status, Stream, naming
+from .inside.frames import PRINTED, Ending, pack
+from .jobs import Call, Job, Result, Stream, name_in_errors
 from .service import Execution, ServiceFault, quote
-from .verdicts import complete, first_reason
+from .verdicts import conclude
 
 STALL_BYTES = 128 << 10
-"""What SandboxFusion reads while a program runs. One that prints more waits for a reader until
-its time is up, or ends without the rest."""
-_SENT = ("encoding", "untrusted", "remote")
+"""Output that SandboxFusion reads while a program runs. One that prints more waits for a reader
+until its time is up, or ends without the rest."""
+SENT_MODULES = ("encoding", "untrusted", "remote")
 """Modules of `inside/` that a program brings along, in the order of their imports."""
 _PACKAGE = "sandbox_inside"
 _UNDECODABLE = "[DecodeError]"
-"""What SandboxFusion answers instead of standard output that is no UTF-8."""
-_OF_SIGNAL: dict[int, Status] = {9: "memory", 24: "timeout", 25: "output", 31: "violation"}
-"""SIGKILL, which services send to what takes too much memory; SIGXCPU; SIGXFSZ; SIGSYS. These are
-Linux's numbers, where services run; this machine may be another, with other ones."""
+"""SandboxFusion's answer instead of standard output that is not UTF-8."""
 _SIGNALS = 64
-_OF_STOP: dict[str, Status] = {"load": "error", "output": "output", "malformed": "violation"}
 
 _BOOT = """import sys
 import types
@@ -51,8 +49,8 @@ sys.modules[{package!r} + ".remote"].main(
 
 
 @dataclass(frozen=True)
-class Run:
-    """One request: a program, what it reads, and the tests that its answer decides."""
+class RemoteRun:
+    """One run of the interpreter: a program, its input, and the tests that its answer decides."""
 
     program: str
     stdin: str
@@ -60,158 +58,140 @@ class Run:
     tests: tuple[Call, ...] | Stream
 
 
-def prepare(job: Job) -> list[Run]:
-    """What is to be run for a job: its calls and asserts together, or its streams one by one.
-
-    Raises:
-        ValueError: a test is no Python, has neither `assert` nor `raise`, is no plain call, or
-            holds a value nested too deeply.
-        TypeError: a call holds a value that cannot be sent.
-    """
+def _build_runs(job: Job) -> list[RemoteRun]:
+    """Build one run for calls and asserts together, or one per stream."""
     nonce = secrets.token_hex(16)
     if job.streams:
-        program = _program(nonce, job, None)
-        return [Run(program, stream.stdin, nonce, stream) for stream in job.streams]
+        program = _build_program(nonce, job, None)
+        return [RemoteRun(program, stream.stdin, nonce, stream) for stream in job.streams]
     calls: list[Call] = []
-    asked: list[Encoded] = []
+    requests: list[Encoded] = []
     for number, test in enumerate((*job.calls, *job.asserts)):
-        with naming(f"test {number}"):
-            call = _read_assert(test) if isinstance(test, str) else test
-            asked.append([call.function, [encode(value, strict=True) for value in call.args]])
+        with name_in_errors(f"test {number}"):
+            call = read_assert(test) if isinstance(test, str) else test
+            if call is None:
+                raise ValueError(
+                    "a service cannot run this test, because such tests run beside the judge: "
+                    f"{test!r}; write a Call or `assert f(literals) == literal`, or use the local "
+                    "sandbox"
+                )
+            requests.append([call.function, [encode(value, strict=True) for value in call.args]])
             encode(call.expected, strict=True)  # refused here, as by the local sandbox
         calls.append(call)
-    return [Run(_program(nonce, job, asked), "", nonce, tuple(calls))]
+    return [RemoteRun(_build_program(nonce, job, requests), "", nonce, tuple(calls))]
 
 
-def _read_assert(source: str) -> Call:
-    call = read_assert(source)
-    if call is None:
-        raise ValueError(
-            f"a service cannot run this test, because such tests run beside the judge: {source!r}; "
-            "write a Call or `assert f(literals) == literal`, or use the local sandbox"
-        )
-    return call
-
-
-def _program(nonce: str, job: Job, asked: Encoded) -> str:
-    request = dump([nonce, job.code, job.seed, job.limits.output_bytes, asked])
-    return f"{_boot()}{request.decode()!a})\n"
+def _build_program(nonce: str, job: Job, calls: Encoded) -> str:
+    request = dump([nonce, job.code, job.seed, job.limits.output_bytes, calls])
+    return f"{_load_boot_code()}{request.decode()!a})\n"
 
 
 @cache
-def _boot() -> str:
-    folder = Path(__file__).parent / "inside"
-    sources = {name: (folder / f"{name}.py").read_text("utf-8") for name in _SENT}
+def _load_boot_code() -> str:
+    directory = Path(__file__).parent / "inside"
+    sources = {name: (directory / f"{name}.py").read_text("utf-8") for name in SENT_MODULES}
     return _BOOT.format(package=_PACKAGE, sources=sources)
 
 
-@dataclass
-class Findings:
-    """What is known of a job so far."""
+class RemoteJob:
+    """A job for a service: its runs, and the verdicts as they come back.
 
-    tests: int
-    output_left: int
-    stop: Status | None = None
-    """Why there are no more verdicts."""
-    seconds: float = 0.0
-    report: Report = field(default_factory=Report)
+    Raises:
+        ValueError: a test is not Python, has neither `assert` nor `raise`, is not a plain call, or
+            holds a value nested too deeply.
+        TypeError: a call holds a value that cannot be sent.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.limits = job.limits
+        self.runs = _build_runs(job)
+        self.report = CandidateReport(started=True)
+        self._tests = len(job.calls) + len(job.asserts) + len(job.streams)
+        # NOTE: a frame of printed bytes has one byte more.
+        self._output_left = job.limits.output_bytes + len(job.streams)
+        self._ending = Ending(0, False, 0.0, job.limits.memory_bytes)
+
+    @property
+    def is_decided(self) -> bool:
+        """True if no other run can add a verdict."""
+        return bool(self.report.stop or self._ending.signal or self._ending.timed_out)
 
     def conclude(self) -> Result:
-        """The job's result."""
-        verdicts = complete(self.report, self.tests)
-        if self.report.memory and self.stop in (None, "error", "crash"):
-            status = "memory"
-        else:
-            status = self.stop or first_reason(verdicts)
-        return Result(status, verdicts, self.seconds, self.report.detail)
+        """Return the result."""
+        return conclude(self.report, self._ending, self._tests, self.limits)
 
-    def overflow(self) -> None:
-        """It has printed more than allowed."""
-        self.stop = "output"
-
-    def add(self, run: Run, execution: Execution) -> None:
-        """Take in what a service says of a run.
+    def add(self, run: RemoteRun, execution: Execution) -> None:
+        """Record the verdicts of one run.
 
         Raises:
-            ServiceFault: nothing in it tells that the program was started, so nothing is known.
+            ServiceFault: nothing shows that the program started, so nothing is known.
         """
-        answer = _answer_of(run, execution)
-        self.seconds += execution.seconds
+        answer = _extract_answer(run, execution)
+        report = self.report
+        is_stalled = len(execution.stdout) >= STALL_BYTES
+        self._ending = Ending(
+            _read_signal(execution),
+            execution.timed_out and not is_stalled,
+            self._ending.cpu_seconds + execution.seconds,
+            self._ending.peak_bytes,
+        )
         if isinstance(run.tests, Stream):
-            self._add_output(run.tests, execution, answer)
+            self._grade_stream(run.tests, execution, answer)
         else:
-            self._add_values(run, run.tests, execution, answer)
+            frames = _split_frames(run.nonce, answer)
+            self._grade(frames, [call.expected for call in run.tests], grade_value)
+            if execution.return_code and report.stop is None:
+                report.stop = "ended"
+        if is_stalled and report.stop == "ended":
+            report.stop = "output"
 
-    def _add_output(self, test: Stream, execution: Execution, answer: str | None) -> None:
-        printed = b"" if answer is None else answer.encode("utf-8", "surrogatepass")
-        self.output_left -= len(printed)
-        self.stop = "output" if self.output_left < 0 else _stop_of(execution)
-        if self.stop is not None:
-            return
-        if execution.return_code:
-            error, _, text = _last_line(execution.stderr).partition(": ")
+    def _grade_stream(self, test: Stream, execution: Execution, printed: bytes) -> None:
+        if execution.timed_out or self._ending.signal:
+            self.report.stop = "ended"
+        elif execution.return_code:
+            error, _, text = _get_last_line(execution.stderr).partition(": ")
             self.report.add("error", error, text)
-            return
-        expected = test.expected.encode("utf-8", "surrogatepass")
-        good = answer is not None and same_output(expected, printed, test.tolerance)
-        self.report.add("passed" if good else "failed")
+        else:
+            self._grade([PRINTED + printed], [(test.expected, test.tolerance)], grade_output)
 
-    def _add_values(
-        self, run: Run, calls: tuple[Call, ...], execution: Execution, answer: str | None
+    def _grade(
+        self,
+        frames: list[bytes],
+        expected: list[Any],
+        grade: Callable[[Any, bytes, CandidateReport], None],
     ) -> None:
-        self.stop = "violation" if answer is None else self._weigh(run.nonce, calls, answer)
-        self.stop = _stop_of(execution) or self.stop
-        missing = len(self.report.verdicts) < len(calls)
-        if self.stop is None and (missing or execution.return_code):
-            truncated = len(execution.stdout) >= STALL_BYTES
-            self.stop = "output" if truncated else "crash"
-
-    def _weigh(self, nonce: str, calls: tuple[Call, ...], answer: str) -> Status | None:
-        # NOTE: fewer frames than calls are for the caller to explain; more say nothing.
-        for call, frame in zip(calls, _frames_of(nonce, answer), strict=False):
-            self.output_left -= len(frame)
-            if self.output_left < 0:
-                return "output"
-            try:
-                weigh_value(call.expected, frame.encode(), self.report)
-            except FORGED:
-                return "violation"
-            if self.report.stop is not None:
-                return _OF_STOP[self.report.stop]
-        return None
+        answer = io.BytesIO(b"".join(map(pack, frames)))
+        grade_frames(answer.read, expected, self._output_left, self.report, grade)
+        self._output_left -= sum(map(len, frames))
 
 
-def _answer_of(run: Run, execution: Execution) -> str | None:
-    """What was printed after the sign that the program started; None if it is not text."""
+def _extract_answer(run: RemoteRun, execution: Execution) -> bytes:
+    """Return the output after the sign that the program started."""
     _, sign, answer = execution.stdout.partition(f"{run.nonce} {json.dumps(['begin'])}\n")
     if sign:
-        return answer
+        return answer.encode("utf-8", "surrogatepass")
     if execution.stdout.startswith(_UNDECODABLE):
-        return None
+        # NOTE: output that is not text: no honest frame, and nothing that a test expects.
+        return run.nonce.encode() + b" \xff\n"
     # NOTE: the sign comes before any code of the candidate, which therefore cannot withhold it.
     how = "timed out" if execution.timed_out else f"return code {execution.return_code}"
-    text = _last_line(execution.stderr) or execution.stdout
+    text = _get_last_line(execution.stderr) or execution.stdout
     raise ServiceFault(f"the program was not started: {how}: {quote(text)}")
 
 
-def _frames_of(nonce: str, answer: str) -> Iterator[str]:
-    prefix = f"{nonce} "
-    # NOTE: without what follows the last line's end, which is a frame that was cut.
-    for line in answer.split("\n")[:-1]:
-        if line.startswith(prefix):
-            yield line[len(prefix) :]
+def _split_frames(nonce: str, answer: bytes) -> list[bytes]:
+    prefix = f"{nonce} ".encode()
+    # NOTE: not the text after the last line's end, which is a frame that was cut off.
+    lines = answer.split(b"\n")[:-1]
+    return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
 
-def _stop_of(execution: Execution) -> Status | None:
-    if execution.timed_out:
-        return "output" if len(execution.stdout) >= STALL_BYTES else "timeout"
+def _read_signal(execution: Execution) -> int:
+    """Return the signal that ended the program, as Python or a shell reports it; 0 for none."""
     code = execution.return_code
     number = -code if code < 0 else code - 128
-    if 0 < number <= _SIGNALS:
-        return _OF_SIGNAL.get(number, "crash")
-    return None
+    return number if 0 < number <= _SIGNALS and not execution.timed_out else 0
 
 
-def _last_line(text: str) -> str:
-    lines = text.rstrip().splitlines()
-    return lines[-1] if lines else ""
+def _get_last_line(text: str) -> str:
+    return (text.rstrip().splitlines() or [""])[-1]

@@ -1,88 +1,65 @@
-"""Joins the judge's report with how the process ended into one result."""
+"""Results of jobs, from a report about the candidate and the way in which its process ended."""
 
 from __future__ import annotations
 
-import signal
 from itertools import repeat
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from .inside.report import Report
+from .inside.candidate_report import CandidateReport
+from .inside.frames import Ending
 from .jobs import Limits, Result, Status, Verdict
 
-if TYPE_CHECKING:
-    # What a service answers is concluded on machines that have no processes like ours.
-    from .inside.supervision import Ending
+_SIGKILL = 9
+_OF_SIGNAL: dict[int, Status] = {_SIGKILL: "memory", 24: "timeout", 25: "output", 31: "violation"}
+"""SIGKILL, SIGXCPU, SIGXFSZ and SIGSYS by Linux's numbers, because a service runs on Linux even
+where this machine does not."""
+_OF_STOP: dict[str, Status] = {
+    "output": "output",
+    "malformed": "violation",
+    "overload": "timeout",
+    "ended": "crash",
+}
 
 
-class Infra(Exception):
-    """The sandbox itself failed, so that there is no verdict: to be tried again."""
+class InfraFault(Exception):
+    """A fault of the sandbox itself: there is no verdict, and the job is tried again."""
 
 
-def complete(report: Report, tests: int) -> tuple[Verdict, ...]:
-    """A verdict a test: the first without an answer is an error, and the rest did not run."""
-    verdicts = cast("list[Verdict]", report.verdicts)
-    unanswered: tuple[Verdict, ...] = ("error", *repeat("not_run", tests))
-    return (*verdicts, *unanswered[: tests - len(verdicts)])
-
-
-def first_reason(verdicts: tuple[Verdict, ...]) -> Status:
-    """Status of a job whose process came to its end by itself."""
-    for verdict in verdicts:
-        if verdict != "passed":
-            return "failed" if verdict == "failed" else "error"
-    return "passed"
-
-
-def conclude(report: Report, ending: Ending, tests: int, limits: Limits) -> Result:
-    """Decide what became of a job.
-
-    Args:
-        report: the judge's answer, see `inside.judge`.
-        ending: the zygote's answer.
-        tests: how many tests the job has.
-        limits: its limits.
+def conclude(report: CandidateReport, ending: Ending, tests: int, limits: Limits) -> Result:
+    """Return the result of a job from the answers of judge and zygote.
 
     Raises:
-        Infra: the candidate never started, or somebody outside killed it.
+        InfraFault: the candidate never started, or was killed from outside.
     """
-    # NOTE: a clock that ran out before is one that was set too low, for its job or for its tests.
+    # NOTE: a clock that ran out before the start was set too low, for the job or for its tests.
     timed_out = ending.timed_out or report.stop == "overload"
     if not report.started and not timed_out:
-        raise Infra(
+        raise InfraFault(
             "the process of the candidate, or of its tests, ended before it was locked: no memory "
             f"on this machine, or too little in {limits}?"
         )
-    verdicts = complete(report, tests)
-    status = _status(report, ending, verdicts, limits)
+    answered = cast("list[Verdict]", report.verdicts)
+    # NOTE: the first test without an answer is an error, and the rest did not run.
+    unanswered: tuple[Verdict, ...] = ("error", *repeat("not_run", tests))
+    verdicts = (*answered, *unanswered[: tests - len(answered)])
+    status = _decide_status(report, ending, verdicts, limits)
     return Result(status, verdicts, ending.cpu_seconds, report.detail)
 
 
-def _status(
-    report: Report, ending: Ending, verdicts: tuple[Verdict, ...], limits: Limits
+def _decide_status(
+    report: CandidateReport, ending: Ending, verdicts: tuple[Verdict, ...], limits: Limits
 ) -> Status:
     if ending.timed_out:
         return "timeout"
     if ending.signal:
-        return _status_of_signal(ending, limits)
-    stopped: dict[str | None, Status] = {
-        "output": "output",
-        "malformed": "violation",
-        "overload": "timeout",
-        "ended": "crash",
-    }
+        # NOTE: a candidate cannot send signals: the kernel was short of memory, or an outsider did.
+        if ending.signal == _SIGKILL and ending.peak_bytes < limits.memory_bytes // 2:
+            raise InfraFault("the candidate's process was killed from outside")
+        return _OF_SIGNAL.get(ending.signal, "crash")
     if report.memory:
         return "memory"
-    return stopped.get(report.stop) or first_reason(verdicts)
-
-
-def _status_of_signal(ending: Ending, limits: Limits) -> Status:
-    if ending.signal == signal.SIGSYS:
-        return "violation"
-    if ending.signal == signal.SIGXFSZ:
-        return "output"
-    if ending.signal == signal.SIGKILL:
-        # A candidate cannot send signals: this was the kernel short of memory, or an outsider.
-        if ending.peak_bytes < limits.memory_bytes // 2:
-            raise Infra("the candidate's process was killed from outside")
-        return "memory"
-    return "crash"
+    for verdict in verdicts:
+        if verdict != "passed":
+            first: Status = "failed" if verdict == "failed" else "error"
+            return _OF_STOP.get(report.stop or "", first)
+    return _OF_STOP.get(report.stop or "", "passed")

@@ -1,4 +1,4 @@
-"""One zygote and one judge, kept busy with the jobs of a batch."""
+"""One worker: a zygote and a judge, kept busy with the jobs of a batch."""
 
 from __future__ import annotations
 
@@ -6,113 +6,89 @@ import contextlib
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ..core.errors import GdpoTuneError, SandboxInfraError
 from .asserts import read_assert
+from .inside.candidate_report import CandidateReport
 from .inside.encoding import Encoded, dump, encode
-from .inside.frames import pack
-from .inside.report import Report
-from .inside.supervision import Allowance, Ending
-from .jobs import Call, Job, Result, naming
+from .inside.frames import Allowance, Ending, pack
+from .jobs import Call, Job, Result, name_in_errors
 from .process import SandboxProcess
-from .verdicts import Infra, conclude
+from .verdicts import InfraFault, conclude
 
 ATTEMPTS = 3
 _IN_FLIGHT = 2
 """While the judge compares one job's answers, the zygote forks the next one's candidate."""
 _GRACE_SECONDS = 30.0
-"""Beyond its own limits, how long a job may take on a machine that is busy elsewhere."""
-
+"""Seconds that a job may take beyond its own limits on a machine that is busy elsewhere."""
 _OTHER_FRAME_BYTES = 2048
-"""Beyond what a program may print, room a test for the frame that says what it raised instead."""
-
+"""Bytes per test, beyond the printed ones, for the frame that reports an exception instead."""
 _TIMEVAL = struct.Struct("@ll")
 
 
 @dataclass
-class Task:
+class EncodedJob:
     """A job in the form in which it is sent, and how often it was."""
 
     index: int
     job: Job
     tests: int
+    allowance: Allowance
+    """Limits of the candidate's process."""
     candidate_request: bytes
     judge_request: bytes
-    file_bytes: int = 0
-    """What the files that stand for a program's streams may hold; 0 if it has none."""
-    attempts: int = field(default=0)
-
-    @property
-    def allowance(self) -> Allowance:
-        """The limits of the candidate's process."""
-        limits = self.job.limits
-        return Allowance(
-            limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, self.file_bytes
-        )
+    attempts: int = 0
 
 
-def prepare(index: int, job: Job) -> Task:
+def encode_job(index: int, job: Job) -> EncodedJob:
     """Encode a job.
 
     Raises:
-        ValueError: a test is no Python, has neither `assert` nor `raise`, or holds a value
+        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
             nested too deeply.
         TypeError: a call holds a value that cannot be sent.
     """
-    with naming(f"job {index}"):
-        return _prepare_program(index, job) if job.streams else _prepare_functions(index, job)
-
-
-def _prepare_program(index: int, job: Job) -> Task:
-    output_bytes = job.limits.output_bytes
-    inputs = [stream.stdin for stream in job.streams]
-    judged: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
-    return Task(
-        index,
-        job,
-        len(inputs),
-        pack(dump([job.code, job.seed, output_bytes, None, inputs])),
-        pack(dump([output_bytes + len(inputs) * _OTHER_FRAME_BYTES, "streams", judged])),
-        file_bytes=max(output_bytes, sum(len(text.encode()) for text in inputs)),
-    )
-
-
-def _prepare_functions(index: int, job: Job) -> Task:
-    tests: list[list[Encoded]] = []
-    for number, test in enumerate((*job.calls, *job.asserts)):
-        with naming(f"test {number}"):
-            tests.append(_encode_test(test))
     limits = job.limits
-    if all(kind == "call" for kind, *_ in tests):
-        asked: Encoded = [[function, arguments] for _, function, arguments, _ in tests]
-        judged: list[Encoded] = ["values", [expected for *_, expected in tests]]
+    inputs = [stream.stdin for stream in job.streams]
+    sizes = [len(text.encode()) for text in inputs]
+    file_bytes = max(limits.output_bytes, sum(sizes)) if inputs else 0
+    allowance = Allowance(limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, file_bytes)
+    with name_in_errors(f"job {index}"):
+        tests = _encode_tests((*job.calls, *job.asserts))
+    calls: Encoded = None
+    if inputs:
+        expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
+        judged = [limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES, "streams", expected]
+    elif all(kind == "call" for kind, *_ in tests):
+        calls = [[function, arguments] for _, function, arguments, _ in tests]
+        judged = [limits.output_bytes, "values", [expected for *_, expected in tests]]
     else:
-        asked = None
-        judged = ["tests", tests, limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes]
-    return Task(
-        index,
-        job,
-        len(tests),
-        pack(dump([job.code, job.seed, limits.output_bytes, asked, None])),
-        pack(dump([limits.output_bytes, *judged])),
-    )
+        judged = [limits.output_bytes, "tests", tests, *allowance]
+    request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]
+    messages = pack(dump(request)), pack(dump(judged))
+    return EncodedJob(index, job, len(inputs or tests), allowance, *messages)
 
 
-def _encode_test(test: Call | str) -> list[Encoded]:
-    call = read_assert(test) if isinstance(test, str) else test
-    if call is None:
-        return ["assert", test]
-    arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
-    return ["call", call.function, arguments, encode(call.expected, strict=True)]
+def _encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
+    encoded: list[list[Encoded]] = []
+    for number, test in enumerate(tests):
+        with name_in_errors(f"test {number}"):
+            call = read_assert(test) if isinstance(test, str) else test
+            if call is None:
+                encoded.append(["assert", test])
+                continue
+            arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
+            encoded.append(["call", call.function, arguments, encode(call.expected, strict=True)])
+    return encoded
 
 
 def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProcess, SandboxProcess]:
     with contextlib.ExitStack() as undo:
         zygote = SandboxProcess("zygote", modules, isolated=isolated)
         undo.callback(zygote.kill)
-        # NOTE: both are on their way before the first is waited for.
+        # NOTE: both start before the wait for the first.
         judge = SandboxProcess("judge", isolated=isolated)
         undo.callback(judge.kill)
         zygote.wait_until_locked()
@@ -134,75 +110,64 @@ class Worker:
         self._zygote, self._judge = _start_pair(modules, isolated)
         self.layers = self._zygote.layers
 
-    def run(self, source: Iterator[Task], deliver: Callable[[int, Result], None]) -> None:
-        """Run every task of the source and deliver each result under its task's index.
+    def run(self, waiting: deque[EncodedJob], results: dict[int, Result]) -> None:
+        """Run waiting jobs until none is left; several workers may share them.
+
+        Each result is stored under the index of its job.
 
         Raises:
-            SandboxInfraError: a task had no verdict in `ATTEMPTS` attempts.
+            SandboxInfraError: a job had no verdict in `ATTEMPTS` attempts.
             SandboxUnavailable: a failed zygote or judge could not be replaced.
         """
+        in_flight: deque[EncodedJob] = deque()
         try:
-            self._run(source, deliver)
+            while True:
+                try:
+                    while len(in_flight) < _IN_FLIGHT and (job := _take_job(waiting)):
+                        in_flight.append(job)
+                        self._submit(job)
+                    if not in_flight:
+                        return
+                    results[in_flight[0].index] = self._collect(in_flight[0])
+                    in_flight.popleft()
+                except InfraFault as fault:
+                    self._restart()
+                    if any(job.attempts >= ATTEMPTS for job in in_flight):
+                        reason = f"no verdict in {ATTEMPTS} attempts: {fault}"
+                        raise SandboxInfraError(reason) from fault
+                    waiting.extendleft(reversed(in_flight))
+                    in_flight.clear()
         except GdpoTuneError:
             raise
         except BaseException:
-            # What is under way would be taken for answers to the next batch.
+            # NOTE: answers to the jobs in flight would be read as answers to the next batch.
             self._kill()
             raise
 
-    def _run(self, source: Iterator[Task], deliver: Callable[[int, Result], None]) -> None:
-        waiting: deque[Task] = deque()
-        flying: deque[Task] = deque()
-        while True:
-            try:
-                while len(flying) < _IN_FLIGHT:
-                    task = waiting.popleft() if waiting else next(source, None)
-                    if task is None:
-                        break
-                    flying.append(task)
-                    self._submit(task)
-                if not flying:
-                    return
-                result = self._collect(flying[0])
-                deliver(flying.popleft().index, result)
-            except Infra as failure:
-                self._restart()
-                _refuse_spent(flying, failure)
-                waiting.extendleft(reversed(flying))
-                flying.clear()
-
-    def _submit(self, task: Task) -> None:
-        task.attempts += 1
+    def _submit(self, job: EncodedJob) -> None:
+        job.attempts += 1
         try:
             ours, theirs = socket.socketpair()
             with ours:
                 with theirs:
-                    self._zygote.send(task.allowance.pack(), theirs.fileno())
-                self._hand_over(task, ours)
-                # NOTE: last, so that no question of a checker can come before the job itself.
-                self._judge.send(task.judge_request, ours.fileno())
+                    self._zygote.send(Allowance.FORMAT.pack(*job.allowance), theirs.fileno())
+                _send_request(job, ours)
+                # NOTE: last, so that no request of a checker can come before the job itself.
+                self._judge.send(job.judge_request, ours.fileno())
         except OSError as error:
-            raise Infra(f"a job could not be sent: {error}") from error
+            raise InfraFault(f"a job could not be sent: {error}") from error
 
-    def _hand_over(self, task: Task, ours: socket.socket) -> None:
-        # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
-        seconds = int(task.job.limits.wall_seconds + _GRACE_SECONDS)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
-        # NOTE: a candidate that ended before it read its job is the zygote's to report.
-        with contextlib.suppress(ConnectionError):
-            ours.sendall(task.candidate_request)
-
-    def _collect(self, task: Task) -> Result:
-        patience = 2 * task.job.limits.wall_seconds + _GRACE_SECONDS
-        report = Report(**self._judge.receive_report(patience))
-        ending = Ending.unpack(self._zygote.receive(Ending.FORMAT.size, patience))
-        return conclude(report, ending, task.tests, task.job.limits)
+    def _collect(self, job: EncodedJob) -> Result:
+        seconds = 2 * job.allowance.wall_seconds + _GRACE_SECONDS
+        report = CandidateReport(**self._judge.receive_report(seconds))
+        ending = Ending(*Ending.FORMAT.unpack(self._zygote.receive(Ending.FORMAT.size, seconds)))
+        return conclude(report, ending, job.tests, job.job.limits)
 
     def _restart(self) -> None:
         self._kill()
         if not self._interrupted:
             self._zygote, self._judge = _start_pair(self._modules, self._isolated)
-        # NOTE: asked again, because what was started meanwhile has not been interrupted.
+        # NOTE: read again, because `interrupt` does not reach processes that are being started.
         if self._interrupted:
             raise SandboxInfraError("the sandbox was closed before a job had its verdict")
 
@@ -211,7 +176,7 @@ class Worker:
         self._judge.kill()
 
     def interrupt(self) -> None:
-        """Let the job at hand end without a verdict, and every later one; from any thread."""
+        """End the running job without a verdict, and refuse later ones; from any thread."""
         self._interrupted = True
         self._zygote.interrupt()
         self._judge.interrupt()
@@ -222,6 +187,17 @@ class Worker:
         self._judge.close()
 
 
-def _refuse_spent(flying: deque[Task], failure: Infra) -> None:
-    if any(task.attempts >= ATTEMPTS for task in flying):
-        raise SandboxInfraError(f"no verdict in {ATTEMPTS} attempts: {failure}") from failure
+def _take_job(waiting: deque[EncodedJob]) -> EncodedJob | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
+
+
+def _send_request(job: EncodedJob, connection: socket.socket) -> None:
+    # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
+    seconds = int(job.allowance.wall_seconds + _GRACE_SECONDS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
+    # NOTE: the zygote reports a candidate that ended before it read its job.
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(job.candidate_request)

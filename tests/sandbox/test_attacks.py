@@ -1,4 +1,4 @@
-"""Every attack ends as expected, whichever way the tests ask, and leaves nothing behind."""
+"""Every attack ends as expected, by calls and by free-form tests, and leaves nothing behind."""
 
 import json
 import os
@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.sandbox import CodeSandbox, Job, Stream
-from tests.support.sandbox_attacks import CALLS, HONEST, LIMITS, TESTS, attacks
+from tests.support.sandbox_attacks import CALLS, HONEST, LIMITS, PATIENT, TESTS, load_attacks
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 ATTACK = "tests.support.sandbox_attacks"
-ATTACKS = attacks()
+ATTACKS = load_attacks()
 CATEGORIES = sorted({name.partition("/")[0] for name in ATTACKS})
 ENVIRONMENTS = {
     "here": (),
     "user": (),
     "container": ("without_namespaces",),
-    "poor_container": ("without_namespaces", "without_landlock"),
+    "container_without_landlock": ("without_namespaces", "without_landlock"),
 }
 USER = 12345
 SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
 NOT_COPIED = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "lib2to3")
 QUICK = ("here",)
-"""The environment of the default tests: each takes 20 s."""
+"""Environments of the default tests: each takes 20 s on idle cores."""
 
 
 @pytest.fixture(
@@ -45,8 +45,8 @@ def environment(request):
 
 
 @pytest.fixture(scope="module")
-def found(environment):
-    """What became of every attack there; one run, however many tests look at it."""
+def report(environment):
+    """Outcomes of every attack in this environment; one run for all tests."""
     if environment == "user":
         if os.getuid() != 0:
             pytest.skip("this is an ordinary user already: the environment `here` is this one")
@@ -61,7 +61,7 @@ def run(command, package, **options):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1200,
         env=variables | options.pop("env", {}),
         **options,
     )
@@ -70,24 +70,24 @@ def run(command, package, **options):
 
 
 def run_as_user():
-    """Run as an ordinary user, who may be unable to read this checkout and this Python."""
+    """Run as an ordinary user, for whom this checkout and this Python may be unreadable."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+        directory = Path(name)
+        directory.chmod(0o755)
         copied = shutil.ignore_patterns(*NOT_COPIED)
-        shutil.copytree(ROOT / "gdpo_tune", folder / "gdpo_tune", ignore=copied)
+        shutil.copytree(ROOT / "gdpo_tune", directory / "gdpo_tune", ignore=copied)
         for part in ("support", "sandbox/attacks"):
-            shutil.copytree(ROOT / "tests" / part, folder / "tests" / part, ignore=copied)
-        python, variables = readable_python(folder)
-        options = {"user": USER, "group": USER, "extra_groups": [], "cwd": folder}
-        return run([python, "-B", "-m", ATTACK], folder, env=variables, **options)
+            shutil.copytree(ROOT / "tests" / part, directory / "tests" / part, ignore=copied)
+        python, variables = readable_python(directory)
+        options = {"user": USER, "group": USER, "extra_groups": [], "cwd": directory}
+        return run([python, "-B", "-m", ATTACK], directory, env=variables, **options)
 
 
-def readable_python(folder):
+def readable_python(directory):
     """This Python if the user can start it, else a copy of its installation."""
     if can_start(sys.executable, {}):
         return sys.executable, {}
-    copy = folder / "python"
+    copy = directory / "python"
     library = Path(sysconfig.get_path("stdlib"))
     shutil.copytree(
         library, copy / "lib" / library.name, ignore=shutil.ignore_patterns(*NOT_COPIED)
@@ -102,7 +102,7 @@ def readable_python(folder):
             shutil.copy(shared, copy / "lib" / soname)
     variables = {"PYTHONHOME": str(copy), "LD_LIBRARY_PATH": str(copy / "lib")}
     if not can_start(python, variables):
-        pytest.skip(f"another user cannot start {sys.executable}, nor a copy of it in {folder}")
+        pytest.skip(f"another user cannot start {sys.executable}, nor a copy of it in {directory}")
     return python, variables
 
 
@@ -120,35 +120,35 @@ def can_start(python, variables):
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
-def test_attacks_end_as_expected(found, category):
+def test_attacks_end_as_expected(report, category):
     surprises = {}
     for name in ATTACKS:
         if name.startswith(f"{category}/"):
-            by_calls, honest, by_tests, again = found["outcomes"][name]
+            by_calls, honest, by_tests, again = report["outcomes"][name]
             if (
                 by_calls[0] not in ATTACKS[name].by_calls
                 or by_tests[0] not in ATTACKS[name].by_tests
                 or "passed" in (*by_calls[1], *by_tests[1])
                 or (honest[0], again[0]) != ("passed", "passed")
             ):
-                surprises[name] = found["outcomes"][name]
+                surprises[name] = report["outcomes"][name]
     assert surprises == {}
 
 
-def test_attacks_leave_nothing_behind(found):
-    assert found["harmed"] == []
-    assert found["visitors"] == 0
-    assert found["outcomes"].keys() == ATTACKS.keys()
+def test_attacks_leave_nothing_behind(report):
+    assert report["harmed"] == []
+    assert report["visitors"] == 0
+    assert report["outcomes"].keys() == ATTACKS.keys()
 
 
-def test_attacks_met_the_layers_of_their_environment(environment, found):
-    tier, layers = found["tier"], found["layers"]
+def test_attacks_ran_under_the_layers_of_their_environment(environment, report):
+    tier, layers = report["tier"], report["layers"]
     assert "seccomp" in layers
     if environment == "user":
         assert "nobody" not in layers
     if environment == "container":
         assert tier in ("seccomp", "seccomp+landlock")
-    if environment == "poor_container":
+    if environment == "container_without_landlock":
         assert tier == "seccomp"
 
 
@@ -166,7 +166,7 @@ def sandbox():
 def test_no_attack_passes_as_a_program_on_streams(sandbox):
     codes = [attack.code + "\nprint(f(int(input())))" for attack in ATTACKS.values()]
     streams = (Stream("1", "17.25"), Stream("2", "34.5"))
-    honest = Job(HONEST + "\nprint(f(int(input())))", streams=streams)
+    honest = Job(HONEST + "\nprint(f(int(input())))", streams=streams, limits=PATIENT)
     jobs = [Job(code, streams=streams, limits=LIMITS) for code in codes]
     results = sandbox.run_batch([job for attack in jobs for job in (attack, honest)])
     passed = [name for name, result in zip(ATTACKS, results[::2], strict=True) if result.passed]
@@ -184,11 +184,11 @@ def test_a_dead_candidate_does_not_pass_a_test_that_catches_everything(sandbox):
 def test_no_status_of_an_attack_is_blamed_on_the_sandbox(sandbox, tests):
     # A candidate that could fake a failure of the sandbox could stop the training.
     codes = [f"import os\nos._exit({status})" for status in range(0, 256, 5)]
-    results = sandbox.run_batch([Job(code, **tests, limits=LIMITS) for code in codes])
+    results = sandbox.run_batch([Job(code, **tests, limits=PATIENT) for code in codes])
     assert {result.status for result in results} == {"crash"}
 
 
-POVERTY = "from tests.support import sandbox_containers; sandbox_containers."
+RESTRICT = "from tests.support import sandbox_containers; sandbox_containers."
 START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
 
 
@@ -196,11 +196,11 @@ START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
     ("pretend", "step"),
     [
         (
-            f"{POVERTY}without_seccomp()",
+            f"{RESTRICT}without_seccomp()",
             "seccomp: the kernel or the container refuses",
         ),
         (
-            f"{POVERTY}without_files_in_memory()",
+            f"{RESTRICT}without_files_in_memory()",
             "memfd: Permission denied; a service can run",
         ),
         ("import sys; sys.platform = 'darwin'", "platform: "),
@@ -208,7 +208,7 @@ START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
         ("import sys; sys.executable = '/bin/false'", "start: "),
     ],
 )
-def test_elsewhere_nothing_runs(pretend, step):
+def test_nothing_runs_where_isolation_is_impossible(pretend, step):
     done = subprocess.run(
         [sys.executable, "-c", f"{pretend}\n{START}"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.sandbox.inside import bpf
-from gdpo_tune.sandbox.inside.policy import ALLOWED, FORBIDDEN, PATHS, SPECIAL, candidate_filter
-from gdpo_tune.sandbox.inside.syscalls import MACHINES
+from gdpo_tune.sandbox.inside.syscalls import (
+    ALLOWED,
+    FORBIDDEN,
+    MACHINES,
+    PATHS,
+    SPECIAL,
+    build_candidate_filter,
+)
 
 
 def run_filter(program, machine, number, arguments=(0,) * 6):
@@ -35,7 +41,7 @@ def run_filter(program, machine, number, arguments=(0,) * 6):
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_number_gets_its_decision(name):
     machine = MACHINES[name]
-    program = candidate_filter(machine)
+    program = build_candidate_filter(machine)
     groups = {
         bpf.ALLOW: ALLOWED.split(),
         bpf.refuse(errno.EACCES): PATHS.split(),
@@ -53,7 +59,7 @@ def test_every_number_gets_its_decision(name):
 @pytest.mark.parametrize("name", MACHINES)
 def test_arguments_decide_about_memory_and_threads(name):
     machine = MACHINES[name]
-    program = candidate_filter(machine)
+    program = build_candidate_filter(machine)
 
     def decision(call, index, value):
         arguments = [0] * 6
@@ -73,7 +79,7 @@ def test_arguments_decide_about_memory_and_threads(name):
 @pytest.mark.parametrize("name", MACHINES)
 def test_another_calling_convention_kills(name):
     machine = MACHINES[name]
-    program = candidate_filter(machine)
+    program = build_candidate_filter(machine)
     other = next(m.audit for n, m in MACHINES.items() if n != name)
     assert run_filter(program, other, machine.numbers["read"]) == bpf.KILL
     assert run_filter(program, 0x40000003, machine.numbers["read"]) == bpf.KILL
@@ -92,7 +98,7 @@ def test_a_tree_too_large_for_conditional_jumps_still_decides_right():
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_filter_is_short_and_ends_whatever_it_decides(name):
     # The kernel checks and translates it anew for every candidate, step by step.
-    program = candidate_filter(MACHINES[name])
+    program = build_candidate_filter(MACHINES[name])
     assert len(program) < 220
     for position, step in enumerate(program):
         jumps = [step.operand] if step.code == bpf.JUMP else [step.if_true, step.if_false]

@@ -12,7 +12,7 @@ import pytest
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Call, Job
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, answering, hang, hang_up, one, wait_until
+from tests.support.external import GOOD, answering, hang, one, run_and_hang_up, wait_until
 from tests.support.sandbox_service import serve
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
@@ -71,7 +71,9 @@ def test_a_connection_is_kept_and_replaced_when_it_has_been_closed(double):
         for _ in range(3):
             assert one(sandbox, GOOD).passed
         assert len(double.connections) == 1
-        double.faults.append(hang_up)
+        double.faults.append(run_and_hang_up)
+        assert one(sandbox, GOOD).passed
+        wait_until(lambda: double.closed)
         assert one(sandbox, GOOD).passed
         assert len(double.connections) == 2
 
@@ -135,7 +137,7 @@ def test_closing_ends_what_is_under_way_and_can_be_repeated(double):
     sandbox.close()
     thread.join()
     assert len(errors) == 1
-    assert not any(worker.is_alive() for worker in sandbox._threads)
+    assert not sandbox._thread.is_alive()
     with pytest.raises(ValueError, match="closed"):
         sandbox.run_batch([GOOD])
 

@@ -1,4 +1,4 @@
-"""Tests that are Python: what they see of a candidate, and what they must not be shown."""
+"""Tests that are Python: what they see of a candidate, and what they must not see."""
 
 import pytest
 
@@ -171,7 +171,7 @@ def test_a_standard_module_needs_no_import(sandbox):
 @pytest.mark.parametrize("test", ["while True:\n    assert f(1)", "assert f(1)\nwhile True: pass"])
 def test_tests_that_do_not_end_are_a_timeout(sandbox, test):
     # The candidate only waits, and sees its partner die.
-    limits = Limits(cpu_seconds=0.1, wall_seconds=5)
+    limits = Limits(cpu_seconds=0.3, wall_seconds=60)
     tests = ("assert f(1) > 0", test)
     for _ in range(5):
         [result] = sandbox.run_batch([Job("def f(x): return x", asserts=tests, limits=limits)])

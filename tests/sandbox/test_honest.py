@@ -63,7 +63,7 @@ def test_its_wrong_twin_does_not(sandbox, name):
     assert result.status in ("failed", "error"), result
 
 
-def test_right_programs_are_asked_in_both_ways():
+def test_right_programs_are_tested_in_both_ways():
     by_calls = [name for name, program in RIGHT.items() if all(map(read_assert, program.tests))]
     assert len(by_calls) >= 100
     assert len(RIGHT) - len(by_calls) >= 5
@@ -96,7 +96,8 @@ WRONG = {
 def test_a_wrong_program_gets_its_reason(sandbox, name):
     code, status, verdicts = WRONG[name]
     calls = (Call("f", (1,), 2), Call("f", (2,), 2 if name == "value" else 3))
-    limits = Limits(cpu_seconds=0.4, wall_seconds=0.8)
+    # Only a program that sleeps ends by the wall clock, on however busy a machine.
+    limits = Limits(cpu_seconds=0.4, wall_seconds=0.8 if name == "sleeps" else 60)
     [result] = sandbox.run_batch([Job(code, calls, limits=limits)])
     assert (result.status, result.verdicts) == (status, verdicts)
 
@@ -244,7 +245,7 @@ def test_a_seed_and_the_order_of_sets_are_the_same_in_every_sandbox():
         "def f(): return [random.random(), random.getrandbits(64), str({'a', 'b', 'c', 'd'})]"
     )
     with CodeSandbox() as first:
-        # The values are whatever they are; `error` text carries them out for the comparison.
+        # The text of an error carries the values out for the comparison.
         probe = Job(code + "\ndef g(): raise ValueError(repr(f()))", (Call("g", (), 0),), seed=7)
         [one] = first.run_batch([probe])
         [again] = first.run_batch([probe])

@@ -7,11 +7,11 @@ import pytest
 
 from gdpo_tune.sandbox import Call, Job, Limits, Result, Stream
 from gdpo_tune.sandbox.asserts import read_assert
-from gdpo_tune.sandbox.inside.report import Report
-from gdpo_tune.sandbox.inside.supervision import Allowance, Ending
-from gdpo_tune.sandbox.remote_jobs import prepare as prepare_remote
-from gdpo_tune.sandbox.verdicts import Infra, conclude
-from gdpo_tune.sandbox.worker import prepare
+from gdpo_tune.sandbox.inside.candidate_report import CandidateReport
+from gdpo_tune.sandbox.inside.frames import Allowance, Ending
+from gdpo_tune.sandbox.remote_jobs import RemoteJob
+from gdpo_tune.sandbox.verdicts import InfraFault, conclude
+from gdpo_tune.sandbox.worker import encode_job
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_any_other_assert_needs_the_checker(source):
 @pytest.mark.parametrize("source", ["", "pass", "f(1)", "f(1) == 2", "print('PASSED')"])
 def test_a_test_that_cannot_fail_is_refused(source):
     with pytest.raises(ValueError, match="can fail"):
-        prepare(0, Job("def f(x): return x", asserts=(source,)))
+        encode_job(0, Job("def f(x): return x", asserts=(source,)))
 
 
 def test_a_test_that_is_no_python_is_refused():
-    with pytest.raises(ValueError, match="no Python"):
-        prepare(0, Job("", asserts=("assert f(1 ==",)))
+    with pytest.raises(ValueError, match="not Python"):
+        encode_job(0, Job("", asserts=("assert f(1 ==",)))
 
 
 def test_a_job_without_tests_is_refused():
@@ -118,7 +118,7 @@ def test_tests_may_come_from_whatever_can_be_gone_through():
     assert job.calls == (CALL, Call("f", (1,), 2))
     assert job.asserts == ("assert f() == 1",)
     calls.clear()
-    assert prepare(0, job).tests == 3
+    assert encode_job(0, job).tests == 3
 
 
 @pytest.mark.parametrize("name", ["calls", "asserts", "streams"])
@@ -127,18 +127,18 @@ def test_no_tests_are_none_however_they_are_given(name):
         Job("", **{name: (test for test in ())})
 
 
-@pytest.mark.parametrize("prepare", [prepare_remote, lambda job: prepare(7, job)])
-def test_what_is_refused_is_named_by_its_place(prepare):
+@pytest.mark.parametrize("encode", [RemoteJob, lambda job: encode_job(7, job)])
+def test_a_refusal_names_the_test(encode):
     job = Job("", (CALL, Call("f", (object(),), 1)))
     with pytest.raises(TypeError, match=r"test 1: .*object"):
-        prepare(job)
-    with pytest.raises(ValueError, match=r"test 1: .*no Python"):
-        prepare(Job("", (CALL,), ("assert f(",)))
+        encode(job)
+    with pytest.raises(ValueError, match=r"test 1: .*not Python"):
+        encode(Job("", (CALL,), ("assert f(",)))
 
 
 def test_the_job_of_a_batch_is_named():
     with pytest.raises(ValueError, match=r"job 7: test 0: nothing in this test can fail"):
-        prepare(7, Job("", asserts=("pass",)))
+        encode_job(7, Job("", asserts=("pass",)))
 
 
 def test_less_memory_than_python_needs_is_refused():
@@ -149,14 +149,13 @@ def test_less_memory_than_python_needs_is_refused():
 
 def test_a_value_that_cannot_be_sent_is_refused():
     with pytest.raises(TypeError, match="object"):
-        prepare(0, Job("", (Call("f", (object(),), 1),)))
+        encode_job(0, Job("", (Call("f", (object(),), 1),)))
 
 
 def test_requests_survive_packing():
-    allowance = Allowance(0.25, 4.0, 1 << 40)
-    assert Allowance.unpack(allowance.pack()) == allowance
-    ending = Ending(9, True, 1.5, 1 << 40)
-    assert Ending.unpack(ending.pack()) == ending
+    for message in (Allowance(0.25, 4.0, 1 << 40), Ending(9, True, 1.5, 1 << 40)):
+        packed = message.FORMAT.pack(*message)
+        assert type(message)(*message.FORMAT.unpack(packed)) == message
 
 
 QUIET = Ending(0, False, 0.01, 1 << 24)
@@ -189,17 +188,22 @@ QUIET = Ending(0, False, 0.01, 1 << 24)
     ],
 )  # fmt: skip
 def test_report_and_ending_make_a_status(report, ending, status, verdicts):
-    report = Report(started=True, **report)
+    report = CandidateReport(started=True, **report)
     result = conclude(report, QUIET._replace(**ending), 2, Limits())
     assert (result.status, result.verdicts) == (status, verdicts)
     assert result.passed is (status == "passed")
 
 
 def test_the_sandboxs_own_failures_are_no_verdicts():
-    with pytest.raises(Infra, match=r"locked.*memory_bytes=536870912"):
-        conclude(Report(started=False), QUIET, 1, Limits())
-    with pytest.raises(Infra, match="outside"):
-        conclude(Report(started=True, stop="ended"), Ending(9, False, 0.01, 1 << 24), 1, Limits())
+    with pytest.raises(InfraFault, match=r"locked.*memory_bytes=536870912"):
+        conclude(CandidateReport(started=False), QUIET, 1, Limits())
+    with pytest.raises(InfraFault, match="outside"):
+        conclude(
+            CandidateReport(started=True, stop="ended"),
+            Ending(9, False, 0.01, 1 << 24),
+            1,
+            Limits(),
+        )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ def test_the_sandboxs_own_failures_are_no_verdicts():
     ids=["candidate", "tests"],
 )
 def test_a_clock_that_ran_out_before_the_start_is_a_timeout(report, ending):
-    report = Report(started=False, **report)
+    report = CandidateReport(started=False, **report)
     assert conclude(report, QUIET._replace(**ending), 1, Limits()).status == "timeout"
 
 

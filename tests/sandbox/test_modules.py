@@ -74,8 +74,8 @@ def test_modules_from_memory_do_their_work(sandbox, name):
 def test_a_candidate_that_overwrites_the_modules_in_memory_meets_no_other(sandbox):
     overwrite = """
 import ctypes, sys
-shelf = next(finder for finder in sys.meta_path if type(finder).__name__ == "Shelf")
-memory = shelf._memory
+stored = next(finder for finder in sys.meta_path if type(finder).__name__ == "StoredModules")
+memory = stored._memory
 start = memory._address & ~4095
 def f():
     changed = ctypes.CDLL(None).mprotect(ctypes.c_void_p(start), ctypes.c_size_t(len(memory)), 3)

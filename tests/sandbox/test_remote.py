@@ -1,4 +1,4 @@
-"""What leaves for a service and what is made of its answers, without a service."""
+"""Requests to a service and the verdicts on its answers, without a service."""
 
 import ast
 import email.utils
@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import SandboxUnavailable
-from gdpo_tune.sandbox import Call, Job, Limits, Stream, address, remote_jobs, service
-from gdpo_tune.sandbox.address import Address
-from gdpo_tune.sandbox.remote_jobs import STALL_BYTES, Findings, prepare
-from gdpo_tune.sandbox.service import Execution, ServiceFault, quote
+from gdpo_tune.sandbox import Call, Job, Limits, Stream, remote_jobs, service
+from gdpo_tune.sandbox.remote_jobs import STALL_BYTES, RemoteJob
+from gdpo_tune.sandbox.service import Execution, Service, ServiceFault, quote
 
 CALLS = (Call("f", (1,), 2), Call("f", (2,), 3))
-PLACES = [
+ADDRESSES = [
     ("http://host", "http://host:80", "/run_code"),
     ("https://host/", "https://host:443", "/run_code"),
     ("http://host:8080/run_code/", "http://host:8080", "/run_code"),
@@ -26,10 +25,13 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("url", "shown", "target"), PLACES)
+def parse(url):
+    return Service(url, connections=1, grace=1.0)
+
+
+@pytest.mark.parametrize(("url", "shown", "target"), ADDRESSES)
 def test_addresses(url, shown, target):
-    place = Address.parse(url)
-    assert (place.shown, place.target) == (shown, target)
+    assert (parse(url).shown, parse(url)._url) == (shown, shown + target)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_addresses(url, shown, target):
 )  # fmt: skip
 def test_a_malformed_address_is_refused_and_does_not_show_its_password(url):
     with pytest.raises(SandboxUnavailable, match=r"^url: the service's address") as caught:
-        Address.parse(url)
+        parse(url)
     assert "geheim" not in str(caught.value)
 
 
@@ -58,11 +60,10 @@ def test_proxies_are_for_other_machines(monkeypatch):
     monkeypatch.setenv("http_proxy", "proxy:3128")
     monkeypatch.setenv("https_proxy", "http://a:b@proxy")
     monkeypatch.setenv("no_proxy", "inner.example")
-    assert Address.parse("http://host").proxy == address.Proxy("proxy", 3128, {})
-    headers = {"Proxy-Authorization": "Basic YTpi"}
-    assert Address.parse("https://host").proxy == address.Proxy("proxy", 80, headers)
-    for host in ("localhost", "127.0.0.1", "127.1.2.3", "[::1]", "inner.example"):
-        assert Address.parse(f"http://{host}:8080").proxy is None
+    assert service._find_proxy("http", "host", 80) == "http://proxy:3128"
+    assert service._find_proxy("https", "host", 443) == "http://a:b@proxy"
+    for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1", "inner.example"):
+        assert service._find_proxy("http", host, 8080) is None
 
 
 @pytest.mark.parametrize("proxy", ["http://me:geheim@proxy:port", "http://[::1", "http://:3128"])
@@ -71,17 +72,17 @@ def test_a_malformed_proxy_is_refused_at_once_and_not_shown(proxy, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", proxy)
     with pytest.raises(SandboxUnavailable) as caught:
-        Address.parse("http://host")
+        parse("http://host")
     assert str(caught.value) == "url: the environment's proxy is malformed"
-    assert Address.parse("http://localhost").proxy is None
+    assert parse("http://localhost").shown == "http://localhost:80"
 
 
 def test_seconds_to_wait():
     soon = email.utils.formatdate(time.time() + 30, usegmt=True)
-    assert service._seconds_of("7") == 7
-    assert 0 < service._seconds_of(soon) <= 30
+    assert service._read_seconds("7") == 7
+    assert 0 < service._read_seconds(soon) <= 30
     for text in ("", "soon", "-3", "nan", "inf", "Wed, 21 Oct 2015 07:28:00 GMT"):
-        assert service._seconds_of(text) == 0
+        assert service._read_seconds(text) == 0
 
 
 def test_quotes_are_short_and_printable():
@@ -90,14 +91,14 @@ def test_quotes_are_short_and_printable():
 
 
 def answered(*frames, code=0, timed_out=False, tests=CALLS, limit=1000, after=""):
-    [run] = prepare(Job("", tests))
+    job = RemoteJob(Job("", tests, limits=Limits(output_bytes=limit)))
+    [run] = job.runs
     lines = [f"{run.nonce} {frame}\n" for frame in ('["begin"]', *frames)]
-    findings = Findings(len(tests), limit)
-    findings.add(
+    job.add(
         run,
         Execution(timed_out, code, 0.25, "".join(lines) + after.replace("NONCE", run.nonce), ""),
     )
-    return findings.conclude()
+    return job.conclude()
 
 
 TWO, THREE = '["value",2]', '["value",3]'
@@ -142,12 +143,12 @@ def test_answers(name):
 
 
 def test_an_answer_without_the_sign_says_nothing():
-    [run] = prepare(Job("", CALLS))
-    findings = Findings(2, 1000)
+    job = RemoteJob(Job("", CALLS))
+    [run] = job.runs
     for stdout in ("", TWO, f'0000 ["begin"]\n{run.nonce} {TWO}\n'):
         with pytest.raises(ServiceFault, match="not started"):
-            findings.add(run, Execution(False, 0, 0.1, stdout, ""))
-    assert findings.report.verdicts == []
+            job.add(run, Execution(False, 0, 0.1, stdout, ""))
+    assert job.report.verdicts == []
 
 
 def test_programs_hold_inputs_and_no_expected_value():
@@ -156,7 +157,7 @@ def test_programs_hold_inputs_and_no_expected_value():
         Job("code", streams=(Stream("1919", "918273645"), Stream("1919", "192837465"))),
     ]
     for job in jobs:
-        for run in prepare(job):
+        for run in RemoteJob(job).runs:
             text = run.program + run.stdin
             assert "1717" in text or "1919" in text
             assert "918273645" not in text
@@ -166,27 +167,26 @@ def test_programs_hold_inputs_and_no_expected_value():
 
 
 def test_each_job_has_a_nonce_of_its_own():
-    nonces = {prepare(Job("", CALLS))[0].nonce for _ in range(20)}
+    nonces = {RemoteJob(Job("", CALLS)).runs[0].nonce for _ in range(20)}
     assert len(nonces) == 20
     assert all(len(nonce) == 32 for nonce in nonces)
 
 
 def test_a_program_needs_nothing_of_this_package(tmp_path):
-    job = Job("def f(x):\n    print('noise')\n    return x + 1", CALLS, limits=Limits())
-    [run] = prepare(job)
+    job = RemoteJob(Job("def f(x):\n    print('noise')\n    return x + 1", CALLS))
+    [run] = job.runs
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", run.program],
         capture_output=True,
         cwd=tmp_path,
         text=True,
     )
-    findings = Findings(2, 1000)
-    findings.add(run, Execution(False, done.returncode, 0.0, done.stdout, done.stderr))
-    assert findings.conclude().passed
+    job.add(run, Execution(False, done.returncode, 0.0, done.stdout, done.stderr))
+    assert job.conclude().passed
 
 
 def test_programs_are_text_for_python_3_10():
-    for name in remote_jobs._SENT:
+    for name in remote_jobs.SENT_MODULES:
         source = Path(remote_jobs.__file__).with_name("inside") / f"{name}.py"
         ast.parse(source.read_text("utf-8"), feature_version=(3, 10))
 

@@ -29,7 +29,7 @@ def test_a_thread_that_cannot_be_started(before, monkeypatch):
     start, seen = threading.Thread.start, []
 
     def refuse(thread):
-        if thread.name == "sandbox-2":
+        if thread.name.startswith("sandbox-2"):
             seen.extend(psutil.Process().children())
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -52,7 +52,7 @@ def test_a_judge_that_cannot_be_launched(before, monkeypatch):
         CodeSandbox(workers=2)
 
 
-def test_an_error_that_nobody_foresaw_between_the_two(before, monkeypatch):
+def test_an_unforeseen_error_between_the_two(before, monkeypatch):
     make = worker.SandboxProcess
 
     def broken(role, *rest, **more):
@@ -108,7 +108,7 @@ def test_the_trainers_own_limits_and_streams_do_not_matter(shell):
     assert trainer.returncode == 0, trainer.stderr
 
 
-def test_what_nobody_foresaw_in_a_process_is_reported_with_its_step(before, tmp_path, monkeypatch):
+def test_an_unforeseen_error_in_a_process_is_reported_with_its_step(before, tmp_path, monkeypatch):
     shutil.copy(process._LAUNCHER, tmp_path)
     shutil.copytree(process._LAUNCHER.parent / "inside", tmp_path / "inside")
     with (tmp_path / "inside/judge.py").open("a") as judge:

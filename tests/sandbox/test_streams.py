@@ -6,7 +6,7 @@ from gdpo_tune.sandbox import CodeSandbox, Job, Limits, Stream
 
 pytestmark = pytest.mark.integration
 
-LIMITS = Limits(cpu_seconds=0.5, wall_seconds=2.0, output_bytes=1 << 16)
+LIMITS = Limits(cpu_seconds=0.5, wall_seconds=60, output_bytes=1 << 16)
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +362,7 @@ def test_text_is_text_and_bytes_are_bytes(sandbox):
 
 def test_a_million_numbers_come_and_go(sandbox):
     text = " ".join(map(str, range(1_000_000)))
-    limits = Limits(cpu_seconds=5, wall_seconds=30, output_bytes=8 << 20)
+    limits = Limits(cpu_seconds=30, wall_seconds=200, output_bytes=8 << 20)
     program = "import sys\nprint(*map(int, sys.stdin.read().split()))"
     function = "def f(n): return list(range(n))"
     jobs = [
@@ -399,5 +399,7 @@ sys.setrecursionlimit(10**6)
 def f(n): return f(n - 1) + 1 if n else 0
 print(f(int(input())))
 """
-    [result] = sandbox.run_batch([Job(code, streams=(Stream(str(depth), str(depth)),))])
+    limits = Limits(cpu_seconds=10, wall_seconds=60)
+    streams = (Stream(str(depth), str(depth)),)
+    [result] = sandbox.run_batch([Job(code, streams=streams, limits=limits)])
     assert result.passed, result

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.sandbox import Call, Job, Stream
-from gdpo_tune.sandbox.inside.tokens import same_output
-from gdpo_tune.sandbox.worker import prepare
+from gdpo_tune.sandbox.inside.equality import is_same_output
+from gdpo_tune.sandbox.worker import encode_job
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from gdpo_tune.sandbox.worker import prepare
     ],
 )  # fmt: skip
 def test_blanks_and_the_end_of_the_output_do_not_matter(expected, printed):
-    assert same_output(expected.encode(), printed.encode(), 0.0)
+    assert is_same_output(expected.encode(), printed.encode(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_blanks_and_the_end_of_the_output_do_not_matter(expected, printed):
     ],
 )  # fmt: skip
 def test_other_text_differs(expected, printed):
-    assert not same_output(expected.encode(), printed.encode(), 0.0)
+    assert not is_same_output(expected.encode(), printed.encode(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_other_text_differs(expected, printed):
     ],
 )
 def test_a_tolerance_is_for_decimal_numbers(expected, printed, tolerance, same):
-    assert same_output(expected.encode(), printed.encode(), tolerance) is same
+    assert is_same_output(expected.encode(), printed.encode(), tolerance) is same
 
 
 def test_bytes_that_are_no_text_differ():
-    assert not same_output(b"1", b"\xff\xfe", 1e-6)
-    assert not same_output("\ufffd".encode(), b"\xff", 0.0)
-    assert not same_output(b"1", "\ud800".encode("utf-8", "surrogatepass"), 0.5)
+    assert not is_same_output(b"1", b"\xff\xfe", 1e-6)
+    assert not is_same_output("\ufffd".encode(), b"\xff", 0.0)
+    assert not is_same_output(b"1", "\ud800".encode("utf-8", "surrogatepass"), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_hostile_output_is_compared_in_time_that_grows_with_its_length(piece):
     # Quadratic work on this much would take hours.
     printed = piece * 1_000_000 + b"x"
     for expected in (b"1", b"1 " * 1_000_001, b"1 \n" * 1_000_001, b"1" * 1_000_001):
-        assert not same_output(expected, printed, 0.5)
+        assert not is_same_output(expected, printed, 0.5)
 
 
 lines = st.lists(st.lists(st.from_regex(r"[!-~]{1,5}", fullmatch=True), min_size=1), min_size=1)
@@ -87,8 +87,8 @@ lines = st.lists(st.lists(st.from_regex(r"[!-~]{1,5}", fullmatch=True), min_size
 def test_output_is_what_its_tokens_are(tokens, blank, end):
     expected = "\n".join(" ".join(line) for line in tokens)
     printed = end.join(blank.join(line) for line in tokens) + end
-    assert same_output(expected.encode(), printed.encode(), 0.0)
-    assert not same_output(expected.encode(), printed.encode() + b"x", 0.0)
+    assert is_same_output(expected.encode(), printed.encode(), 0.0)
+    assert not is_same_output(expected.encode(), printed.encode() + b"x", 0.0)
 
 
 @given(st.binary(), st.binary(), st.sampled_from([0.0, 1e-6]))
@@ -96,7 +96,7 @@ def test_bytes_are_the_same_when_their_tokens_are(expected, printed, tolerance):
     def tokens(data):
         return [line.split() for line in data.rstrip().split(b"\n")]
 
-    same = same_output(expected, printed, tolerance)
+    same = is_same_output(expected, printed, tolerance)
     if tolerance:
         assert same or tokens(expected) != tokens(printed)
     else:
@@ -108,7 +108,7 @@ def test_bytes_are_the_same_when_their_tokens_are(expected, printed, tolerance):
 )  # fmt: skip
 def test_a_number_may_err_by_the_tolerance(number, error, tolerance):
     printed = number + error * tolerance * max(1.0, abs(number))
-    same = same_output(repr(number).encode(), repr(printed).encode(), tolerance)
+    same = is_same_output(repr(number).encode(), repr(printed).encode(), tolerance)
     if abs(error) < 0.99:
         assert same
     elif abs(error) > 1.01 and tolerance > 1e-9:
@@ -139,7 +139,7 @@ def test_a_tolerance_is_a_small_share(tolerance):
 
 
 def test_what_is_expected_goes_to_the_judge_alone():
-    task = prepare(0, Job("pass", streams=(Stream("the question", "the answer"),)))
+    task = encode_job(0, Job("pass", streams=(Stream("the question", "the answer"),)))
     assert b"the question" in task.candidate_request
     assert b"the answer" not in task.candidate_request
     assert b"the answer" in task.judge_request

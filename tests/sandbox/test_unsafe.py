@@ -1,6 +1,7 @@
-"""The unsafe sandbox: nothing is locked in, yet limits hold and no candidate grades itself."""
+"""The unsafe sandbox: nothing is isolated, yet limits hold and no candidate grades itself."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,8 @@ from gdpo_tune.sandbox import Call, Job, Limits, UnsafeNoIsolationSandbox
 
 pytestmark = pytest.mark.integration
 
-LIMITS = Limits(cpu_seconds=0.25, wall_seconds=0.5, memory_bytes=256 << 20)
+LIMITS = Limits(cpu_seconds=0.25, wall_seconds=60, memory_bytes=256 << 20)
+SLEEP = "import time\ndef f(x): time.sleep(60)"
 ONE = (Call("f", (1,), 17.25),)
 
 
@@ -19,11 +21,12 @@ def sandbox():
 
 
 def status(sandbox, code, **tests):
-    [result] = sandbox.run_batch([Job(code, **(tests or {"calls": ONE}), limits=LIMITS)])
+    limits = replace(LIMITS, wall_seconds=0.5) if code == SLEEP else LIMITS
+    [result] = sandbox.run_batch([Job(code, **(tests or {"calls": ONE}), limits=limits)])
     return result.status
 
 
-def test_it_says_what_is_left(sandbox):
+def test_it_reports_its_layers(sandbox):
     assert sandbox.info.tier == "unsafe"
     assert sandbox.info.layers == ("limits",)
 
@@ -42,7 +45,7 @@ def test_code_has_the_rights_of_the_trainer(sandbox, tmp_path):
         ("def f(x): return 17.25 * x", "passed"),
         ("def f(x): return 17", "failed"),
         ("def f(x):\n    while True: pass", "timeout"),
-        ("import time\ndef f(x): time.sleep(60)", "timeout"),
+        (SLEEP, "timeout"),
         ("def f(x): return bytearray(1 << 30)", "memory"),
         ("def f(x): print('x' * (1 << 22))", "output"),
         ("import os\ndef f(x): os._exit(0)", "crash"),

@@ -1,4 +1,4 @@
-"""What the tests of external sandboxes share: a plain job, and ways in which a service answers."""
+"""Helpers of the tests of external sandboxes: a plain job, and faulty answers of a service."""
 
 import time
 
@@ -23,6 +23,11 @@ def hang(handler):
 
 
 def hang_up(handler):
+    handler.close_connection = True
+
+
+def run_and_hang_up(handler):
+    handler.run_code()
     handler.close_connection = True
 
 

@@ -1,4 +1,4 @@
-"""Makes this process, and all that it starts, as poor as some containers make theirs."""
+"""Restricts this process, and all that it starts, as some containers do."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ NAMESPACES = (
     | linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 )  # fmt: skip
 PR_SET_SECCOMP = 22
-# These are not in the sandbox's table, which has what a candidate must not do.
+# These are missing in the sandbox's table, which has no calls that its filter refuses by default.
 NUMBERS = {
     "prctl": {"x86_64": 157, "aarch64": 167},
     "memfd_create": {"x86_64": 319, "aarch64": 279},
@@ -25,7 +25,9 @@ def without_namespaces():
     _load(
         dict.fromkeys(refused.split(), bpf.refuse(errno.EPERM))
         | {
-            "clone": bpf.WhenBits(0, NAMESPACES, yes=bpf.refuse(errno.EPERM), no=bpf.ALLOW),
+            "clone": bpf.ArgumentRule(
+                0, bpf.JUMP_ANY_BIT, (NAMESPACES,), yes=bpf.refuse(errno.EPERM), no=bpf.ALLOW
+            ),
             "clone3": bpf.refuse(errno.ENOSYS),
         }
     )
@@ -37,8 +39,10 @@ def without_landlock():
 
 
 def without_seccomp():
-    """Act like a container that lets nobody load a filter."""
-    rule = bpf.WhenOneOf(0, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
+    """Act like a container that refuses to load a filter."""
+    rule = bpf.ArgumentRule(
+        0, bpf.JUMP_EQUAL, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW
+    )
     _load({"prctl": rule})
 
 

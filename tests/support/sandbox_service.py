@@ -30,7 +30,12 @@ class ServiceDouble(ThreadingHTTPServer):
         self.paths = []
         self.headers = []
         self.connections = set()
+        self.closed = 0
         self.released = threading.Event()
+
+    def shutdown_request(self, request):
+        super().shutdown_request(request)
+        self.closed += 1
 
     def handle_error(self, request, client_address):
         """Clients that hang up are part of the tests."""
@@ -58,8 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.bodies.append(body)
+        self.body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.bodies.append(self.body)
         self.server.paths.append(self.path)
         self.server.headers.append(dict(self.headers))
         self.server.connections.add(self.client_address)
@@ -68,10 +73,13 @@ class _Handler(BaseHTTPRequestHandler):
             if fault is not None:
                 fault(self)
                 return
+        self.run_code()
+
+    def run_code(self):
         if not self.path.partition("?")[0].endswith("/run_code"):
             self.answer({"detail": "Not Found"}, 404)
             return
-        request = json.loads(body)
+        request = json.loads(self.body)
         assert set(request) == FIELDS
         assert request["language"] == "python"
         run = asyncio.run(_run(request))

@@ -160,7 +160,7 @@ def test_mbpp_shows_one_test_and_runs_all():
         ({"test_list": []}, "test_list: no test"),
         ({"test_list": "assert f(1)"}, "test_list: not a list but str"),
         ({"test_list": [3]}, "test_list: not a list of texts"),
-        ({"test_list": ["assert double("]}, "test_list: the test is no Python"),
+        ({"test_list": ["assert double("]}, "test_list: the test is not Python"),
         ({"test_list": ["double(2)"]}, "nothing in this test can fail"),
         ({"test_list": ["assert triple(1) == 3"]}, "calls nothing that the code defines"),
         ({"code": "def double(x:"}, "code: not Python"),

@@ -1,5 +1,5 @@
-"""What runs in the sandbox's own processes: zygote, judge, and their locked forks.
+"""Code of the sandbox's own processes: zygote, judge, and their locked forks.
 
 These modules import nothing but the standard library and each other, because the processes
-load this folder alone, without the rest of the package.
+load this directory alone, without the rest of the package.
 """

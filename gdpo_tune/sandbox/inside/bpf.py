@@ -1,8 +1,8 @@
-"""A small assembler for seccomp filters: a table of decisions becomes a binary search in BPF.
+"""Assembler of seccomp filters: a table of decisions becomes a binary search in BPF.
 
-A search tree costs the kernel about eight comparisons a system call where a list costs
-hundreds, and the kernel tries every number once whenever a filter is loaded, which here is
-once a candidate.
+A binary search costs the kernel about eight comparisons per system call where a list costs
+hundreds. The kernel also tries every number once whenever a filter is loaded, here once per
+candidate.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ OFFSET_NUMBER, OFFSET_MACHINE, OFFSET_ARGUMENTS = 0, 4, 16
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
 _REACH = 255
-"""Instructions that a conditional jump can skip. One place is left free: a long jump, which
+"""Instructions that a conditional jump can skip. One position is left free: a long jump, which
 the other branch may need, is written between this one and its target."""
 
 
 def refuse(error: int) -> int:
-    """The decision that lets a system call fail with `error` without running it."""
+    """Return the decision that lets a system call fail with `error` without running it."""
     return 0x00050000 | error
 
 
@@ -34,51 +34,32 @@ class Instruction(NamedTuple):
     operand: int
 
     def pack(self) -> bytes:
-        """The eight bytes that the kernel reads."""
+        """Return the eight bytes that the kernel reads."""
         return struct.pack("=HBBI", *self)
 
 
-def give(decision: int) -> Instruction:
-    """End the filter with this decision."""
-    return Instruction(RETURN, 0, 0, decision)
-
-
-class WhenBits(NamedTuple):
-    """Decide by the low word of an argument: `yes` if it has any of `bits`, else `no`."""
+class ArgumentRule(NamedTuple):
+    """Decision by the low word of an argument: `yes` if it passes one of the tests, else `no`."""
 
     argument: int
-    bits: int
-    yes: int
-    no: int
-
-    def assemble(self) -> list[Instruction]:
-        """Four instructions; whatever is in the accumulator before is lost."""
-        return [
-            _load_argument(self.argument),
-            Instruction(JUMP_ANY_BIT, 0, 1, self.bits),
-            give(self.yes),
-            give(self.no),
-        ]
-
-
-class WhenOneOf(NamedTuple):
-    """Decide by the low word of an argument: `yes` if it is one of `values`, else `no`."""
-
-    argument: int
+    test: int
+    """`JUMP_EQUAL` or `JUMP_ANY_BIT`."""
     values: tuple[int, ...]
+    """Operands of the tests: numbers to equal, or sets of bits to have any of."""
     yes: int
     no: int
 
     def assemble(self) -> list[Instruction]:
-        """One comparison a value, with its decision behind it."""
+        """Return one test per value, each followed by its decision."""
         tests: list[Instruction] = []
         for value in self.values:
-            tests += [Instruction(JUMP_EQUAL, 0, 1, value), give(self.yes)]
-        return [_load_argument(self.argument), *tests, give(self.no)]
+            tests += [Instruction(self.test, 0, 1, value), _return_decision(self.yes)]
+        load = Instruction(LOAD, 0, 0, OFFSET_ARGUMENTS + 8 * self.argument)
+        return [load, *tests, _return_decision(self.no)]
 
 
-Rule: TypeAlias = int | WhenBits | WhenOneOf
-"""What to do with a system call: a decision, or a look at one of its arguments first."""
+Rule: TypeAlias = int | ArgumentRule
+"""Treatment of a system call: a decision, or one that depends on an argument."""
 
 
 def assemble(
@@ -90,27 +71,26 @@ def assemble(
         audit: `AUDIT_ARCH_*` of the machine; a call under any other kills the process.
         first_foreign: calls from this number on kill the process.
         rules: number to rule.
-        otherwise: the decision for every number that has no rule.
+        otherwise: the decision for every number without a rule.
     """
     native = {number: rule for number, rule in rules.items() if number < first_foreign}
     search = _Search()
-    search.add(_intervals({**native, first_foreign: KILL}, otherwise, first_foreign))
+    search.add(_merge_intervals({**native, first_foreign: KILL}, otherwise, first_foreign))
     return [
         Instruction(LOAD, 0, 0, OFFSET_MACHINE),
         Instruction(JUMP_EQUAL, 1, 0, audit),
-        give(KILL),
+        _return_decision(KILL),
         Instruction(LOAD, 0, 0, OFFSET_NUMBER),
-        *search.instructions(),
+        *search.list_instructions(),
     ]
 
 
-def _intervals(
+def _merge_intervals(
     rules: Mapping[int, Rule], otherwise: int, first_foreign: int
 ) -> list[tuple[int, Rule]]:
     """Merge neighbours with one rule: (first number, rule), from number 0 upwards."""
     intervals: list[tuple[int, Rule]] = [(0, rules.get(0, otherwise))]
-    edges = sorted({edge for number in rules for edge in (number, number + 1)})
-    for edge in edges:
+    for edge in sorted({edge for number in rules for edge in (number, number + 1)}):
         rule = rules.get(edge, KILL if edge >= first_foreign else otherwise)
         if rule != intervals[-1][1]:
             intervals.append((edge, rule))
@@ -118,10 +98,10 @@ def _intervals(
 
 
 class _Search:
-    """A binary search, written from its end, so that what a jump leads to is always there.
+    """A binary search, written from its end, so that the target of each jump exists already.
 
-    Every decision is written once, however many numbers it is for. A position is how many
-    instructions follow from it to the end.
+    Every decision is written once, however many numbers it is for. A position is the number of
+    instructions from it to the end.
     """
 
     def __init__(self) -> None:
@@ -129,11 +109,11 @@ class _Search:
         self._positions: dict[Rule, int] = {}
 
     def add(self, intervals: Sequence[tuple[int, Rule]]) -> int:
-        """Write the search through the intervals; its position."""
+        """Write the search through the intervals and return its position."""
         first, rule = intervals[len(intervals) // 2]
         if len(intervals) == 1:
             if rule not in self._positions:
-                block = [give(rule)] if isinstance(rule, int) else rule.assemble()
+                block = [_return_decision(rule)] if isinstance(rule, int) else rule.assemble()
                 self._reversed += reversed(block)
                 self._positions[rule] = len(self._reversed)
             return self._positions[rule]
@@ -151,10 +131,10 @@ class _Search:
         self._reversed.append(Instruction(JUMP, 0, 0, distance))
         return len(self._reversed)
 
-    def instructions(self) -> list[Instruction]:
-        """Everything, in the order in which it runs."""
+    def list_instructions(self) -> list[Instruction]:
+        """Return all instructions in the order in which they run."""
         return self._reversed[::-1]
 
 
-def _load_argument(index: int) -> Instruction:
-    return Instruction(LOAD, 0, 0, OFFSET_ARGUMENTS + 8 * index)
+def _return_decision(decision: int) -> Instruction:
+    return Instruction(RETURN, 0, 0, decision)

@@ -1,14 +1,13 @@
-"""Runs free-form tests in a locked fork of the judge and asks the candidate by message.
+"""Runs free-form tests in a locked fork of the judge and calls the candidate by message.
 
 The tests are Python that the task's author wrote. A name that they use and that Python does
-not know becomes a function that sends its arguments to the candidate's process and brings
-back a copy of the result. A name that a test does not only call becomes a copy of what it
-stands for when the test begins, if that is a value that can cross; but `math.pi` is the standard
-module's. So tests can call functions and read constants; they cannot reach into a candidate's
-classes or pass functions to it.
+not define becomes a function that sends its arguments to the candidate's process and returns a
+copy of the result. A name that a test does not only call becomes a copy of its value when the
+test begins, if that value can cross; but `math.pi` is the standard module's. So tests can call
+functions and read constants; they cannot reach into a candidate's classes or pass functions.
 
 A list, dict or set that a function changed in place is changed in the test as well, from the
-next statement on: else `f(x) == sorted(x)` would be passed by a function that empties `x`.
+next statement on. Otherwise a function that empties `x` would pass `f(x) == sorted(x)`.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
-from .comparison import matches
+from .candidate_report import FORGED
 from .encoding import Encoded, Opaque, Tagged, decode, dump, encode, parse
+from .equality import matches
 from .frames import FrameTooLong, pack, read_frame, write_all
-from .report import FORGED
 from .supervision import PARTNER_DESCRIPTOR
-from .untrusted import Attempt, describe
+from .untrusted import Attempt, describe_error
 
 _CANDIDATE_DESCRIPTOR = PARTNER_DESCRIPTOR + 1
-_SETTLE = "settle changes"
-"""No name that a test can spell."""
+_APPLY_CHANGES = "apply changes"
+"""Not a name that a test can spell."""
 
 
 class CandidateGone(BaseException):
-    """The candidate will not answer any more; the message is the reason in a judge's report."""
+    """The candidate will not answer again; the message is the reason in a judge's report."""
 
 
 class Candidate:
-    """The candidate's process, as seen from the tests."""
+    """The candidate's process, as the tests reach it; it may send `limit` bytes altogether."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -51,11 +50,11 @@ class Candidate:
         self._changes: list[tuple[Any, Any]] = []
 
     def call(self, function: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Encoded:
-        """Call a function there; the result is still encoded.
+        """Call a function there and return its result, still encoded.
 
         Raises:
-            CandidateGone: it ended, flooded us, or broke the protocol.
-            Exception: the exception that it raised, as what tests can catch it as.
+            CandidateGone: the candidate ended, sent too much, or broke the protocol.
+            Exception: the exception that the function raised, as tests can catch it.
         """
         request = dump(
             [
@@ -71,11 +70,11 @@ class Candidate:
                 return result
             case ["raise", str() as error, str() as text, str() as kind]:
                 raise self._rebuild(error, text, kind)
-            case other:
-                return self._stop(other)
+            case _:
+                return self._give_up("malformed")
 
     def fetch(self, name: str) -> Any:
-        """A copy of what a name there stands for; for what cannot cross, a function that calls it.
+        """Copy the value of a name there; if it cannot cross, return a function that calls it.
 
         Raises:
             CandidateGone: as for `call`.
@@ -84,33 +83,33 @@ class Candidate:
         match self._exchange(dump([name, None, []])):
             case ["value", encoded]:
                 value = self._decode(encoded)
-                return partial(self.value, name) if isinstance(value, Opaque) else value
+                return partial(self.call_and_decode, name) if isinstance(value, Opaque) else value
             case ["raise", *_]:
                 raise NameError(name)
-            case other:
-                return self._stop(other)
+            case _:
+                return self._give_up("malformed")
 
-    def value(self, function: str, *arguments: Any, **keywords: Any) -> Any:
+    def call_and_decode(self, function: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a function there and rebuild its result here."""
         result = self.call(function, arguments, keywords)
         match result:
             case Tagged(tag="items", payload=str() as following):
-                return self._go_through(following)
+                return self._iterate(following)
             case _:
                 return self._decode(result)
 
-    def settle(self) -> None:
-        """Let the tests see what calls have changed in place."""
+    def apply_changes(self) -> None:
+        """Apply to the tests' values what calls have changed in place."""
         for argument, changed in self._changes:
             argument.clear()
             (argument.extend if type(argument) is list else argument.update)(changed)
         self._changes.clear()
 
-    def _go_through(self, following: str) -> Iterator[Any]:
-        # NOTE: one by one, because there may be no end, and what comes next may raise.
+    def _iterate(self, following: str) -> Iterator[Any]:
+        # NOTE: one by one, because there may be no end, and the next item may raise.
         while True:
             try:
-                item = self.value(following)
+                item = self.call_and_decode(following)
             except StopIteration:
                 return
             yield item
@@ -118,7 +117,7 @@ class Candidate:
     def _exchange(self, request: bytes) -> Encoded:
         if self.gone is not None:
             raise self.gone
-        # NOTE: one that has ended may have said why before.
+        # NOTE: a candidate that has ended may have sent the reason before.
         with contextlib.suppress(ConnectionError):
             write_all(_CANDIDATE_DESCRIPTOR, pack(request))
         try:
@@ -129,19 +128,17 @@ class Candidate:
             self._give_up("output")
         self._limit -= len(frame)
         try:
-            return parse(frame)
+            answer = parse(frame)
         except FORGED:
             self._give_up("malformed")
-
-    def _stop(self, frame: Encoded) -> NoReturn:
-        match frame:
+        match answer:
             case ["load", str() as error, str() as text]:
                 self.error, self.text = error, text
-                self._give_up("load")
+                return self._give_up("load")
             case ["output"]:
-                self._give_up("output")
+                return self._give_up("output")
             case _:
-                self._give_up("malformed")
+                return answer
 
     def _note_change(self, argument: Any, copy: Encoded) -> None:
         if type(argument) not in (list, dict, set):
@@ -182,28 +179,27 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
 
     Args:
         tests: `["assert", source]`, or `["call", function, arguments, expected]`, encoded.
-        limit: bytes that the candidate may send altogether.
+        limit: most bytes that the candidate may send altogether.
     """
     candidate = Candidate(limit)
-    sources = [ast.parse(test[1]) for test in tests if test[0] == "assert"]
-    borrowed = {name: partial(candidate.value, name) for name in _free_names(sources)}
+    nodes = [node for test in tests if test[0] == "assert" for node in ast.walk(ast.parse(test[1]))]
+    borrowed = {name: partial(candidate.call_and_decode, name) for name in _find_free_names(nodes)}
     names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins, **borrowed}
-    names.update(_standard_modules(sources))
-    names[_SETTLE] = candidate.settle
+    names.update(_import_standard_modules(nodes))
+    names[_APPLY_CHANGES] = candidate.apply_changes
     for test in tests:
         attempt = Attempt()
-        failed = False
+        passed = False
         with attempt:
-            failed = not _run_test(test, candidate, names, borrowed)
+            passed = _run_test(test, candidate, names, borrowed)
         if candidate.gone is not None:
             _send(["stop", str(candidate.gone), candidate.error, candidate.text])
             os._exit(0)
         if attempt.error is None:
-            _send(["test", "failed" if failed else "passed", "", ""])
-        elif isinstance(attempt.error, AssertionError):
-            _send(["test", "failed", *describe(attempt.error)])
+            _send(["test", "passed" if passed else "failed", "", ""])
         else:
-            _send(["test", "error", *describe(attempt.error)])
+            verdict = "failed" if isinstance(attempt.error, AssertionError) else "error"
+            _send(["test", verdict, *describe_error(attempt.error)])
     _send(["end"])
     os._exit(0)
 
@@ -211,10 +207,11 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
 def _run_test(
     test: list[Encoded], candidate: Candidate, names: dict[str, Any], borrowed: dict[str, Any]
 ) -> bool:
+    """Run one test and return whether it passed; a failed assertion raises."""
     if test[0] == "assert":
         tree = ast.parse(test[1])
-        _borrow(_names_not_called(tree), candidate, names, borrowed)
-        _settle_between(tree)
+        _borrow_names(_find_values(tree), candidate, names, borrowed)
+        tree = ast.fix_missing_locations(_InsertChanges().visit(tree))
         exec(compile(tree, "<test>", "exec", dont_inherit=True), names)
         return True
     _, function, arguments, expected = test
@@ -222,18 +219,11 @@ def _run_test(
     return matches(decode(expected), result)
 
 
-def _free_names(sources: list[ast.Module]) -> Iterator[str]:
-    for source in sources:
-        for node in ast.walk(source):
-            if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
-                yield node.id
-
-
-def _borrow(
-    wanted: set[str], candidate: Candidate, names: dict[str, Any], borrowed: dict[str, Any]
+def _borrow_names(
+    values: set[str], candidate: Candidate, names: dict[str, Any], borrowed: dict[str, Any]
 ) -> None:
-    """Replace names that no test has made its own by what they stand for now."""
-    for name in wanted:
+    """Replace names that no test has assigned by their values in the candidate's process."""
+    for name in values:
         if names.get(name) is not borrowed.get(name):
             continue
         names.pop(name, None)
@@ -243,51 +233,51 @@ def _borrow(
             names[name] = borrowed[name] = candidate.fetch(name)
 
 
-def _names_not_called(source: ast.Module) -> set[str]:
+def _find_free_names(nodes: Iterable[ast.AST]) -> set[str]:
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return {name for name in names if not hasattr(builtins, name)}
+
+
+def _find_values(source: ast.Module) -> set[str]:
+    """Return the free names that a test does not only call, and does not assign."""
     nodes = list(ast.walk(source))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    names = [node for node in nodes if isinstance(node, ast.Name) and id(node) not in called]
-    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return {node.id for node in names} & set(_free_names([source])) - own
+    not_called = [node for node in nodes if id(node) not in called]
+    return _find_free_names(not_called) - _find_assigned_names(nodes)
 
 
-def _standard_modules(sources: list[ast.Module]) -> Iterator[tuple[str, types.ModuleType]]:
-    """Modules that tests use without an import, as if the candidate's imports were theirs."""
-    nodes = [node for source in sources for node in ast.walk(source)]
-    own = {node.id for node in nodes if isinstance(node, ast.Name) and _is_set(node)}
+def _find_assigned_names(nodes: Iterable[ast.AST]) -> set[str]:
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+
+
+def _import_standard_modules(nodes: list[ast.AST]) -> Iterator[tuple[str, types.ModuleType]]:
+    """Import modules that tests use without an import, as if they had the candidate's imports."""
+    offered = sys.stdlib_module_names - _find_assigned_names(nodes)
     for node in nodes:
         match node:
-            case ast.Attribute(value=ast.Name(id=name)) if name in sys.stdlib_module_names - own:
+            case ast.Attribute(value=ast.Name(id=name)) if name in offered:
                 with contextlib.suppress(ImportError):
                     yield name, importlib.import_module(name)
             case _:
                 pass
 
 
-def _is_set(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
+class _InsertChanges(ast.NodeTransformer):
+    """Inserts a call of `apply_changes` before each statement."""
 
-
-def _settle_between(tree: ast.Module) -> None:
-    """Let changes in place be seen from each statement on."""
-    settle = ast.Expr(ast.Call(ast.Name(_SETTLE, ast.Load()), [], []))
-    for node in list(ast.walk(tree)):
-        for field in ("body", "orelse", "finalbody"):
-            statements = getattr(node, field, None)
-            if isinstance(statements, list):
-                statements[:] = list(_with_before_each(settle, statements))
-    ast.fix_missing_locations(tree)
-
-
-def _with_before_each(settle: ast.stmt, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in statements:
-        match statement:
+    def visit(self, node: ast.AST) -> Any:
+        """Return the node, or the call and the node."""
+        self.generic_visit(node)
+        match node:
             case ast.Expr(value=ast.Constant()) | ast.ImportFrom(module="__future__"):
                 # NOTE: these must come first.
-                pass
+                return node
+            case ast.stmt():
+                call = ast.Call(ast.Name(_APPLY_CHANGES, ast.Load()), [], [])
+                return [ast.Expr(call), node]
             case _:
-                yield settle
-        yield statement
+                return node
 
 
 def _send(frame: list[Encoded]) -> None:

@@ -1,4 +1,4 @@
-"""What zygote and judge share: getting locked in, reporting it, and serving the trainer."""
+"""Common part of zygote and judge: lock the process, report it, and serve the trainer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 import sys
 from collections.abc import Callable
 
-from .enclosure import OPEN_FILES, Enclosure, StepFailed, enclose, stay_open
+from .enclosure import OPEN_FILES, Enclosure, StepFailed, enclose
 from .frames import pack, read_exactly
 from .modules import preload
 from .supervision import TrainerGone
 
 CONTROL_DESCRIPTOR = OPEN_FILES - 1
-"""The last one, so that the first one is free for what a request brings."""
+"""The last one, so that the first one is free for the descriptor of a request."""
 
 
 def receive_with_descriptor(control: socket.socket, size: int) -> tuple[bytes, int]:
@@ -38,15 +38,15 @@ def serve(
     answer: Callable[[socket.socket, Enclosure], None],
     prepare: Callable[[], None],
 ) -> None:
-    """Lock this process in, say so, and answer requests until the trainer has gone.
+    """Lock this process, report that, and answer requests until the trainer has gone.
 
     The first message is a JSON object: `layers`, or `failed` with the step and the reason.
 
     Args:
         descriptor: socket to the trainer.
-        parent: process id of the trainer.
-        isolated: False locks nothing in and takes limits alone.
-        modules: names of modules to load, each followed by the folder of its top package.
+        parent: see `enclose`.
+        isolated: see `enclose`.
+        modules: names of modules to load, each followed by the directory of its top package.
         answer: handles one request; raises EOFError when there will be no more.
         prepare: called once, before anything is locked.
     """
@@ -57,21 +57,21 @@ def serve(
     step = "modules"
     try:
         preload(modules)
-        # NOTE: after the modules, of which some print when they are loaded.
+        # NOTE: after the modules, some of which print when they are loaded.
         step = "prepare"
         prepare()
         os.environ.clear()
         sys.argv[:] = ["sandbox"]
         step = "enclosure"
-        enclosure = enclose(control, parent) if isolated else stay_open(parent)
+        enclosure = enclose(control, parent, isolated)
     except StepFailed as failure:
-        _report_failure(control, str(failure))
+        _send_json(control, {"failed": str(failure)})
         return
     except Exception as error:
-        # Nobody foresaw it, and its traceback has nowhere to go.
-        _report_failure(control, f"{step}: {error!r}")
+        # NOTE: an unforeseen error, whose traceback has nowhere to go.
+        _send_json(control, {"failed": f"{step}: {error!r}"})
         raise
-    control.sendall(pack(json.dumps({"layers": enclosure.layers}).encode()))
+    _send_json(control, {"layers": enclosure.layers})
     # NOTE: frozen objects are not touched by a child's collector, so their pages stay shared.
     gc.collect()
     gc.disable()
@@ -83,5 +83,5 @@ def serve(
         return
 
 
-def _report_failure(control: socket.socket, reason: str) -> None:
-    control.sendall(pack(json.dumps({"failed": reason}).encode()))
+def _send_json(control: socket.socket, message: dict[str, object]) -> None:
+    control.sendall(pack(json.dumps(message).encode()))

@@ -1,8 +1,8 @@
-"""Locks a process of the sandbox in, layer by layer, before it meets any candidate.
+"""Locks a process of the sandbox, layer by layer, before it meets any candidate.
 
-Required are pidfd, `no_new_privs`, the limits and seccomp, which is tried and not asked for:
-without one of them the process ends and names the step. Namespaces, Landlock and the user
-`nobody` are added wherever the kernel and the container let them.
+Required are pidfd, `no_new_privs`, the limits and seccomp, whose filter is tried out: without one
+of them the process ends and names the step. Namespaces, Landlock and the user `nobody` are added
+wherever the kernel and the container allow them.
 """
 
 from __future__ import annotations
@@ -17,50 +17,66 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import linux
-from .policy import candidate_filter
-from .syscalls import MACHINES
+from .syscalls import MACHINES, build_candidate_filter
 
 NOBODY = 65534
 OPEN_FILES = 16
-_APART = (
-    linux.CLONE_NEWNS
-    | linux.CLONE_NEWNET
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWCGROUP
-)
+_NAMESPACES = (
+    linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
+)  # fmt: skip
+_NOT_LOADED, _FILE_OPENED, _SOCKET_OPENED = 3, 4, 5
+_TRIAL_FAILURES = {
+    _NOT_LOADED: "the kernel or the container refuses to load a filter",
+    _FILE_OPENED: "a locked process could open a file",
+    _SOCKET_OPENED: "a locked process could open a socket",
+}
 
 
 class StepFailed(Exception):
-    """A required step of the lockdown is not to be had here."""
+    """A required step of the lockdown is not possible on this machine."""
 
     def __init__(self, step: str, reason: object) -> None:
         super().__init__(f"{step}: {reason}")
 
 
 class Enclosure(NamedTuple):
-    """What a locked process goes on with."""
+    """Isolation of a locked process."""
 
     layers: tuple[str, ...]
     seccomp: linux.Filter | None
-    """To be loaded by every fork that runs a candidate or a test; None locks nothing in."""
+    """Filter for every fork that runs a candidate or a test; None for no isolation."""
 
 
-def enclose(control: socket.socket, parent: int) -> Enclosure:
-    """Lock this process in; returns in another process (the first of its own pid namespace).
+def enclose(control: socket.socket, parent: int, isolated: bool) -> Enclosure:
+    """Lock this process; return in another process, the first of its own pid namespace.
 
     Args:
         control: socket to the trainer.
         parent: process id of the trainer, which must still be the parent.
+        isolated: False sets limits alone, for code that may do whatever the trainer may.
 
     Raises:
         StepFailed: a required layer is missing.
     """
-    _end_with(parent)
-    seccomp = _build_filter()
+    _die_with(parent)
+    seccomp = _build_filter() if isolated else None
     _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
-    _mute()
+    _silence_standard_streams()
+    layers = _drop_rights(control) if isolated else []
+    _require("limits", _set_limits)
+    layers.append("limits")
+    # NOTE: without isolation and root, this alone keeps the judge's memory from the candidates.
+    linux.set_dumpable(False)
+    if seccomp is not None:
+        linux.die_with_parent()
+        _try_filter(seccomp)
+        layers.append("seccomp")
+    return Enclosure(tuple(layers), seccomp)
+
+
+def _drop_rights(control: socket.socket) -> list[str]:
+    """Add every layer around the filter that is possible here, and return their names."""
     layers: list[str] = []
     started_as_root = os.getuid() == 0
     if _enter_namespaces(control):
@@ -71,55 +87,25 @@ def enclose(control: socket.socket, parent: int) -> Enclosure:
         layers.append("nobody")
     linux.drop_bounding_set()
     linux.drop_capabilities()
-    layers.append("no-capabilities")
-    layers.append("no-new-privileges")
     _require("no_new_privs", linux.forbid_new_privileges)
-    version = linux.landlock_version()
+    layers += ["no-capabilities", "no-new-privileges"]
+    version = linux.get_landlock_version()
     if version:
-        _require("landlock", lambda: linux.landlock_deny_everything(version))
+        _require("landlock", lambda: linux.deny_everything_by_landlock(version))
         layers.append(f"landlock-{version}")
-    _require("limits", _limit)
-    layers.append("limits")
-    linux.set_dumpable(False)
-    linux.die_with_parent()
-    _try_filter(seccomp)
-    layers.append("seccomp")
-    return Enclosure(tuple(layers), seccomp)
+    return layers
 
 
-def stay_open(parent: int) -> Enclosure:
-    """Take limits and nothing else: for code that may do whatever the trainer may.
-
-    Args:
-        parent: process id of the trainer, which must still be the parent.
-
-    Raises:
-        StepFailed: a limit cannot be had.
-    """
-    _end_with(parent)
-    _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
-    _mute()
-    _require("limits", _limit)
-    # NOTE: where the trainer is not root, this keeps the judge's memory from the candidates.
-    linux.set_dumpable(False)
-    return Enclosure(("limits",), None)
-
-
-def within_hard_limit(kind: int, amount: int) -> int:
-    """The amount, or less where the shell that started all this allows no more.
-
-    Args:
-        kind: one of `resource.RLIMIT_*`.
-        amount: what is wanted of it.
-    """
+def cap_at_hard_limit(kind: int, amount: int) -> int:
+    """Return the amount, or the hard limit of a `resource.RLIMIT_*` where that is lower."""
     hard = resource.getrlimit(kind)[1]
     return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
 
 
-def _end_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     linux.die_with_parent()
     if os.getppid() != parent:
-        # The trainer died before the line above, so no signal will come.
+        # NOTE: the trainer died before the line above, so no signal will come.
         os._exit(0)
 
 
@@ -133,13 +119,12 @@ def _require(step: str, action: Callable[[], None]) -> None:
 def _build_filter() -> linux.Filter:
     machine = os.uname().machine
     if machine not in MACHINES or sys.maxsize < 2**32:
-        known = ", ".join(MACHINES)
-        raise StepFailed("seccomp", f"no system call table for {machine}; there is one for {known}")
-    return linux.Filter(candidate_filter(MACHINES[machine]))
+        names = ", ".join(MACHINES)
+        raise StepFailed("seccomp", f"no system call table for {machine}; there is one for {names}")
+    return linux.Filter(build_candidate_filter(MACHINES[machine]))
 
 
-def _mute() -> None:
-    """Point the standard streams nowhere."""
+def _silence_standard_streams() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -147,31 +132,31 @@ def _mute() -> None:
 
 
 def _enter_namespaces(control: socket.socket) -> bool:
-    """Try as root, then as an ordinary user; each is tried in a fork first.
+    """Enter new namespaces, as root or else as an ordinary user; return whether that worked.
 
-    A container may allow `unshare` and refuse the mounts after it, which would leave this
-    process half way.
+    Each way is tried in a fork first: a container may allow `unshare` and refuse the mounts after
+    it, which would leave this process half way.
     """
-    for attempt in (_as_root, _as_user) if os.getuid() == 0 else (_as_user,):
-        if _succeeds(attempt):
-            attempt()
+    for enter in (_enter_as_root, _enter_as_user) if os.getuid() == 0 else (_enter_as_user,):
+        if _succeeds_in_fork(enter):
+            enter()
             _become_first_process(control)
             return True
     return False
 
 
-def _as_root() -> None:
-    linux.unshare(_APART)
+def _enter_as_root() -> None:
+    linux.unshare(_NAMESPACES)
     linux.enter_empty_root(b"/proc")
 
 
-def _as_user() -> None:
+def _enter_as_user() -> None:
     if os.getuid() == 0:
         _become_nobody()
-        # A change of user hands /proc/self, and with it the maps below, to root.
+        # NOTE: a change of user hands /proc/self, and with it the maps below, to root.
         linux.set_dumpable(True)
     user, group = os.getuid(), os.getgid()
-    linux.unshare(_APART | linux.CLONE_NEWUSER)
+    linux.unshare(_NAMESPACES | linux.CLONE_NEWUSER)
     for name, line in (
         ("setgroups", "deny"),
         ("uid_map", f"{NOBODY} {user} 1"),
@@ -182,7 +167,7 @@ def _as_user() -> None:
     linux.enter_empty_root(b"/proc")
 
 
-def _succeeds(action: Callable[[], None]) -> bool:
+def _succeeds_in_fork(action: Callable[[], None]) -> bool:
     child = os.fork()
     if child == 0:
         status = 1
@@ -195,7 +180,7 @@ def _succeeds(action: Callable[[], None]) -> bool:
 
 
 def _become_first_process(control: socket.socket) -> None:
-    """Go on in a child, since only children are in the new pid namespace."""
+    """Continue in a child, since only children are in the new pid namespace."""
     child = os.fork()
     if child == 0:
         linux.die_with_parent()
@@ -211,14 +196,14 @@ def _become_first_process(control: socket.socket) -> None:
 
 def _become_nobody() -> None:
     linux.drop_bounding_set()
-    # A container can take root's right to become somebody else.
+    # NOTE: a container can take root's right to become another user.
     with contextlib.suppress(PermissionError):
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _limit() -> None:
+def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(kind, (0, 0))
@@ -227,26 +212,19 @@ def _limit() -> None:
 
 
 def _try_filter(seccomp: linux.Filter) -> None:
-    """Load the filter in a fork and see it refuse a file and kill at a socket."""
+    """Load the filter in a fork, which must fail to open a file and die at a socket."""
     child = os.fork()
     if child == 0:
-        _break_out(seccomp)
+        _attempt_forbidden_calls(seccomp)
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
         return
-    reasons = {
-        _NOT_LOADED: "the kernel or the container refuses to load a filter",
-        _FILE_OPENED: "a locked process could open a file",
-        _SOCKET_OPENED: "a locked process could open a socket",
-    }
     code = os.waitstatus_to_exitcode(status)
-    raise StepFailed("seccomp", reasons.get(code, f"the trial process ended with status {code}"))
+    reason = _TRIAL_FAILURES.get(code, f"the trial process ended with status {code}")
+    raise StepFailed("seccomp", reason)
 
 
-_NOT_LOADED, _FILE_OPENED, _SOCKET_OPENED = 3, 4, 5
-
-
-def _break_out(seccomp: linux.Filter) -> None:
+def _attempt_forbidden_calls(seccomp: linux.Filter) -> None:
     try:
         seccomp.load()
     except OSError:

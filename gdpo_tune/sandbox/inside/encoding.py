@@ -1,9 +1,9 @@
-"""Python values as tagged JSON: how arguments and results travel between processes.
+"""Tagged JSON: the form of arguments and results between processes.
 
 A list, a string, a boolean, None, an integer below 2^53 and a finite float are themselves; every
-other value is an object with one key, its tag. Only exact built-in types cross, so neither a
-method nor an `__eq__` of a candidate ever runs outside of its own process. Reading never
-builds a table from foreign keys, whose collisions could stall the reader.
+other value is an object with one key, its tag. Only exact built-in types cross, so no method of a
+candidate, `__eq__` included, ever runs outside of its own process. Reading never builds a table
+from foreign keys, whose collisions could stall the reader.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import sys
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
 MAX_DEPTH = 100
 _EXACT_IN_JSON = 2**53
 
 Encoded: TypeAlias = Any
-"""What `json` writes and reads; nested lists and scalars, with objects as `Tagged`."""
+"""Nested lists and scalars as `json` writes and reads them, with objects as `Tagged`."""
 
 
 class Tagged(NamedTuple):
-    """An object of the tagged JSON, as `parse` returns it."""
+    """An object of tagged JSON, as `parse` returns it."""
 
     tag: str
     payload: Any
 
 
 class Opaque:
-    """Stands for a value that cannot cross: equal to nothing, not even to itself."""
+    """Replacement of a value that cannot cross: equal to nothing, not even to itself."""
 
     _type_name = "value"
 
@@ -40,17 +40,15 @@ class Opaque:
         self._type_name = type_name
 
     def __eq__(self, other: object) -> bool:
-        """False, because nobody here can tell."""
+        """Return False, because this process cannot know."""
         return False
 
     __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say why a test finds nothing here."""
-        raise AttributeError(
-            f"{name!r} of a {self._type_name}, which stays in the candidate's process: tests are "
-            "given built-in values alone"
-        )
+        """Refuse with the reason why a test finds no attribute."""
+        reason = "which stays in the candidate's process: tests get built-in values alone"
+        raise AttributeError(f"{name!r} of a {self._type_name}, {reason}")
 
 
 def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
@@ -59,8 +57,8 @@ def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
     Args:
         value: anything. Instances of a subclass of a built-in type become the built-in value;
             unless `strict`, numpy's scalars and arrays become numbers and lists.
-        strict: whether a value without an encoding is an error; else it becomes opaque.
-        depth: how many containers are around it.
+        strict: refuse a value without an encoding; else it becomes opaque.
+        depth: number of containers around it.
 
     Raises:
         ValueError: containers nested more than `MAX_DEPTH` deep, or in a circle.
@@ -79,43 +77,35 @@ def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
             return encode(base(value), strict=strict, depth=depth)
     if strict:
         raise TypeError(f"a value of type {kind.__name__} cannot be sent to the sandbox")
-    plain = _without_numpy(value)
-    if type(plain) is not kind:
-        return encode(plain, depth=depth)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
+        plain = cast("Any", value).tolist()
+        # NOTE: a longdouble has no Python form and stays as it is.
+        if type(plain) is not kind:
+            return encode(plain, depth=depth)
     return {"opaque": str(kind.__name__)[:80]}
 
 
-def _without_numpy(value: Any) -> object:
-    """The Python value of a scalar, the nested lists of an array; anything else is itself."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
-        return value.tolist()
-    return value
-
-
 def dump(encoded: Encoded) -> bytes:
-    """The bytes of an encoded value, or of a list that holds some."""
+    """Return the bytes of an encoded value, or of a list that holds some."""
     return _ENCODER.encode(encoded).encode()
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
-
 def parse(data: bytes) -> Encoded:
-    """Read what `dump` wrote; every object becomes `Tagged`.
+    """Read the bytes that `dump` returns; every object becomes `Tagged`.
 
     Raises:
-        ValueError: not tagged JSON.
+        ValueError: this is not tagged JSON.
         RecursionError: nested too deeply.
     """
     return _DECODER.decode(data.decode("ascii"))
 
 
 def decode(encoded: Encoded) -> Any:
-    """Rebuild the value; only for data of a trusted sender, or in a locked process.
+    """Rebuild a value; only for data of a trusted sender, or in a locked process.
 
     Raises:
-        ValueError, TypeError: not an encoded value.
+        ValueError, TypeError: this is not an encoded value.
     """
     if isinstance(encoded, Tagged):
         decoder = _DECODERS.get(encoded.tag)
@@ -128,20 +118,15 @@ def decode(encoded: Encoded) -> Any:
 
 
 def decode_parts(payload: Encoded) -> tuple[Any, Any]:
-    """The two numbers of a complex number or a fraction.
-
-    Raises:
-        ValueError, TypeError: there are not two, or one is no plain number.
-    """
+    """Return the two numbers of a complex number or a fraction; refuse anything else."""
     first, second = payload
     for part in (first, second):
-        # NOTE: looked at before it is decoded, because a set in its place would be built.
-        if not (type(part) in (int, float) or (type(part) is Tagged and part.tag in _NUMBERS)):
+        # NOTE: checked before it is decoded, because a set in its place would be built.
+        if type(part) not in (int, float) and not (
+            type(part) is Tagged and part.tag in ("int", "float")
+        ):
             raise TypeError(f"a number is made of numbers, not of a {type(part).__name__}")
     return decode(first), decode(second)
-
-
-_NUMBERS = ("int", "float")
 
 
 _Inner: TypeAlias = Callable[[object], Encoded]
@@ -152,10 +137,6 @@ def _encode_int(value: int, inner: _Inner) -> Encoded:
     return value if -_EXACT_IN_JSON < value < _EXACT_IN_JSON else {"int": hex(value)}
 
 
-def _encode_float(value: float, inner: _Inner) -> Encoded:
-    return value if math.isfinite(value) else {"float": repr(value)}
-
-
 def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
     # NOTE: sorted, so that the receiver's set does not depend on the sender's hash seed.
     return sorted((inner(value) for value in values), key=repr)
@@ -163,7 +144,7 @@ def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
 
 _ENCODERS: dict[type, Callable[[Any, _Inner], Encoded]] = {
     int: _encode_int,
-    float: _encode_float,
+    float: lambda value, inner: value if math.isfinite(value) else {"float": repr(value)},
     list: lambda value, inner: [inner(item) for item in value],
     tuple: lambda value, inner: {"tuple": [inner(item) for item in value]},
     dict: lambda value, inner: {"dict": [[inner(k), inner(v)] for k, v in value.items()]},
@@ -185,15 +166,11 @@ _BASES: tuple[type[Any], ...] = (
 )  # fmt: skip
 
 
-def _decode_pairs(payload: Any) -> dict[Any, Any]:
-    return {decode(key): decode(value) for key, value in payload}
-
-
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "int": lambda payload: int(payload, 16),
     "float": float,
     "tuple": lambda payload: tuple(decode(item) for item in payload),
-    "dict": _decode_pairs,
+    "dict": lambda payload: {decode(key): decode(value) for key, value in payload},
     "set": lambda payload: {decode(item) for item in payload},
     "frozenset": lambda payload: frozenset(decode(item) for item in payload),
     "bytes": bytes.fromhex,
@@ -207,14 +184,15 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _as_tagged(pairs: list[tuple[str, Any]]) -> Tagged:
+def _build_tagged(pairs: list[tuple[str, Any]]) -> Tagged:
     if len(pairs) != 1:
-        raise ValueError("an object of the tagged JSON has one key")
+        raise ValueError("an object of tagged JSON has one key")
     return Tagged(*pairs[0])
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no value of the tagged JSON")
+    raise ValueError(f"{name} is not a value of tagged JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_as_tagged, parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(object_pairs_hook=_build_tagged, parse_constant=_refuse_constant)

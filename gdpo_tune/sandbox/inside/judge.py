@@ -3,17 +3,17 @@
 A request brings one end of a candidate's socket and either expected values, with which the
 judge compares what it reads, or tests in Python, for which it forks a locked checker:
 
-    [bytes, "values", values]          what calls should return
-    [bytes, "streams", pairs]          what a program should print, and its tolerance
-    [bytes, "tests", tests, *limits]   see `checker.run` and `Allowance`
+    [bytes, "values", values]            expected results of calls
+    [bytes, "streams", pairs]            expected output of a program, and its tolerance
+    [bytes, "tests", tests, *allowance]  see `checker.run` and `Allowance`
 
-The first is what the candidate may send altogether. The answer is a report:
+The first field is the most that the candidate may send altogether. The answer is a report:
 
     started   the candidate was locked and about to read its job
     stop      why there are no more verdicts: load, output, ended, malformed, overload; or null
-    verdicts  one a test that has one
+    verdicts  one per test that has one
     memory    a test, or the code itself, ran out of memory
-    detail    untrusted text about the first test that was not passed
+    detail    untrusted text about the first test that did not pass
 """
 
 from __future__ import annotations
@@ -27,20 +27,18 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import checker
+from .candidate_report import CandidateReport, grade_frames, grade_output, grade_value
 from .control import receive_with_descriptor, serve
-from .enclosure import Enclosure, within_hard_limit
+from .enclosure import Enclosure, cap_at_hard_limit
 from .encoding import Encoded, decode, parse
-from .frames import HEADER, READY, FrameTooLong, pack, read_exactly, read_frame, write_all
-from .report import FORGED, Report, weigh_other, weigh_value
-from .streams import PRINTED
-from .supervision import Allowance, fork_limited, supervise
-from .tokens import same_output
+from .frames import HEADER, READY, Allowance, pack, read_exactly, read_frame, write_all
+from .supervision import fork_with_limits, supervise
 
 _MAX_REQUEST_BYTES = 1 << 30
-_PATIENCE = 5.0
+_COMPARISON_SECONDS = 5.0
 """CPU seconds for a job's comparisons: a hundred times what the longest honest answers take."""
 _MAX_MEMORY = 2 << 30
 
@@ -55,25 +53,28 @@ def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> No
 
 
 def _prepare() -> None:
-    signal.signal(signal.SIGPROF, _give_up)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = within_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    signal.signal(signal.SIGPROF, _raise_overload)
+    soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _give_up(number: int, frame: object) -> NoReturn:
+def _raise_overload(number: int, frame: object) -> NoReturn:
     raise Overload
 
 
 def _answer(control: socket.socket, enclosure: Enclosure) -> None:
     head, candidate = receive_with_descriptor(control, HEADER.size)
-    request = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
-    report = Report()
+    limit, kind, tests, *allowance = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
+    report = CandidateReport()
     receive = partial(os.read, candidate)
     try:
         if read_exactly(receive, len(READY)) == READY:
             report.started = True
-            _judge(request, candidate, report, control, enclosure)
+            if kind == "tests":
+                program = partial(checker.run, tests, limit)
+                _check(program, Allowance(*allowance), candidate, report, control, enclosure)
+            else:
+                _compare(receive, kind, tests, limit, report)
     except (EOFError, OSError):
         report.stop = "ended"
     finally:
@@ -81,69 +82,34 @@ def _answer(control: socket.socket, enclosure: Enclosure) -> None:
     write_all(control.fileno(), pack(json.dumps(asdict(report)).encode()))
 
 
-def _judge(
-    request: Encoded, candidate: int, report: Report, control: socket.socket, enclosure: Enclosure
+def _compare(
+    receive: Callable[[int], bytes], kind: str, tests: Encoded, limit: int, report: CandidateReport
 ) -> None:
-    limit, kind, tests, *limits = request
-    if kind == "tests":
-        _check(tests, limit, Allowance(*limits), candidate, report, control, enclosure)
-        return
-    weigh = weigh_value if kind == "values" else _weigh_output
-    expected = decode(tests) if kind == "values" else tests
-    # NOTE: counts CPU time, so that a slow candidate does not use it up.
-    signal.setitimer(signal.ITIMER_PROF, _PATIENCE)
+    expected, grade = (decode(tests), grade_value) if kind == "values" else (tests, grade_output)
+    # NOTE: this timer counts CPU time, so that a slow candidate does not use it up.
+    signal.setitimer(signal.ITIMER_PROF, _COMPARISON_SECONDS)
     try:
-        _compare(partial(os.read, candidate), expected, limit, report, weigh)
-    except FrameTooLong:
-        report.stop = "output"
+        grade_frames(receive, expected, limit, report, grade)
     except (Overload, MemoryError):
         report.stop = "overload"
-    except FORGED:
-        report.stop = "malformed"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _compare(
-    receive: Callable[[int], bytes],
-    expected: list[Any],
-    limit: int,
-    report: Report,
-    weigh: Callable[[Any, bytes, Report], None],
-) -> None:
-    for value in expected:
-        frame = read_frame(receive, limit)
-        limit -= len(frame)
-        weigh(value, frame, report)
-        if report.stop is not None:
-            return
-
-
-def _weigh_output(expected: Encoded, frame: bytes, report: Report) -> None:
-    if frame[:1] != PRINTED:
-        weigh_other(parse(frame), report)
-        return
-    text, tolerance = expected
-    same = same_output(text.encode(), frame[1:], tolerance)
-    report.add("passed" if same else "failed")
-
-
 def _check(
-    tests: list[Encoded],
-    printable: int,
+    program: Callable[[], NoReturn],
     allowance: Allowance,
     candidate: int,
-    report: Report,
+    report: CandidateReport,
     control: socket.socket,
     enclosure: Enclosure,
 ) -> None:
     receiving, sending = os.pipe()
-    program = partial(checker.run, tests, printable)
-    child = fork_limited(allowance, enclosure.seccomp, [sending, candidate], program)
+    child = fork_with_limits(allowance, enclosure.seccomp, [sending, candidate], program)
     os.close(sending)
     try:
         ending = supervise(child, allowance, control.fileno())
-        # NOTE: one that is killed at a limit may have sent some verdicts, and half of another.
+        # NOTE: a checker that is killed at a limit may have sent some verdicts, and half of one.
         with contextlib.suppress(*([EOFError] if ending.timed_out else [])):
             _read_verdicts(partial(os.read, receiving), report)
     finally:
@@ -152,8 +118,8 @@ def _check(
         report.stop = "overload"
 
 
-def _read_verdicts(receive: Callable[[int], bytes], report: Report) -> None:
-    # NOTE: now of the checker, whose tests have no verdict either if it ends before it is locked.
+def _read_verdicts(receive: Callable[[int], bytes], report: CandidateReport) -> None:
+    # NOTE: from here on of the checker: its tests have no verdict if it ends before it is locked.
     report.started = False
     report.started = read_exactly(receive, len(READY)) == READY
     while True:

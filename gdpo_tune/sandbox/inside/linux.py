@@ -1,4 +1,4 @@
-"""The kernel calls that Python does not offer, through ctypes; each raises OSError on refusal."""
+"""Kernel calls that Python does not offer, through ctypes; each raises OSError on refusal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from .bpf import Instruction
 from .syscalls import MACHINES
 
-CLONE_NEWNS = 0x00020000
-CLONE_NEWCGROUP = 0x02000000
-CLONE_NEWUTS = 0x04000000
-CLONE_NEWIPC = 0x08000000
-CLONE_NEWUSER = 0x10000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWNET = 0x40000000
-
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
+CLONE_NEWIPC, CLONE_NEWUSER = 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _SECCOMP_MODE_FILTER = 2
@@ -33,6 +28,9 @@ _PROT_READ, _MAP_PRIVATE, _MAP_FAILED = 1, 2, 2**64 - 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.capset.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.mount.argtypes = (*[ctypes.c_char_p] * 3, ctypes.c_ulong, ctypes.c_char_p)
 # NOTE: called in every fork, so what ctypes needs is made before, in memory that stays shared.
 _libc_prctl = _libc.prctl
 _libc_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
@@ -52,27 +50,27 @@ def _prctl(option: int, value: int = 0) -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the parent ends. Lost at a fork or a change of user: ask again after each."""
+    """Ask for SIGKILL when the parent ends; a fork or a change of user clears the request."""
     _prctl(_PR_SET_PDEATHSIG, 9)
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether processes of the same user may trace this one or read its /proc entries."""
+    """Set whether processes of the same user may trace this one or read its /proc entries."""
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
 def forbid_new_privileges() -> None:
-    """No program that this process runs can gain what it does not have."""
+    """Keep the programs that this process runs from gaining rights."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def drop_bounding_set() -> None:
-    """No program can give this process or its children a capability again."""
+    """Empty the bounding set, so that no program can bring a capability back."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             _prctl(_PR_CAPBSET_DROP, capability)
         except OSError as error:
-            # EINVAL ends the list of this kernel; EPERM: an ordinary user has none to drop.
+            # NOTE: EINVAL ends the list of this kernel; EPERM: an ordinary user has none to drop.
             if error.errno not in (errno.EINVAL, errno.EPERM):
                 raise
             return
@@ -80,8 +78,7 @@ def drop_bounding_set() -> None:
 
 def drop_capabilities() -> None:
     """Empty the permitted, effective and inheritable sets."""
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24))))
+    _check(_libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)))
 
 
 def unshare(flags: int) -> None:
@@ -91,40 +88,24 @@ def unshare(flags: int) -> None:
 
 def enter_empty_root(over: bytes) -> None:
     """Make an empty, read-only directory the root; `over` is any directory to mount it on."""
-    _mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
     guards = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-    _mount(b"none", over, b"tmpfs", guards, b"size=4k,nr_inodes=2,mode=0555")
+    _check(_libc.mount(b"none", over, b"tmpfs", guards, b"size=4k,nr_inodes=2,mode=0555"))
     os.chdir(over)
     number = MACHINES[os.uname().machine].numbers["pivot_root"]
     _check(_libc.syscall(ctypes.c_long(number), ctypes.c_char_p(b"."), ctypes.c_char_p(b".")))
-    _check(_libc.umount2(ctypes.c_char_p(b"."), ctypes.c_int(_MNT_DETACH)))
-    _mount(None, b"/", None, _MS_REMOUNT | _MS_RDONLY | guards, None)
+    _check(_libc.umount2(b".", _MNT_DETACH))
+    _check(_libc.mount(None, b"/", None, _MS_REMOUNT | _MS_RDONLY | guards, None))
     os.chdir("/")
 
 
-def _mount(
-    source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None
-) -> None:
-    _check(
-        _libc.mount(
-            ctypes.c_char_p(source),
-            ctypes.c_char_p(target),
-            ctypes.c_char_p(kind),
-            ctypes.c_ulong(flags),
-            ctypes.c_char_p(data),
-        )
-    )
+def get_landlock_version() -> int:
+    """Return the version of Landlock in this kernel; 0 where it is missing or switched off."""
+    return max(0, _create_landlock_rules(None, 0, _LANDLOCK_VERSION))
 
 
-def landlock_version() -> int:
-    """The version that this kernel speaks; 0 where Landlock is missing or switched off."""
-    none, zero = ctypes.c_void_p(None), ctypes.c_size_t(0)
-    number = ctypes.c_long(_NR_LANDLOCK_CREATE)
-    return max(0, _libc.syscall(number, none, zero, ctypes.c_uint(_LANDLOCK_VERSION)))
-
-
-def landlock_deny_everything(version: int) -> None:
-    """Refuse every file access, TCP port and outside signal that this version knows of.
+def deny_everything_by_landlock(version: int) -> None:
+    """Refuse every file access, TCP port and outside signal that this version controls.
 
     Source: Linux `include/uapi/linux/landlock.h`; rights were added in versions 2, 3 and 5,
     TCP in 4, scopes in 6.
@@ -135,17 +116,19 @@ def landlock_deny_everything(version: int) -> None:
         attributes += struct.pack("=Q", 3)
     if version >= 6:
         attributes += struct.pack("=Q", 3)
-    rules = _check(
-        _libc.syscall(
-            ctypes.c_long(_NR_LANDLOCK_CREATE),
-            ctypes.c_char_p(attributes),
-            ctypes.c_size_t(len(attributes)),
-            ctypes.c_uint(0),
-        )
-    )
+    rules = _check(_create_landlock_rules(attributes, len(attributes), 0))
     number = ctypes.c_long(_NR_LANDLOCK_RESTRICT)
     _check(_libc.syscall(number, ctypes.c_int(rules), ctypes.c_uint(0)))
     os.close(rules)
+
+
+def _create_landlock_rules(attributes: bytes | None, size: int, flags: int) -> int:
+    return _libc.syscall(
+        ctypes.c_long(_NR_LANDLOCK_CREATE),
+        ctypes.c_char_p(attributes),
+        ctypes.c_size_t(size),
+        ctypes.c_uint(flags),
+    )
 
 
 class Filter:
@@ -159,12 +142,12 @@ class Filter:
         self._address = ctypes.addressof(self._program)
 
     def load(self) -> None:
-        """Lock this process; needs `forbid_new_privileges` before. There is no way back."""
+        """Lock this process for good; requires `forbid_new_privileges` before."""
         _check(_libc_prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._address, 0, 0))
 
 
 class ReadOnly:
-    """A file in memory: a fork has nothing of it to copy, and cannot change it for others."""
+    """A mapped file in memory: a fork copies nothing of it, and cannot change it for others."""
 
     def __init__(self, descriptor: int) -> None:
         """Map the file and close the descriptor, the only way to write to it."""
@@ -180,5 +163,5 @@ class ReadOnly:
         return self._size
 
     def read(self, start: int, size: int) -> bytes:
-        """A copy of a part."""
+        """Return a copy of a part."""
         return ctypes.string_at(self._address + start, size)

@@ -1,7 +1,7 @@
-"""Runs one candidate on a service's machine, where this file arrives as text with its imports.
+"""Runner of one candidate on a service's machine, which gets this file as text with its imports.
 
-What is called answers in lines on standard output: the job's nonce, a space, and a frame as
-`candidate.py` writes it. A program answers with what it prints. Before either comes one line with
+Calls are answered in lines on standard output: the job's nonce, a space, and a frame as
+`zygote.py` writes it. A program answers with what it prints. Before either comes one line with
 
     ["begin"]  the interpreter works, and the code is about to be loaded
 
@@ -24,7 +24,7 @@ _THREAD_STACK = 8 << 20
 
 
 def main(job: str) -> None:
-    """Run a job: nonce, code, seed, the allowance of printed bytes, and calls or none."""
+    """Run a job: nonce, code, seed, most printed bytes, and calls or None."""
     nonce, code, seed, printable, calls = parse(job.encode())
     channel = _Channel(nonce)
     channel.send(dump(["begin"]))
@@ -42,7 +42,7 @@ def main(job: str) -> None:
 
 
 class _Channel:
-    """Standard output as it was at the start, whatever a candidate does to the present one."""
+    """Standard output as it was at the start, whatever a candidate does to it later."""
 
     def __init__(self, nonce: str) -> None:
         self._prefix = nonce.encode() + b" "
@@ -54,7 +54,7 @@ class _Channel:
 
 
 def _silence(channel: _Channel, printable: int) -> None:
-    """Count what a candidate prints; throw away what it writes past Python."""
+    """Count the bytes that a candidate prints; drop what it writes to the descriptors."""
 
     def end_at_limit() -> NoReturn:
         channel.send(dump(["output"]))

@@ -1,14 +1,14 @@
-"""Runs a candidate as a program: once a test, as `__main__`, on real descriptors 0 and 1.
+"""Runner of a candidate as a program: once per test, as `__main__`, on real descriptors 0 and 1.
 
 Both are files in memory that the zygote opened. Each test's input is appended to the one, and
-its output is whatever has been appended to the other, so that nothing is ever truncated and a
+its output is whatever was appended to the other, so that nothing is ever truncated and a
 program finds the right size of its first input. The kernel ends a process whose output reaches
-the limit of file sizes. Standard error goes nowhere. Answers are those of `candidate`, and
+the limit of file sizes. Standard error is dropped. Answers are those of `zygote`, and
 
-    > and bytes                    what the program printed before it ended as programs should
+    > and bytes                    printed output of a program that ended normally
 
-A locked process may have no threads. A program that starts one finds that its target runs at
-once and in the caller, which is all that the usual way to a deeper stack needs.
+A locked process may have no threads. When a program starts one, its target runs at once in the
+caller, which is enough for the usual recipe for a deeper stack.
 """
 
 from __future__ import annotations
@@ -29,22 +29,20 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .encoding import dump
-from .frames import write_all
+from .frames import PRINTED, write_all
 from .modules import seed_generators
 from .supervision import PARTNER_DESCRIPTOR
-from .untrusted import Attempt, describe, fresh_names
+from .untrusted import Attempt, create_module, describe_error
 
-PRINTED = b">"
-"""First byte of a frame of printed bytes; every other frame is JSON."""
 _INPUT, _OUTPUT = PARTNER_DESCRIPTOR + 1, PARTNER_DESCRIPTOR + 2
 _RECURSION_LIMIT = sys.getrecursionlimit()
-_known: dict[str, Any] = {}
-"""What belongs into `builtins`."""
+_builtins_before: dict[str, Any] = {}
+"""Contents of `builtins` before any program."""
 
 
 def prepare() -> None:
-    """Let the zygote do once what every program would have to."""
-    _known.update(builtins.__dict__)
+    """Do once in the zygote what every program would have to do."""
+    _builtins_before.update(builtins.__dict__)
     atexit.unregister(logging.shutdown)
 
 
@@ -53,12 +51,7 @@ def run(
 ) -> NoReturn:
     """Run the program on every input, answer each time, and end this process.
 
-    Args:
-        code: the program.
-        seed: seed of its generators, anew for each input.
-        printable: bytes that it may print altogether.
-        inputs: one a test.
-        send: takes a frame's payload.
+    It may print `printable` bytes altogether. Its generators are seeded again for each input.
     """
     loading = Attempt()
     program = None
@@ -66,14 +59,14 @@ def run(
         program = compile(code, "<solution>", "exec", dont_inherit=True)
     if program is None:
         assert loading.error is not None
-        send(dump(["load", *describe(loading.error)]))
+        send(dump(["load", *describe_error(loading.error)]))
         os._exit(0)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    _run_threads_in_their_caller()
-    _look_at_open_files()
+    _replace_threads()
+    _replace_fstat()
     for number, text in enumerate(inputs):
         _reset(seed, is_first=number == 0)
-        start = _begin(text)
+        start = _connect_streams(text)
         error = _run_once(program)
         size = os.lseek(_OUTPUT, 0, os.SEEK_END)
         if size > printable:
@@ -86,8 +79,8 @@ def run(
     os._exit(0)
 
 
-def _begin(text: str) -> int:
-    """Connect descriptors and streams; where the output will start."""
+def _connect_streams(text: str) -> int:
+    """Connect descriptors and streams to the input; return the offset of the output."""
     position = os.lseek(_INPUT, 0, os.SEEK_END)
     write_all(_INPUT, text.encode())
     os.lseek(_INPUT, position, os.SEEK_SET)
@@ -106,7 +99,7 @@ def _reset(seed: int, *, is_first: bool) -> None:
     if not is_first:
         # NOTE: not free, because it writes to the pages of every built-in object.
         builtins.__dict__.clear()
-        builtins.__dict__.update(_known)
+        builtins.__dict__.update(_builtins_before)
     sys.argv = ["solution"]
     sys.setrecursionlimit(_RECURSION_LIMIT)
     gc.enable()
@@ -114,9 +107,9 @@ def _reset(seed: int, *, is_first: bool) -> None:
 
 
 def _run_once(program: types.CodeType) -> list[str] | None:
-    """Run until nothing of the program is left; what it raised, if that is an error."""
+    """Run until nothing of the program is left; return type and text of its error, if any."""
     stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
-    names = fresh_names("__main__")
+    names = create_module("__main__")
     names["__file__"] = sys.argv[0]
     running = Attempt()
     with running:
@@ -128,8 +121,8 @@ def _run_once(program: types.CodeType) -> list[str] | None:
     error = _read_error(running.error)
     # NOTE: its frames hold the program's objects.
     running.error = None
-    # NOTE: a file that nobody closed writes what it has buffered, or closes its descriptor,
-    # which must not be the next test's.
+    # NOTE: an unclosed file writes its buffer, or closes its descriptor, when it is collected;
+    # that must not be the next test's descriptor.
     names.clear()
     sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
     gc.collect()
@@ -141,17 +134,17 @@ def _run_once(program: types.CodeType) -> list[str] | None:
 def _read_error(error: BaseException | None) -> list[str] | None:
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return None
-    return describe(error)
+    return describe_error(error)
 
 
-def _look_at_open_files() -> None:
-    """Let programs ask for the size of their input, as fast readers do."""
-    refused = os.fstat
+def _replace_fstat() -> None:
+    """Let programs read the size of their input, as fast readers do."""
+    original = os.fstat
 
     def fstat(descriptor: int) -> os.stat_result:
         # NOTE: the C library may ask by way of a path, which the filter cannot tell from a stat.
         with contextlib.suppress(PermissionError):
-            return refused(descriptor)
+            return original(descriptor)
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
         size = os.lseek(descriptor, 0, os.SEEK_END)
         os.lseek(descriptor, position, os.SEEK_SET)
@@ -160,25 +153,17 @@ def _look_at_open_files() -> None:
     os.fstat = fstat
 
 
-def _run_threads_in_their_caller() -> None:
-    """Every thread has ended when `start` returns."""
-    threading.Thread.start = _run_here
-    threading.Thread.join = _return_at_once
-    threading.Thread.is_alive = _is_never_alive
+def _replace_threads() -> None:
+    """Let `start` run a thread's target in the caller, so that it has ended when it returns."""
+    threading.Thread.start = _run_in_caller
+    threading.Thread.join = lambda self, timeout=None: None
+    threading.Thread.is_alive = lambda self: False
 
 
-def _run_here(self: threading.Thread) -> None:
+def _run_in_caller(self: threading.Thread) -> None:
     running = Attempt()
     with running:
         self.run()
     # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
     if running.error is not None and not isinstance(running.error, SystemExit):
         raise running.error
-
-
-def _return_at_once(self: threading.Thread, timeout: float | None = None) -> None:
-    pass
-
-
-def _is_never_alive(self: threading.Thread) -> bool:
-    return False

@@ -1,4 +1,4 @@
-"""What every run of a candidate's code shares: calls, what it raises, what it prints."""
+"""Common part of every run of a candidate's code: calls, exceptions, printed bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 from .encoding import Encoded, decode, dump, encode
 
 MODULE = "solution"
-"""What a candidate whose functions are called is named."""
+"""Name of the module of a candidate whose functions are called."""
 _MAX_TEXT = 200
 _CATCHABLE = frozenset(
     kind
@@ -34,8 +34,8 @@ class Attempt:
         return True
 
 
-def describe(error: BaseException) -> list[str]:
-    """Type and text of an exception; the text is empty if making it fails."""
+def describe_error(error: BaseException) -> list[str]:
+    """Return type and text of an exception; the text is empty if making it fails."""
     text = ""
     with Attempt():
         text = str(error)[:_MAX_TEXT]
@@ -43,8 +43,8 @@ def describe(error: BaseException) -> list[str]:
 
 
 def load(code: str, name: str) -> tuple[dict[str, Any], BaseException | None]:
-    """Run a candidate's code as a fresh module; its names, and what the code raised."""
-    names = fresh_names(name)
+    """Run a candidate's code as a fresh module; return its names and the exception, if any."""
+    names = create_module(name)
     loading = Attempt()
     with loading:
         exec(compile(code, f"<{name}>", "exec", dont_inherit=True), names)
@@ -52,16 +52,16 @@ def load(code: str, name: str) -> tuple[dict[str, Any], BaseException | None]:
 
 
 def load_solution(code: str, send: Callable[[bytes], None]) -> dict[str, Any] | None:
-    """Load the code whose functions will be called; if that fails, None and a frame with why."""
+    """Load code whose functions will be called; if that fails, send the reason, return None."""
     names, error = load(code, MODULE)
     if error is None:
         return names
-    send(dump(["load", *describe(error)]))
+    send(dump(["load", *describe_error(error)]))
     return None
 
 
 def run_calls(code: str, calls: list[Encoded], send: Callable[[bytes], None]) -> None:
-    """Load the code, make every call, and send what came of each."""
+    """Load the code, make every call, and send the frame of each."""
     names = load_solution(code, send)
     if names is None:
         return
@@ -69,13 +69,13 @@ def run_calls(code: str, calls: list[Encoded], send: Callable[[bytes], None]) ->
         send(call_function(names, function, arguments, {}, with_arguments=False))
 
 
-def fresh_names(module: str) -> dict[str, Any]:
-    """The names of a new module, which takes the place of any other that is called so."""
+def create_module(name: str) -> dict[str, Any]:
+    """Create a module, which replaces any other of that name, and return its names."""
     # NOTE: a real module, because dataclasses and typing look up a class's module by its name.
-    made = types.ModuleType(module)
-    names = made.__dict__
+    module = types.ModuleType(name)
+    names = module.__dict__
     names["__builtins__"] = builtins
-    sys.modules[module] = made
+    sys.modules[name] = module
     return names
 
 
@@ -87,20 +87,15 @@ def call_function(
     *,
     with_arguments: bool,
 ) -> bytes:
-    """Call one of the candidate's functions; the frame that tells what came of it.
+    """Call one of the candidate's functions with copies of the arguments; return the frame for it.
 
-    Args:
-        names: the candidate's module.
-        function: name of the function.
-        arguments: encoded; each call has copies of its own.
-        keywords: arguments by name.
-        with_arguments: whether the frame also holds the arguments as they are afterwards.
+    `with_arguments` adds the arguments after the call to the frame.
     """
 
     def call() -> list[Encoded]:
-        # NOTE: a test of one call means the candidate's own `sum` where there is one.
-        known = names if function in names else builtins.__dict__
-        target: Callable[..., object] = known[function]
+        # NOTE: a test of one call means the candidate's own `sum` where it defines one.
+        namespace = names if function in names else builtins.__dict__
+        target: Callable[..., object] = namespace[function]
         copies = [decode(argument) for argument in arguments]
         result = target(*copies, **keywords)
         value = encode(result)
@@ -110,41 +105,41 @@ def call_function(
             value = _keep_items(names, cast("Iterable[object]", result))
         return ["value", value, [encode(copy) for copy in copies]]
 
-    return _answer(call)
+    return _build_frame(call)
 
 
 def _keep_items(names: dict[str, Any], items: Iterable[object]) -> Encoded:
-    """Keep what cannot cross under a name that, when called, gives the next of its items."""
+    """Keep an iterable that cannot cross under a name whose call returns the next item."""
     following = iter(items).__next__
-    # NOTE: no name that code can spell.
+    # NOTE: not a name that code can spell.
     name = f"items {id(following)}"
     names[name] = following
     return {"items": name}
 
 
 def read_name(names: dict[str, Any], name: str) -> bytes:
-    """The frame that tells what one of the candidate's names stands for."""
-    return _answer(lambda: ["value", encode(names[name])])
+    """Return the frame for the value of one of the candidate's names."""
+    return _build_frame(lambda: ["value", encode(names[name])])
 
 
-def _answer(make: Callable[[], list[Encoded]]) -> bytes:
+def _build_frame(make: Callable[[], list[Encoded]]) -> bytes:
     attempt = Attempt()
     frame = b""
     with attempt:
         frame = dump(make())
     if attempt.error is not None:
-        return dump(["raise", *describe(attempt.error), _built_in(attempt.error)])
+        return dump(["raise", *describe_error(attempt.error), _find_built_in(attempt.error)])
     return frame
 
 
-def _built_in(error: BaseException) -> str:
-    """What a test can catch this exception as."""
+def _find_built_in(error: BaseException) -> str:
+    """Return the built-in class as which a test can catch this exception."""
     kinds = (kind for kind in type(error).__mro__ if kind in _CATCHABLE)
     return next(kinds, Exception).__name__
 
 
 class PrintedBytes(io.RawIOBase):
-    """Standard output and error of a candidate: counted, then forgotten."""
+    """Standard output and error of a candidate: counted, then dropped."""
 
     def __init__(self, at_limit: Callable[[], NoReturn]) -> None:
         super().__init__()
@@ -152,11 +147,11 @@ class PrintedBytes(io.RawIOBase):
         self._at_limit = at_limit
 
     def writable(self) -> bool:
-        """It is a stream to write to."""
+        """Return True."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """Count, and end the process at the limit."""
+        """Count the bytes, and end the process at the limit."""
         size = memoryview(data).nbytes
         self.left -= size
         if self.left < 0:
@@ -164,5 +159,5 @@ class PrintedBytes(io.RawIOBase):
         return size
 
     def as_text(self) -> io.TextIOWrapper:
-        """A text stream that ends here."""
+        """Return a text stream that writes to this one."""
         return io.TextIOWrapper(io.BufferedWriter(self), "utf-8", "backslashreplace")

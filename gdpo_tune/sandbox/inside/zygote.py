@@ -1,36 +1,114 @@
-"""The warm process that forks one locked child a candidate.
+"""The warm process that forks one locked child per candidate, and the work of that child.
 
-It never sees a job: the trainer hands it one end of a socket, and only the child reads from
-it. So nothing that a candidate sends, and no expected value, ever is in this process, whose
+The zygote never reads a job: the trainer sends it one end of a socket, and only the child reads
+from it. So nothing that a candidate sends, and no expected value, is ever in this process, whose
 memory every candidate inherits.
+
+In the child, descriptor 3 is the only connection. The job comes as one frame: code, seed, most
+printed bytes, then the calls, then the inputs of a program, see `streams`. Without calls and
+inputs, a checker sends one call after the other. Answers are frames too:
+
+    ["value", encoded]             result of a call, or value of a name
+    ["value", encoded, arguments]  the same for a checker, with the arguments after the call
+    ["raise", type, text, kind]    exception of a call, and the built-in class behind it
+    ["load", type, text]           the code itself raised; the last frame
+    ["output"]                     more was printed than allowed; the last frame
+
+None of this is trusted. A candidate can forge every frame, but a frame only carries values,
+and no expected value is in this process.
 """
 
 from __future__ import annotations
 
+import builtins
+import gc
+import io
 import os
 import socket
+import sys
+from typing import Any, NoReturn
 
-from . import candidate
+from . import streams
 from .control import receive_with_descriptor, serve
 from .enclosure import Enclosure
-from .frames import write_all
-from .supervision import Allowance, fork_limited, supervise
+from .encoding import decode, dump, parse
+from .frames import Allowance, Ending, pack, read_frame, write_all
+from .modules import seed_generators
+from .supervision import PARTNER_DESCRIPTOR, fork_with_limits, supervise
+from .untrusted import PrintedBytes, call_function, load_solution, read_name, run_calls
+
+_MAX_JOB_BYTES = 1 << 30
 
 
 def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
     """Fork for one request after the other until the trainer closes the socket."""
-    serve(descriptor, parent, isolated, modules, _answer, candidate.prepare)
+    serve(descriptor, parent, isolated, modules, _answer, _prepare)
 
 
 def _answer(control: socket.socket, enclosure: Enclosure) -> None:
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
-    allowance = Allowance.unpack(request)
+    allowance = Allowance(*Allowance.FORMAT.unpack(request))
     files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
-    child = fork_limited(allowance, enclosure.seccomp, [job, *files], candidate.run)
+    child = fork_with_limits(allowance, enclosure.seccomp, [job, *files], _run_candidate)
     for file in files:
         os.close(file)
     ending = supervise(child, allowance, control.fileno())
     # NOTE: not only closed: the judge must see the end even where the trainer has been forked.
     with socket.socket(fileno=job) as connection:
         connection.shutdown(socket.SHUT_RDWR)
-    write_all(control.fileno(), ending.pack())
+    write_all(control.fileno(), Ending.FORMAT.pack(*ending))
+
+
+def _end_at_limit() -> NoReturn:
+    _send(dump(["output"]))
+    os._exit(0)
+
+
+_printed = PrintedBytes(_end_at_limit)
+
+
+def _prepare() -> None:
+    """Give the zygote the standard streams of a candidate, and the built-ins of programs."""
+    stream = _printed.as_text()
+    sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = stream
+    sys.stdin = sys.__stdin__ = io.StringIO("")
+    # NOTE: `site`, which is not loaded, would have defined these.
+    builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
+    streams.prepare()
+
+
+def _run_candidate() -> NoReturn:
+    """Read the job, run it, answer, and end this process."""
+    gc.enable()
+    code, seed, printable, calls, inputs = parse(read_frame(_receive, _MAX_JOB_BYTES))
+    if inputs is not None:
+        streams.run(code, seed, printable, inputs, _send)
+    seed_generators(seed)
+    _printed.left = printable
+    if calls is not None:
+        run_calls(code, calls, _send)
+    elif (names := load_solution(code, _send)) is not None:
+        _serve(names)
+    os._exit(0)
+
+
+def _serve(names: dict[str, Any]) -> None:
+    """Answer a checker until it ends."""
+    while True:
+        try:
+            function, arguments, keywords = parse(read_frame(_receive, _MAX_JOB_BYTES))
+        except EOFError:
+            return
+        if arguments is None:
+            _send(read_name(names, function))
+            continue
+        options = {name: decode(value) for name, value in keywords}
+        _send(call_function(names, function, arguments, options, with_arguments=True))
+
+
+def _send(frame: bytes) -> None:
+    write_all(PARTNER_DESCRIPTOR, pack(frame))
+
+
+def _receive(at_most: int) -> bytes:
+    return os.read(PARTNER_DESCRIPTOR, at_most)
