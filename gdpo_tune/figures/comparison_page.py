@@ -10,7 +10,6 @@ from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.formatting import abbreviate, format_duration, format_estimate, format_number
-from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
 from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
 from gdpo_tune.figures.html_tables import build_table
@@ -63,15 +62,11 @@ def _build_sides_table(comparison: Comparison) -> str:
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
     heads.append(f"hypervolume of {comparison.count}")
     heads += [f"best {abbreviate(name)}" for name in comparison.best]
-    best = [
-        [Estimate(value.left, value.left_error) for value in comparison.best.values()],
-        [Estimate(value.right, value.right_error) for value in comparison.best.values()],
-    ]
     rows: list[str] = []
     for index, side in enumerate((comparison.left, comparison.right)):
         counts = (side.tried, side.stopped, side.failed, len(side.front))
         cells = [side.name, *map(str, counts), format_duration(side.seconds)]
         cells.append(format_number(comparison.hypervolumes[index]))
-        cells += [format_estimate(estimate) for estimate in best[index]]
+        cells += [format_estimate(pair[index]) for pair in comparison.best.values()]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return build_table("sides", map(escape, heads), rows)
