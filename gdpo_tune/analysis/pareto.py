@@ -104,7 +104,7 @@ def contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
 
 def is_inside(points: Floats, reference: Floats) -> NDArray[np.bool_]:
     """Mark the finite losses that are better than the reference in every objective, `bool[T]`."""
-    return np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
+    return np.all(np.isfinite(points) & (points < reference), axis=1)
 
 
 def reference_losses(objectives: Sequence[Objective]) -> Floats:

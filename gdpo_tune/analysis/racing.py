@@ -126,7 +126,7 @@ def _find_reachable(points: Floats, moved: Floats) -> Flags:
 
 
 def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
-    """Find the front's members for each of D positions `[D, M]` of a point, beside a front `[F, M]`.
+    """Find the members for each of D positions `[D, M]` of a point beside a front `[F, M]`.
 
     Returns:
         True where the point is on the front, `bool[D]`, and where each other point still is,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import farthest, knee, preferred
+from gdpo_tune.analysis.selection import find_knee, find_preferred, find_smallest
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, place_named, read_sweep, split_source
@@ -165,15 +165,16 @@ def _best(front: Front, pick: Pick, members: Sequence[Configuration]) -> Configu
                 raise pick.error(
                     metric.position, f"no trial that is left has {metric.name}", "drop it"
                 )
-            column = [_mean(member, metric.name) for member in kept]
+            sign = -1.0 if way == "max" else 1.0
+            column = [sign * _mean(member, metric.name) for member in kept]
             values = [member.values(goals) for member in kept]
-            index = farthest(column, values, goals, largest=way == "max")
+            index = find_smallest(column, values, goals)
             members = kept
         case Preferred(weights):
             given = {metric.name: weight for metric, weight in weights}
-            index = preferred(values, goals, [given.get(goal.name, 0.0) for goal in goals])
+            index = find_preferred(values, goals, [given.get(goal.name, 0.0) for goal in goals])
         case Knee() | Numbered():
-            index = knee(values, goals)
+            index = find_knee(values, goals)
     assert index is not None, "no member is left, although one satisfies the conditions"
     return members[index]
 

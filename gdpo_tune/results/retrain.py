@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.analysis.lineage import stretched, training_of
+from gdpo_tune.analysis.lineage import stretch_schedule, training_of
 from gdpo_tune.core.errors import Problem, SpecError, UsageError
 from gdpo_tune.core.settings import INDIFFERENT_TRAINING
 from gdpo_tune.core.trials import Params, Segment, TrialConfig
@@ -83,7 +83,7 @@ def from_sweep(
     spec = sweep.respecified(overrides, to_run=to_run)
     number = chosen.record.number
     training = training_of(sweep.records, number)
-    schedule = stretched(training.schedule, spec.training.steps / sweep.spec.training.steps)
+    schedule = stretch_schedule(training.schedule, spec.training.steps / sweep.spec.training.steps)
     note = f"trial {number} of {sweep.spec.address or split_source(source, pick)[0]}"
     if schedule:
         note += f", with other values from step {one_of(segment.step for segment in schedule)} on"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdpo_tune.analysis.selection import extremes, preferred
+from gdpo_tune.analysis.selection import find_extremes, find_preferred
 from gdpo_tune.core.errors import PickError
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.results.pick_language import Bound, Metric, parse
@@ -201,11 +201,13 @@ def test_the_whole_weight_on_one_objective_is_its_extreme():
     goals = [Objective(name, "maximize", 0.0) for name in "abc"]
     for column, goal in enumerate(goals):
         weights = [float(index == column) for index in range(3)]
-        assert preferred(values, goals, weights) == extremes(values, goals)[goal.name]
+        assert find_preferred(values, goals, weights) == find_extremes(values, goals)[goal.name]
 
 
 def test_only_ratios_of_weights_matter():
     values = np.random.default_rng(1).random((20, 2))
-    assert preferred(values, GOALS, [1, 3]) == preferred(values, GOALS, [5, 15])
-    assert preferred(values, GOALS, [1, 3]) == preferred(values, GOALS, [0.5e308, 1.5e308])
-    assert preferred([], GOALS, [1, 1]) is None
+    assert find_preferred(values, GOALS, [1, 3]) == find_preferred(values, GOALS, [5, 15])
+    assert find_preferred(values, GOALS, [1, 3]) == find_preferred(
+        values, GOALS, [0.5e308, 1.5e308]
+    )
+    assert find_preferred([], GOALS, [1, 1]) is None
