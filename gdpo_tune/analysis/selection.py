@@ -1,4 +1,4 @@
-"""Choice of one member of a front: the knee, an extreme, or the best under weights.
+"""Choice of one member of a front: the knee, or the extreme in a metric.
 
 Shapes: T points, M objectives; `values[T, M]` are finite and in the units of the objectives. Losses
 are scaled to 0 (best of the points) ... 1 (worst of the points).
@@ -66,28 +66,6 @@ def find_smallest(
     Ties go to the point that is better in the objectives, then to the first.
     """
     return int(np.lexsort((_scale_losses(values, objectives).sum(axis=1), np.asarray(column)))[0])
-
-
-def find_preferred(
-    values: ArrayLike, objectives: Sequence[Objective], weights: Sequence[float]
-) -> int | None:
-    """Return the index of the smallest weighted sum of scaled losses; None for no points.
-
-    A weight tells how much of one objective's span among the points is worth how much of another's.
-    Ties go to the smaller unweighted sum, then to the first point. A weighted sum never finds a
-    point in a dent of the front: bounds do.
-
-    Args:
-        values: `[T, M]`.
-        objectives: M of them.
-        weights: M, not negative, at least one above 0.
-    """
-    scaled = _scale_losses(values, objectives)
-    if len(scaled) == 0:
-        return None
-    shares = np.asarray(weights, dtype=float) / max(weights)
-    total = (scaled @ shares).round(9)
-    return int(np.lexsort((scaled.sum(axis=1), total))[0])
 
 
 def is_tied(one: Estimate, other: Estimate) -> bool:

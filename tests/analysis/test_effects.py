@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gdpo_tune.analysis import build_front
 from gdpo_tune.analysis.effects import Change, ParameterEffect, effects
 from gdpo_tune.analysis.findings import SURE, describe_effect, reading
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.probability import Interval
 from tests.support.analysis import GOALS, trial
 

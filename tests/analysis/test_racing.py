@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis import next_replicate
-from gdpo_tune.analysis.racing import count_expected_changes
+from gdpo_tune.analysis.racing import count_expected_changes, next_replicate
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, front_numbers, trial
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis import build_front, configurations
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import NOT_RANKED
-from gdpo_tune.analysis.replicates import pool_estimates
+from gdpo_tune.analysis.replicates import configurations, pool_estimates
 from gdpo_tune.core.trials import Estimate, Objective
 from tests.support.analysis import GOALS, trial
 
