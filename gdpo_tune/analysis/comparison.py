@@ -1,6 +1,6 @@
 """Differences between two searches, and their significance.
 
-A search is compared by the configurations that it tried, without baselines: each is one draw of
+A search is compared by the configurations that it tried, without baselines. Each is one draw of
 what that search does, with the noise of its training and its evaluation. The null hypothesis is
 that both sides come from one distribution:
 
@@ -14,9 +14,8 @@ that both sides come from one distribution:
 A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
 side's number of configurations, as the mean over random choices of as many of the larger side's. A
 trial that was stopped at a rung counts as a configuration that adds nothing, and so does one that
-breaks a constraint; failed trials are left out. Two modes of one sweep are compared in each
-objective over configurations that no model proposed: a model that found one mode good in one corner
-tries more of that mode there, which says nothing about the mode.
+breaks a constraint; failed trials are left out. Objectives are compared over independent
+configurations: see `side_of`.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from gdpo_tune.analysis.resampling import (
     compute_interval,
     compute_permutation_p,
     compute_smallest_p,
+    correct_p_values,
     drawn_again,
-    holm,
     rank_values,
 )
 from gdpo_tune.analysis.selection import CLEAR
@@ -106,8 +105,8 @@ def compare(left: Side, right: Side) -> Comparison:
     """Compute every difference between two sides with equal objectives; sides may be empty."""
     goals = left.objectives
     count = min(left.tried, right.tried)
-    ratio_p, *tests = p_values(left, right)
-    corrected = holm([ratio_p, *tests])
+    ratio_p, *tests = compute_p_values(left, right)
+    corrected = correct_p_values([ratio_p, *tests])
     hypervolumes = estimate_hypervolume_at(left, count), estimate_hypervolume_at(right, count)
     ratio = _divide(*hypervolumes)
     ratio_interval = _estimate_ratio_interval(left, right, count, ratio)
@@ -130,7 +129,7 @@ def compare(left: Side, right: Side) -> Comparison:
     )
 
 
-def p_values(left: Side, right: Side) -> list[float]:
+def compute_p_values(left: Side, right: Side) -> list[float]:
     """Compute the p of the hypervolume and of each objective, before any correction."""
     objectives = [_test_objective(left, right, index) for index in range(len(left.objectives))]
     return [_test_hypervolume(left, right), *objectives]

@@ -24,7 +24,7 @@ from scipy import optimize, special
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.analysis.probability import LEVEL, Interval
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.resampling import holm
+from gdpo_tune.analysis.resampling import correct_p_values
 from gdpo_tune.core.trials import Objective, ParamValue
 
 WIDE = 5.0
@@ -103,7 +103,7 @@ def effects(
         for goal in objectives
         for name in terms
     ]
-    corrected = holm([effect.p for effect in raw])
+    corrected = correct_p_values([effect.p for effect in raw])
     return Effects(
         tuple(replace(effect, p=p) for effect, p in zip(raw, corrected, strict=True)),
         len(trained),
@@ -125,9 +125,10 @@ def _build_term(values: Sequence[ParamValue | None]) -> _Term:
     if len(numbers) < len(values):
         names.sort()
     columns = np.array([[float(str(v) == name) for name in names[1:]] for v in values])
+    columns = columns.reshape(len(values), -1)
     unit = np.eye(len(names) - 1)
     contrasts = tuple((names[0], name, unit[i]) for i, name in enumerate(names[1:]))
-    return _Term(_center(columns.reshape(len(values), -1)), contrasts)
+    return _Term(columns - columns.mean(axis=0), contrasts)
 
 
 def _build_numeric_term(values: Sequence[ParamValue | None], numbers: Sequence[float]) -> _Term:
@@ -142,15 +143,12 @@ def _build_numeric_term(values: Sequence[ParamValue | None], numbers: Sequence[f
     # A configuration without this parameter stands in the middle.
     scaled = np.array([scale(float(v)) if _is_number(v) else 0.0 for v in values])
     columns = np.column_stack([scaled, scaled**2])
-    return _Term(_center(columns), ((f"{low:.3g}", f"{high:.3g}", np.array([2.0, 0.0])),))
+    contrast = (f"{low:.3g}", f"{high:.3g}", np.array([2.0, 0.0]))
+    return _Term(columns - columns.mean(axis=0), (contrast,))
 
 
 def _is_number(value: ParamValue | None) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _center(columns: Floats) -> Floats:
-    return columns - columns.mean(axis=0) if columns.size else columns
 
 
 def _estimate_effect(

@@ -34,11 +34,6 @@ def losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     return array * _get_signs(objectives)
 
 
-def non_dominated(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.bool_]:
-    """Mark the points that no other point dominates, `bool[T]`; equal points share their mark."""
-    return ranks(values, objectives) == 0
-
-
 def ranks(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int64]:
     """Sort points into fronts, `int[T]`: 0 is the front, 1 the front of the remaining points, ...
 

@@ -57,7 +57,7 @@ def compute_smallest_p(left: int, right: int) -> float:
     return float(min(1.0, max(2 / ways, 2 / (PERMUTATIONS + 1))))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for their number, so that the chance of any false one stays at alpha.
 
     Source: Holm 1979, A simple sequentially rejective multiple test procedure.

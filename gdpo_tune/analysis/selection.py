@@ -51,15 +51,14 @@ def find_extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[st
     scaled = _scale_losses(values, objectives)
     if len(scaled) == 0:
         return {}
-    total = scaled.sum(axis=1)
     return {
-        objective.name: int(np.lexsort((total, scaled[:, column]))[0])
-        for column, objective in enumerate(objectives)
+        objective.name: find_smallest(column, values, objectives)
+        for objective, column in zip(objectives, scaled.T, strict=True)
     }
 
 
 def find_smallest(
-    column: Sequence[float], values: ArrayLike, objectives: Sequence[Objective]
+    column: Sequence[float] | Floats, values: ArrayLike, objectives: Sequence[Objective]
 ) -> int:
     """Return the index of the smallest value in a column `[T]` that need not be an objective.
 

@@ -16,8 +16,8 @@ from gdpo_tune.figures.html_tables import build_table
 
 _WHY = (
     "A difference is significant if two conditions hold. First, p is at most .04 in a permutation "
-    "test, which deals configurations out to the sides at random; it is corrected for all tests "
-    "on this page. Second, the 95 % interval excludes equality. Of two equal searches at most one "
+    "test, which assigns configurations to the sides at random; it is corrected for all tests on "
+    "this page. Second, the 95 % interval excludes equality. Of two equal searches at most one "
     "pair in twenty is called different in anything; docs/comparison.md has the measured rates."
 )
 _SIDES = (

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.attainment import attainment, compute_coverage, find_attained
-from gdpo_tune.analysis.comparison import ALPHA, compare, p_values
+from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
 from gdpo_tune.analysis.pareto import hypervolume, keep_front, ranks
 from gdpo_tune.analysis.resampling import (
     compute_interval,
     compute_permutation_p,
     compute_smallest_p,
-    holm,
+    correct_p_values,
 )
 from gdpo_tune.analysis.sides import side_of
 from gdpo_tune.analysis.verdict import judge
@@ -30,7 +30,7 @@ SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
 def error_rate(pairs, trials=12):
     wrong = 0
     for seed in range(pairs):
-        p = holm(p_values(side(2 * seed, trials), side(2 * seed + 1, trials)))
+        p = correct_p_values(compute_p_values(side(2 * seed, trials), side(2 * seed + 1, trials)))
         wrong += min(p) <= ALPHA
     return wrong / pairs
 
@@ -169,9 +169,9 @@ def test_deals_that_differ_by_rounding_alone_are_equal_on_any_scale(scale):
 
 
 def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert correct_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert correct_p_values([0.9, 0.8]) == [1.0, 1.0]
+    assert correct_p_values([]) == []
 
 
 def test_the_middle_of_values_that_may_be_infinite():
