@@ -33,7 +33,7 @@ from gdpo_tune.analysis.pareto import (
     convert_references,
     is_inside,
     keep_front,
-    loss_hypervolume,
+    compute_loss_hypervolume,
     losses,
 )
 from gdpo_tune.analysis.probability import Interval
@@ -48,7 +48,7 @@ from gdpo_tune.analysis.resampling import (
 )
 from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.analysis.sides import Side, estimate_hypervolume_at
-from gdpo_tune.core.trials import Estimate, Objective
+from gdpo_tune.core.trials import Estimate
 
 ALPHA = 0.04
 """Corrected p up to which a difference is significant. Below the promised .05, because 999
@@ -94,11 +94,6 @@ class Comparison:
     attains, and that only the right one attains."""
     smallest_p: float
     """Smallest corrected p of the hypervolume that the numbers of trials allow."""
-
-    @property
-    def objectives(self) -> tuple[Objective, ...]:
-        """The objectives of both sides."""
-        return self.left.objectives
 
 
 def compare(left: Side, right: Side) -> Comparison:
@@ -194,8 +189,8 @@ def _estimate_ratio_interval(left: Side, right: Side, count: int, ratio: float) 
         return Interval(0.0, math.inf)
     draws = [
         _divide(
-            loss_hypervolume(left.points[ours], goals),
-            loss_hypervolume(right.points[theirs], goals),
+            compute_loss_hypervolume(left.points[ours], goals),
+            compute_loss_hypervolume(right.points[theirs], goals),
         )
         for ours, theirs in drawn_again(left.tried, right.tried, count)
     ]
@@ -207,17 +202,14 @@ def _estimate_ratio_interval(left: Side, right: Side, count: int, ratio: float) 
 
 
 def _find_best(left: Side, right: Side) -> dict[str, tuple[Estimate, Estimate]]:
-    sides = [[c.mean for c in side.configurations if c.feasible] for side in (left, right)]
-    if not all(sides):
-        return {}
+    ours, theirs = ([c.mean for c in side.configurations if c.feasible] for side in (left, right))
     best: dict[str, tuple[Estimate, Estimate]] = {}
-    for goal in left.objectives:
-        sign = -1.0 if goal.direction == "maximize" else 1.0
-        ours, theirs = (
-            min((mean[goal.name] for mean in means), key=lambda value: sign * value.mean)
-            for means in sides
+    for goal in left.objectives if ours and theirs else ():
+        find = max if goal.direction == "maximize" else min
+        best[goal.name] = (
+            find((means[goal.name] for means in ours), key=lambda value: value.mean),
+            find((means[goal.name] for means in theirs), key=lambda value: value.mean),
         )
-        best[goal.name] = ours, theirs
     return best
 
 
@@ -239,8 +231,8 @@ def _compute_attained(left: Side, right: Side) -> tuple[Share, Share]:
     box = float(np.prod(extent)) or 1.0
 
     def measure_gains(ours: Floats, theirs: Floats) -> tuple[float, float]:
-        union = loss_hypervolume(np.vstack([ours, theirs]), goals)
-        alone = loss_hypervolume(ours, goals), loss_hypervolume(theirs, goals)
+        union = compute_loss_hypervolume(np.vstack([ours, theirs]), goals)
+        alone = compute_loss_hypervolume(ours, goals), compute_loss_hypervolume(theirs, goals)
         return (union - alone[1]) / box, (union - alone[0]) / box
 
     ours, theirs = measure_gains(left.points, right.points)

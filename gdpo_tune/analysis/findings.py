@@ -21,10 +21,10 @@ MOST = 6
 
 def reading(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
     """Return sentences on which parameters mattered, and on what the data cannot tell."""
-    return _describe_findings(front, effects), _describe_limits(front, effects)
+    return _list_findings(front, effects), _list_limits(front, effects)
 
 
-def _describe_findings(front: Front, effects: Effects) -> list[str]:
+def _list_findings(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
     if front.members:
         interval = front.hypervolume_interval
@@ -47,7 +47,7 @@ def _describe_findings(front: Front, effects: Effects) -> list[str]:
     return lines
 
 
-def _describe_limits(front: Front, effects: Effects) -> list[str]:
+def _list_limits(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
     if not effects.found:
         lines.append(
@@ -55,8 +55,7 @@ def _describe_limits(front: Front, effects: Effects) -> list[str]:
             f"This space needs {effects.needed}."
         )
     detected = {effect.parameter for effect in effects.found if effect.p <= SURE}
-    names = dict.fromkeys(effect.parameter for effect in effects.found)
-    silent = [name for name in names if name not in detected]
+    silent = list(dict.fromkeys(e.parameter for e in effects.found if e.parameter not in detected))
     if silent:
         lines.append(
             f"No detectable effect: {format_list(silent)}. There may be one: the intervals in the "

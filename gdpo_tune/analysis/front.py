@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import hypervolume, keep_front, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import hypervolume, keep_front, compute_loss_hypervolume, losses
 from gdpo_tune.analysis.probability import Interval, estimate_hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,
@@ -181,12 +181,12 @@ def _trace_hypervolume(
                 )
             if before is not None:  # the point moved or went, and may have been on the front
                 front = keep_front(losses(list(points.values()), objectives))
-                value = loss_hypervolume(front, objectives)
+                value = compute_loss_hypervolume(front, objectives)
             elif now is not None:
                 point = losses([now], objectives)
                 # Most points lie behind the front, so thousands of trials stay cheap.
                 if not (front <= point).all(axis=1).any():
                     front = keep_front(np.concatenate([front, point]))
-                    value = loss_hypervolume(front, objectives)
+                    value = compute_loss_hypervolume(front, objectives)
         trace.append(HypervolumePoint(record.number, value))
     return tuple(trace)

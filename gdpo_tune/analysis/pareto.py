@@ -69,10 +69,10 @@ def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
     Source: Zitzler and Thiele 1999, Multiobjective evolutionary algorithms: a comparative case
     study and the strength Pareto approach.
     """
-    return loss_hypervolume(losses(values, objectives), objectives)
+    return compute_loss_hypervolume(losses(values, objectives), objectives)
 
 
-def loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
+def compute_loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
     """Return the hypervolume of losses `[T, M]`."""
     reference = convert_references(objectives)
     inside = is_inside(points, reference)

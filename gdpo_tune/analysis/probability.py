@@ -13,7 +13,7 @@ import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, hypervolume, compute_loss_hypervolume, losses
 from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000
@@ -75,7 +75,7 @@ def estimate_hypervolume_interval(
     seen = hypervolume(means, objectives)
     kept = ~_mark_hopeless(points, spread)
     volumes = [
-        loss_hypervolume(drawn, objectives)
+        compute_loss_hypervolume(drawn, objectives)
         for drawn in draw_points(points[kept], spread[kept], draws)
     ]
     tail = (1 - LEVEL) / 2

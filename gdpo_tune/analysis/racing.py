@@ -100,7 +100,10 @@ def count_expected_changes(
         # Only this point moves, so only points that are on the front without it can change.
         rest = dominators == dominates[index]
         rest[index] = False
-        near = rest & _find_reachable(points, moved)
+        # Points that could dominate a position, or be dominated by one.
+        before = (points <= moved.max(axis=0)).all(axis=1)
+        behind = (points >= moved.min(axis=0)).all(axis=1)
+        near = rest & (before | behind)
         inside, others = _find_memberships(moved, points[near])
         changes = (inside != front[index]).astype(float) + (others != front[near]).sum(axis=1)
         result[index] = changes.mean() + np.count_nonzero(rest & ~near & ~front)
@@ -113,13 +116,6 @@ def _find_dominated(points: Floats) -> Flags:
     for values in points.T:
         no_worse &= values[:, None] <= values
     return no_worse & ~no_worse.T
-
-
-def _find_reachable(points: Floats, moved: Floats) -> Flags:
-    """Mark losses that could dominate or be dominated by a position `[D, M]`, `bool[T]`."""
-    before = (points <= moved.max(axis=0)).all(axis=1)
-    behind = (points >= moved.min(axis=0)).all(axis=1)
-    return before | behind
 
 
 def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:

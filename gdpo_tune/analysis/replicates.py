@@ -159,9 +159,7 @@ def estimate_seed_spread(
 def pool_estimates(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
     """Return the mean over seeds and its standard error, by the formula at the head of this module.
 
-    Args:
-        estimates: one for each seed, at least one.
-        spread: sigma; 0 if it is unknown.
+    There is one estimate for each seed, at least one. `spread` is sigma, 0 if it is unknown.
     """
     count = len(estimates)
     if count == 1:  # nearly all of a large sweep

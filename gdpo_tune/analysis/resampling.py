@@ -31,10 +31,8 @@ def compute_permutation_p(left: int, right: int, statistic: Statistic) -> float:
     If rows were assigned to the groups at random, p is at most alpha in at most a share alpha of
     cases, whatever the statistic and the sizes.
 
-    Args:
-        left: number of rows of the first group, which are 0 to left - 1.
-        right: number of rows of the second group, which follow.
-        statistic: of many permutations at once.
+    The first group has the rows 0 to left - 1, the second group the `right` rows after them.
+    `statistic` takes many permutations at once.
 
     Source: Phipson and Smyth 2010, Permutation p-values should never be zero.
     """
@@ -75,10 +73,7 @@ def drawn_again(
 ) -> Iterator[tuple[Indices, Indices]]:
     """Draw `RESAMPLES` pairs of rows with replacement, each group's rows counted from 0.
 
-    Args:
-        left: number of rows of the first group, at least one.
-        right: number of rows of the second group, at least one.
-        size: rows to draw of each; None: as many as the group has.
+    Each group has at least one row. `size` rows are drawn of each; None draws as many as it has.
     """
     rng = np.random.default_rng(0)
     for _ in range(RESAMPLES):

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, keep_front, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, keep_front, compute_loss_hypervolume, losses
 from gdpo_tune.analysis.replicates import (
     Configuration,
     configurations,
@@ -105,7 +105,9 @@ def side_of(
 def estimate_hypervolume_at(side: Side, count: int) -> float:
     """Estimate the mean hypervolume of `count` configurations of a side."""
     if count == side.tried:
-        return loss_hypervolume(side.points, side.objectives)
+        return compute_loss_hypervolume(side.points, side.objectives)
     rng = np.random.default_rng(0)
     chosen = [rng.permutation(side.tried)[:count] for _ in range(CHOICES)]
-    return float(np.mean([loss_hypervolume(side.points[c], side.objectives) for c in chosen]))
+    return float(
+        np.mean([compute_loss_hypervolume(side.points[c], side.objectives) for c in chosen])
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, hypervolume, compute_loss_hypervolume, losses
 from gdpo_tune.analysis.probability import draw_points
 from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.analysis.selection import CLEAR
@@ -58,7 +58,8 @@ def _estimate_noise(
 ) -> float:
     """Estimate the standard error of the move from the points in `before` to all points."""
     moves = [
-        loss_hypervolume(drawn, objectives) - loss_hypervolume(drawn[before], objectives)
+        compute_loss_hypervolume(drawn, objectives)
+        - compute_loss_hypervolume(drawn[before], objectives)
         for drawn in draw_points(points, errors, DRAWS)
     ]
     return float(np.std(moves))

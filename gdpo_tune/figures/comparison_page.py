@@ -48,7 +48,7 @@ def write_comparison(
     sections = [build_section("Why", _WHY, build_bullets(verdict.reasons))]
     if notes:
         sections.append(build_section("Limitations", "", build_bullets(notes)))
-    if len(comparison.objectives) > 1:
+    if len(comparison.left.objectives) > 1:
         sides = embed_figure(draw_sides(comparison), "sides")
         sections.append(build_section("Trade-offs", _SIDES, sides))
     effects = embed_figure(draw_superiority(comparison), "effects")

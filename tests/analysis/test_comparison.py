@@ -151,7 +151,7 @@ def test_permutations_equal_all_of_them_counted():
     sums = [sum(c) for c in itertools.combinations(values, 3)]
     seen = values[:3].sum()
     exact = 2 * np.mean([s >= seen - 1e-12 for s in sums])
-    found = compute_permutation_p(3, 3, lambda deals: values[deals[:, :3]].sum(axis=1))
+    found = compute_permutation_p(3, 3, lambda rows: values[rows[:, :3]].sum(axis=1))
     assert found == pytest.approx(exact, abs=0.03)
     assert compute_smallest_p(3, 3) == pytest.approx(2 / 20)
 
@@ -165,7 +165,7 @@ def test_deals_that_differ_by_rounding_alone_are_equal_on_any_scale(scale):
 
     assert compute_permutation_p(6, 6, alike) == 1.0
     values = scale * np.arange(12.0)[::-1]
-    assert compute_permutation_p(6, 6, lambda deals: values[deals[:, :6]].sum(axis=1)) < 0.02
+    assert compute_permutation_p(6, 6, lambda rows: values[rows[:, :6]].sum(axis=1)) < 0.02
 
 
 def test_holm_by_hand():
