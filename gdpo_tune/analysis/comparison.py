@@ -30,10 +30,10 @@ import numpy as np
 from gdpo_tune.analysis.attainment import compute_coverage
 from gdpo_tune.analysis.pareto import (
     Floats,
+    compute_loss_hypervolume,
     convert_references,
     is_inside,
     keep_front,
-    compute_loss_hypervolume,
     losses,
 )
 from gdpo_tune.analysis.probability import Interval

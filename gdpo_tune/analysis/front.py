@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import hypervolume, keep_front, compute_loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import compute_loss_hypervolume, hypervolume, keep_front, losses
 from gdpo_tune.analysis.probability import Interval, estimate_hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,

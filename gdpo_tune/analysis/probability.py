@@ -13,7 +13,7 @@ import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, hypervolume, compute_loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, hypervolume, losses
 from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000

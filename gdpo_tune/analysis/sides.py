@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, keep_front, compute_loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, keep_front, losses
 from gdpo_tune.analysis.replicates import (
     Configuration,
     configurations,

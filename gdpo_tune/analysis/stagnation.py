@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, hypervolume, compute_loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, hypervolume, losses
 from gdpo_tune.analysis.probability import draw_points
 from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.analysis.selection import CLEAR
