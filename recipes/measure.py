@@ -1,7 +1,7 @@
-"""What a policy can do before any reinforcement learning: the table in docs/measurements.md.
+"""Metrics of a policy before any reinforcement learning: the table in docs/measurements.md.
 
-Forced modes open the thoughts for the policy (none, terse or long) and let it go on greedily; they
-tell whether shorter answers really cost correctness.
+In a forced mode, the first tokens of the thoughts (none, terse or long) are given and the policy
+continues greedily. This shows whether shorter answers really cost correctness.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _Table = dict[str, dict[str, float]]
 def measure(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    judge: Task,
+    task: Task,
     max_length: int,
     prompts: int,
     seed: int,
 ) -> dict[str, _Table]:
-    """Every metric of a task with an embedded policy, on validation prompts.
+    """Measure every metric of a task with an embedded policy, on validation prompts.
 
     Args:
         model: the policy.
         tokenizer: its tokenizer.
-        judge: the task.
+        task: the task.
         max_length: tokens after which a completion is cut.
-        prompts: how many.
+        prompts: number of prompts.
         seed: of the problems and of the sampling.
 
     Returns:
@@ -48,21 +48,21 @@ def measure(
     Raises:
         SandboxUnavailable: programs cannot be run safely here.
     """
-    with judge as task:
+    with task:
         problems = task.problems("validation", prompts, seed)
         repeated = [problem for problem in problems for _ in range(_SAMPLES)]
-        policy = _Speaker(model, tokenizer, max_length, seed)
+        policy = _PolicySampler(model, tokenizer, max_length, seed)
         texts, lengths = policy.complete(repeated, [""] * len(repeated), greedy=False)
-        tables = {"sampled": _table(repeated, task.score(repeated, texts, lengths))}
+        tables = {"sampled": _build_table(repeated, task.score(repeated, texts, lengths))}
         for mode in MODES:
-            openings = [policy.opening(problem.data["thoughts"][mode]) for problem in problems]
+            openings = [policy.open_thought(problem.data["thoughts"][mode]) for problem in problems]
             texts, lengths = policy.complete(problems, openings, greedy=True)
-            tables[f"forced_{mode}"] = _table(problems, task.score(problems, texts, lengths))
+            tables[f"forced_{mode}"] = _build_table(problems, task.score(problems, texts, lengths))
     return tables
 
 
-class _Speaker:
-    """A policy that completes prompts whose completion may already have begun."""
+class _PolicySampler:
+    """Sampler of completions whose first tokens may be given."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class _Speaker:
         self._max_length = max_length
         self._seed = seed
 
-    def opening(self, thought: str) -> str:
-        """The first tokens of a completion that will think in the manner of `thought`."""
+    def open_thought(self, thought: str) -> str:
+        """Return the first tokens of a completion that thinks in the same mode as `thought`."""
         if not thought:
             return "<think></think>"
         first = self._tokenizer(thought)["input_ids"][:1]
@@ -87,40 +87,40 @@ class _Speaker:
     def complete(
         self, problems: Sequence[Problem], openings: Sequence[str], *, greedy: bool
     ) -> tuple[list[str], list[int]]:
-        """Completions, openings included, and their lengths in tokens with the end token."""
+        """Return N completions, openings included, and their lengths with the end token."""
         torch.manual_seed(self._seed)
         end = self._tokenizer.eos_token_id
-        how = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
+        mode = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
         texts: list[str] = []
         lengths: list[int] = []
         for at in range(0, len(problems), _BATCH):
-            chosen = slice(at, at + _BATCH)
-            begun = [
+            rows = slice(at, at + _BATCH)
+            first_ids = [
                 self._tokenizer(opening)["input_ids"] if opening else []
-                for opening in openings[chosen]
+                for opening in openings[rows]
             ]
             starts = [
                 self._tokenizer(problem.prompt)["input_ids"] + ids
-                for problem, ids in zip(problems[chosen], begun, strict=True)
+                for problem, ids in zip(problems[rows], first_ids, strict=True)
             ]
             batch = self._tokenizer.pad({"input_ids": starts}, return_tensors="pt")
-            ids_BT = self._model.generate(**batch, max_new_tokens=self._max_length, **how)
+            ids_BT = self._model.generate(**batch, max_new_tokens=self._max_length, **mode)
             width = batch["input_ids"].shape[1]
-            for ids, row in zip(begun, ids_BT[:, width:].tolist(), strict=True):
+            for ids, row in zip(first_ids, ids_BT[:, width:].tolist(), strict=True):
                 stop = row.index(end) + 1 if end in row else len(row)
-                spoken = (ids + row[:stop])[: self._max_length]
-                lengths.append(len(spoken))
-                texts.append(str(self._tokenizer.decode(spoken, skip_special_tokens=True)))
+                completion = (ids + row[:stop])[: self._max_length]
+                lengths.append(len(completion))
+                texts.append(str(self._tokenizer.decode(completion, skip_special_tokens=True)))
         return texts, lengths
 
 
-def _table(problems: Sequence[Problem], scores: Scores) -> _Table:
+def _build_table(problems: Sequence[Problem], scores: Scores) -> _Table:
     families = [problem.family for problem in problems]
     table: _Table = {}
     for row in ("all", *sorted(set(families))):
-        picked = [i for i, family in enumerate(families) if row in ("all", family)]
+        indices = [i for i, family in enumerate(families) if row in ("all", family)]
         table[row] = {
-            metric: round(sum(values[i] or 0.0 for i in picked) / len(picked), 3)
+            metric: round(sum(values[i] or 0.0 for i in indices) / len(indices), 3)
             for metric, values in scores.metrics.items()
         }
     return table

@@ -1,7 +1,7 @@
 """The embedded policies' tokenizer: byte-level BPE in which an integer from 0 to 99 is one token.
 
-The tokenizer decides what a tiny policy can compute: with one token a digit it passed a quarter of
-what it passes with one token a number.
+The tokenizer decides what a tiny policy can compute: with one token a digit, it passed a quarter of
+the tests that it passes with one token a number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 VOCABULARY = 588
-"""Entries before the tags are added, at most: merges end when every word is one token."""
+"""Largest number of entries without the tags: merges end when every word is one token."""
 PAD = "<pad>"
 END = "<eos>"
 ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -22,7 +22,7 @@ TOOL_TAGS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>"),
     *('{"name":"', '","parameters":{"', '":"', '","', '":', "}}"),
 )
-"""The punctuation of a call is always the same, so it is as good as a tag."""
+"""The punctuation of a call is always the same, so its pieces are entries like tags."""
 _PIECES = r"\d{1,2}|[-+*/()=:,.\[\]]"
 _NUMBER_REPEATS = 1000
 
@@ -47,7 +47,7 @@ def build_tokenizer(texts: Iterable[str], tags: Sequence[str]) -> PreTrainedToke
         show_progress=False,
     )
     marks = re.compile("|".join(map(re.escape, tags)))
-    # Every pair of digits must be frequent enough to become one merge, also the rare ones.
+    # Every pair of digits must be frequent enough to become one merge.
     numbers = " ".join(f"{number:02d}" for number in range(100))
     corpus = [*(marks.sub("\n", text) for text in texts), *[numbers] * _NUMBER_REPEATS]
     bpe.train_from_iterator(corpus, trainer)
@@ -66,6 +66,6 @@ def build_tokenizer(texts: Iterable[str], tags: Sequence[str]) -> PreTrainedToke
     return tokenizer
 
 
-def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    """Id of one entry of the vocabulary."""
+def get_token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    """Return the id of one entry of the vocabulary."""
     return tokenizer.get_vocab()[token]

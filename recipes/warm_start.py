@@ -36,7 +36,7 @@ class Schedule:
     floor: float = 0.03
 
     def lr(self, step: int) -> float:
-        """Learning rate of a step counted from 0."""
+        """Return the learning rate of a step counted from 0."""
         rise = min(1.0, (step + 1) / self.warmup_steps)
         left = (self.steps - step) / (self.decay_share * self.steps)
         return self.peak_lr * rise * max(self.floor, min(1.0, left))
@@ -49,19 +49,19 @@ def fit(
     *,
     pad: int,
     seed: int,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> float:
     """Train `model` in place and return the mean loss of the last hundred steps."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
-    batches = _batches(pairs, schedule.batch_size, rng)
+    batches = _draw_batches(pairs, schedule.batch_size, rng)
     losses: list[float] = []
     start = time.process_time()
     model.train()
     for step in range(schedule.steps):
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr(step)
-        loss = _loss(model, next(batches), pad)
+        loss = _compute_loss(model, next(batches), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -69,19 +69,18 @@ def fit(
         losses.append(loss.item())
         if (step + 1) % 100 == 0 or step + 1 == schedule.steps:
             seconds = time.process_time() - start
-            say(
-                f"step {step + 1}/{schedule.steps}  loss {_recent(losses):.3f}  {seconds:.0f} CPU-s"
-            )
+            loss_now = _average_recent(losses)
+            report(f"step {step + 1}/{schedule.steps}  loss {loss_now:.3f}  {seconds:.0f} CPU-s")
     model.eval()
-    return _recent(losses)
+    return _average_recent(losses)
 
 
-def _recent(losses: Sequence[float]) -> float:
+def _average_recent(losses: Sequence[float]) -> float:
     tail = losses[-100:]
     return sum(tail) / len(tail)
 
 
-def _loss(model: LlamaForCausalLM, pairs: Sequence[Pair], pad: int) -> torch.Tensor:
+def _compute_loss(model: LlamaForCausalLM, pairs: Sequence[Pair], pad: int) -> torch.Tensor:
     width = max(len(prompt) + len(completion) for prompt, completion in pairs)
     ids_BT = torch.full((len(pairs), width), pad)
     targets_BT = torch.full((len(pairs), width), _IGNORED)
@@ -89,7 +88,7 @@ def _loss(model: LlamaForCausalLM, pairs: Sequence[Pair], pad: int) -> torch.Ten
         end = len(prompt) + len(completion)
         ids_BT[row, :end] = torch.tensor(prompt + completion)
         targets_BT[row, len(prompt) : end] = torch.tensor(completion)
-    # Padding stands on the right and attention is causal, so no mask is needed; logits are only
+    # Padding stands on the right and attention is causal, so no mask is needed. Logits are only
     # computed where a completion token is predicted.
     hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
     scored_BT = targets_BT[:, 1:] != _IGNORED
@@ -97,8 +96,8 @@ def _loss(model: LlamaForCausalLM, pairs: Sequence[Pair], pad: int) -> torch.Ten
     return torch.nn.functional.cross_entropy(logits_V, targets_BT[:, 1:][scored_BT])
 
 
-def _batches(pairs: Sequence[Pair], size: int, rng: random.Random) -> Iterator[list[Pair]]:
-    """Endless batches of rows of similar length, which saves padding; reshuffled every epoch."""
+def _draw_batches(pairs: Sequence[Pair], size: int, rng: random.Random) -> Iterator[list[Pair]]:
+    """Yield batches of rows of similar length, which saves padding; reshuffled every epoch."""
     order = list(range(len(pairs)))
     while True:
         rng.shuffle(order)

@@ -53,7 +53,7 @@ class Replayed:
         self.domains: Mapping[str, Choice | Uniform] = spec.space.searched
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
-        infos = registry.TASKS[spec.task].metrics
+        infos = registry.describe_task(spec.task).metrics
         self._ranges = {n: (infos[n].low, infos[n].high) for n in self._metrics()}
         self.best: Mapping[str, float] = {
             name: self._ranges[name][goal.direction == "maximize"]

@@ -1,18 +1,14 @@
-"""When and where sweeps run: the files of `sweeps/`, their history, and the machines that work.
+"""Scheduled sweeps: when and where they run, by the files of `sweeps/`.
 
-    load        the files as frozen models, or every problem in them at once
-    cron        the instants that a cron line means in a time zone
-    store, log  the history: numbered events, each created once, beside the sweeps that it is about
-    shapes      what each kind of event says; what was damaged or forged is refused by it
-    book        what the events add up to: runs, their attempts, what was skipped, what was spent
-    decide      the next event, by pure functions of file, book and clock
-    tick        carries decisions out, on a backend
-    asking      the same for runs that somebody asks for by name
-    backends    by name, what runs the command of a sweep: this machine, Ray, KubeRay, Slurm
-    notify      a webhook hears how runs end
-    render      the schedule for another scheduler
-    submit      one sweep as a job of a Ray cluster, without a schedule
+    load_schedules      the files as frozen models, or every problem in them at once
+    cron                the instants that a cron line means in a time zone
+    schedule_state      the state of a schedule: one file per change, beside its sweeps
+    schedule_decisions  what a schedule does next
+    tick, named_runs    carry decisions out, by the schedule and by name
+    outcome, notify     the figures of a run, and the webhook that hears them
+    backends            what runs the command of a sweep: this machine, Ray, KubeRay, Slurm
+    render              the schedule in the files of another scheduler
 
-No state but the history: whoever calls `tick`, from wherever, sees the same runs and takes the same
-decisions, and of two at once one is too late with each event, looks again and decides anew.
+There is no other state. Every process that calls `tick` sees the same runs and takes the same
+decisions. Of two at once, one is too late with its change, reads the new state and decides again.
 """

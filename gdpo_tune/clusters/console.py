@@ -1,118 +1,159 @@
-"""Schedules in the terminal: what comes next, how runs stand, and what a tick has done."""
+"""Schedules in the terminal: ticks of many sweeps, the next times, and the state of runs."""
 
 from __future__ import annotations
 
+import sys
 import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from gdpo_tune.clusters import cron
-from gdpo_tune.clusters.book import ACTIVE, Book, Run, time_of
-from gdpo_tune.clusters.decide import ON_TIME, begins_after, run_name
-from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.log import Event
-from gdpo_tune.clusters.notify import words
-from gdpo_tune.clusters.outcome import told
+from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
+from gdpo_tune.clusters.schedule_context import Clock, ScheduleContext, open_context
+from gdpo_tune.clusters.schedule_decisions import ON_TIME
+from gdpo_tune.clusters.schedule_state import ACTIVE
+from gdpo_tune.clusters.tick import tick
+from gdpo_tune.core.errors import GdpoTuneError
 
-LOCAL = "%a %Y-%m-%d %H:%M %Z"
-UNIVERSAL = "%Y-%m-%dT%H:%M:%SZ"
-SILENT = ("seen", "told")
-"""Events that are of interest to nobody who watches."""
+LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
+UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class Reporter:
+    """Prints changes, and each message on stderr only while it was not there the last time."""
+
+    def __init__(self) -> None:
+        self._printed: set[str] = set()
+
+    def print_messages(self, kind: str, messages: Sequence[str]) -> None:
+        """Print those messages that are new, as errors or warnings."""
+        for message in dict.fromkeys(messages):
+            if message not in self._printed:
+                print(f"{kind}: {message}", file=sys.stderr, flush=True)
+        self._printed = set(messages)
+
+    def print_news(self, context: ScheduleContext) -> None:
+        """Print the changes and the trouble since the last call."""
+        print_events(context)
+        self.print_messages("warning", [str(error) for error in context.trouble])
+        context.events, context.trouble = [], []
+
+
+class Rounds:
+    """Repeated ticks of every sweep of a directory."""
+
+    def __init__(self, directory: str, clock: Clock) -> None:
+        self.directory = directory
+        self._clock = clock
+        self._contexts: dict[tuple[str, str], ScheduleContext] = {}
+        self._reporter = Reporter()
+
+    def tick_all(self) -> int:
+        """Tick every sweep once; return the exit status."""
+        try:
+            loaded = load_sweeps(self.directory)
+        except GdpoTuneError as error:
+            self._reporter.print_messages("error", [str(error)])
+            return error.exit_status
+        errors = [(sweep, error) for sweep in loaded.sweeps for error in self._tick(sweep)]
+        messages, status = _describe_errors(loaded, errors)
+        self._reporter.print_messages("error", messages)
+        return status
+
+    def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
+        """Tick one sweep; return its errors, which keep no other sweep from running."""
+        key = (sweep.storage, sweep.name)
+        context = self._contexts.pop(key, None)
+        try:
+            context = context or open_context(sweep, self._clock)
+            context.sweep, context.events, context.trouble = sweep, [], []
+            context.history.refresh()
+            try:
+                tick(context)
+            finally:
+                print_events(context)
+        except (GdpoTuneError, OSError) as error:
+            # the context is not kept: the next tick reads the state again
+            return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
+        self._contexts[key] = context
+        return context.trouble
+
+
+def print_errors(
+    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()
+) -> int:
+    """Print the errors of sweeps and of files that are wrong; return the exit status."""
+    messages, status = _describe_errors(loaded, errors)
+    for message in messages:
+        print(f"error: {message}", file=sys.stderr)
+    return status
+
+
+def print_events(context: ScheduleContext) -> None:
+    """Print a line with its time for each change that a person may want to know."""
+    for event in context.events:
+        if event.text:
+            print(f"{event.at.astimezone(UTC).strftime(UTC_TIME)}  {event.text}", flush=True)
 
 
 def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) -> None:
-    """Print the next times of every schedule, by its own clock and in UTC."""
+    """Print the next times of every schedule, in its own time zone and in UTC."""
     rows: list[tuple[str, ...]] = []
     for sweep in sweeps:
-        when = sweep.settings.schedule
-        for tick in upcoming(sweep, after, count):
-            assert when is not None, "a time without a schedule"
-            local = tick.astimezone(zoneinfo.ZoneInfo(when.timezone)).strftime(LOCAL)
-            rows.append((sweep.name, local, tick.strftime(UNIVERSAL)))
+        schedule = sweep.settings.schedule
+        for time in _next_times(sweep, after, count):
+            assert schedule is not None, "a time without a schedule"
+            local = time.astimezone(zoneinfo.ZoneInfo(schedule.timezone)).strftime(LOCAL_TIME)
+            rows.append((sweep.name, local, time.strftime(UTC_TIME)))
         if not sweep.schedule_in_force:
-            rows.append((sweep.name, "disabled" if when else "no schedule", ""))
-    print_columns(rows)
+            rows.append((sweep.name, "disabled" if schedule else "no schedule", ""))
+    _print_columns(rows)
 
 
-def print_status(sweep: ScheduledSweep, book: Book, now: datetime) -> None:
-    """Print how the last run of a schedule stands, and what comes next."""
-    limit = sweep.settings.budget.gpu_hours_per_30d
-    spent = f"{book.spent_until(now):.4g}" + (f" of {limit:.4g}" if limit else "")
-    start = begins_after(book) or now
-    coming = [tick.strftime(UNIVERSAL) for tick in upcoming(sweep, max(start, now), 1)]
-    rows = [("  next", coming[0] if coming else "not by a schedule")]
+def print_status(context: ScheduleContext) -> None:
+    """Print the last run of a schedule, and what comes next."""
+    sweep, state, now = context.sweep, context.state, context.clock()
+    rows: list[tuple[str, str]] = []
+    for run in state.runs[-1:]:
+        is_active = run.state in ACTIVE
+        word = "stopping" if is_active and run.stop_reason else run.state
+        rows.append(("  last run", f"{run.name}, attempt {run.attempt}: {word}"))
+        summary = run.stop_reason if is_active else run.summary
+        rows += [("", summary)] if summary else []
+    if state.queued is not None:
+        rows.append(("  queued", context.run_name(state.queued)))
+    start = state.due_after or now
+    times = [time.strftime(UTC_TIME) for time in _next_times(sweep, max(start, now), 1)]
+    rows.append(("  next", times[0] if times else "not by a schedule"))
     if start - now > ON_TIME:
-        why = f"a clock that was ahead has been here: no run by the schedule until {start:%F %T}"
-        rows.append(("  held back", why))
-    rows.append(("  GPU-hours of 30 days", spent))
-    if book.queued is not None:
-        rows.insert(0, ("  waits", run_name(sweep.name, book.queued)))
-    for run in list(book.runs.values())[-1:]:
-        rows.insert(0, ("  last run", f"{run.id}, attempt {run.attempt}: {state_of(run)}"))
-        if what_of(run):
-            rows.insert(1, ("", what_of(run)))
+        reason = f"the clock was ahead earlier: no run by the schedule until {start:%F %T}"
+        rows.append(("  held back", reason))
+    limit, spent = sweep.settings.budget.gpu_hours_per_30d, f"{state.gpu_hours_spent(now):.4g}"
+    rows.append(("  GPU-hours of 30 days", spent + (f" of {limit:.4g}" if limit else "")))
     print(sweep.name)
-    print_columns(rows)
+    _print_columns(rows)
 
 
-def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+def _describe_errors(
+    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]]
+) -> tuple[list[str], int]:
+    """Return messages and exit status: a user's mistake comes before an outage."""
+    messages = [f"{sweep.file}: {error}" for sweep, error in errors]
+    statuses = [error.exit_status for _, error in errors]
+    if loaded.error is not None:
+        messages.append(str(loaded.error))
+        statuses.append(loaded.error.exit_status)
+    return messages, min(statuses, default=0)
+
+
+def _next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
+    if sweep.settings.schedule is None or not sweep.schedule_in_force:
+        return []
+    times = sweep.settings.schedule.times_after(after)
+    return [time for time, _ in zip(times, range(count), strict=False)]
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows with equally wide columns, however wide the terminal is."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
-
-
-def upcoming(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
-    """The next times of a schedule that is in force."""
-    if sweep.settings.schedule is None or not sweep.schedule_in_force:
-        return []
-    times = cron.upcoming(sweep.settings.schedule, after)
-    return [tick for tick, _ in zip(times, range(count), strict=False)]
-
-
-def state_of(run: Run) -> str:
-    """A run's state in a word or two."""
-    if run.stopping and run.state in ACTIVE:
-        return "stopping"
-    return run.state
-
-
-def what_of(run: Run) -> str:
-    """What is to be said of a run's state."""
-    if run.end is None or run.state in ACTIVE:
-        return run.stopping
-    return ". ".join(
-        filter(None, [str(run.end.about.get("reason", "")), told(dict(run.end.about))])
-    )
-
-
-def line_of(name: str, event: Event) -> str:
-    """An event as a line for whoever watches; empty if it is of no interest."""
-    about = event.about
-    if event.kind in SILENT:
-        return ""
-    match event.kind:
-        case "ended" | "skipped":
-            return words(name, event)
-        case "started":
-            return f"{about['run']} is started."
-        case "retried":
-            why = f": {about['why']}" if about.get("why") else ""
-            later = f", not before {about['not_before']}" if "not_before" in about else ""
-            return f"{about['run']} gets attempt {about['attempt']}{later}{why}."
-        case "submitted":
-            return f"{about['run']} runs, attempt {about['attempt']}."
-        case "stopping":
-            return f"{about['run']} is asked to stop: {about['why']}."
-        case "queued":
-            return f"{run_name(name, time_of(about['tick']))} waits."
-        case _:
-            return f"{name}: {about['why']}"
-
-
-def print_events(name: str, events: Sequence[Event]) -> None:
-    """Print a line for each event that is of interest, with its time."""
-    for event in events:
-        line = line_of(name, event)
-        if line:
-            print(f"{event.at.astimezone(UTC).strftime(UNIVERSAL)}  {line}", flush=True)

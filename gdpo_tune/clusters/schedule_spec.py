@@ -1,27 +1,51 @@
-"""What a file of `sweeps/` says: when a search space is searched, where, and for how much.
+"""The keys of a file in `sweeps/`: when a search space is searched, where, and for how much.
 
-It holds no hyperparameters: those are in the search space that it names.
+The file holds no hyperparameters: those are in the search space that it names.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from gdpo_tune.clusters.durations import UNITS, Duration
-from gdpo_tune.spec.base import Section, written
+from gdpo_tune.clusters.cron import CronSchedule
+from gdpo_tune.clusters.locations import check_directory, check_location
+from gdpo_tune.spec.base import Section, refused, written
 
-
-def _not_empty(names: tuple[str, ...]) -> tuple[str, ...]:
-    # NOTE: pydantic's own bound speaks up beside a wrong name, too, whose place it finds empty.
-    if not names:
-        raise PydanticCustomError("too_short", "empty")
-    return names
+UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
+SHORTEST, LONGEST = UNITS["m"], 366 * UNITS["d"]
+"""Limits of a duration in seconds: `tick` may be called every minute, not every second."""
 
 
+def parse_duration(text: Any) -> int:
+    """Return the seconds that a text such as `1d12h` means; refuse other values."""
+    match = DURATION.fullmatch(text) if isinstance(text, str) and text else None
+    if match is None:
+        raise refused("not a length of time", "write it like 90m, 6h or 1d12h")
+    counts = zip(match.groups(), UNITS.values(), strict=True)
+    seconds = sum(int(count or 0) * size for count, size in counts)
+    if not SHORTEST <= seconds <= LONGEST:
+        bounds = f"{format_duration(SHORTEST)} to {format_duration(LONGEST)}"
+        raise refused(f"must be {bounds}", f"write a length of time of {bounds}")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as a text such as `1d12h`; `0s` for none."""
+    rest, parts = round(seconds), ""
+    for unit, size in UNITS.items():
+        count, rest = divmod(rest, size)
+        parts += f"{count}{unit}" if count else ""
+    return parts or "0s"
+
+
+DURATION_VALIDATOR = BeforeValidator(parse_duration)
+Duration = Annotated[int, DURATION_VALIDATOR]
+"""Seconds, written as text in the file."""
 EnvironmentName = Annotated[
     str,
     written(
@@ -40,93 +64,83 @@ KubernetesName = Annotated[
 ]
 Image = Annotated[
     str,
-    written(
-        r"[!-~]+",
-        "not the name of an image",
-        "write it like registry.example.org/search:1",
-    ),
+    written(r"[!-~]+", "not the name of an image", "write it like registry.example.org/search:1"),
 ]
 Memory = Annotated[
     str,
     written(
-        r"[1-9][0-9]{0,14}([KMGT]i?)?",
-        "not an amount of memory",
-        "write it like 512Mi or 32Gi",
+        r"[1-9][0-9]{0,14}([KMGT]i?)?", "not an amount of memory", "write it like 512Mi or 32Gi"
     ),
 ]
 SlurmName = Annotated[
-    str,
-    written(r"[!-~]+", "not one word", "write it without blanks, or remove the key"),
+    str, written(r"[!-~]+", "not one word", "write it without blanks, or remove the key")
 ]
 MOST = 100_000
-"""Nodes, pods, CPUs and GPUs that a file may ask for: more is a slip of the finger."""
+"""Most nodes, pods, CPUs or GPUs: a larger number is a typing error."""
 Count = Annotated[int, Ge(0), Le(MOST)]
 OneOrMore = Annotated[int, Ge(1), Le(MOST)]
-Place = Annotated[str, MinLen(1)]
+Location = Annotated[str, MinLen(1)]
 """A path or an address."""
+Storage = Annotated[str, MinLen(1), AfterValidator(check_location)]
+Directory = Annotated[str, AfterValidator(check_directory)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 Occasion = Literal["failed", "skipped", "budget", "stopped", "finished"]
 EVERY_OCCASION: tuple[Occasion, ...] = ("failed", "skipped", "budget", "stopped", "finished")
 
 
-class Schedule(Section):
-    """When a sweep starts."""
+class ScheduleSection(Section):
+    """A mapping of the file; the docstring of a key is its line in docs/schedule.md."""
 
-    cron: str
-    """Minute, hour, day of the month, month and day of the week, as in a crontab."""
-    timezone: str = "UTC"
-    """Whose clock that is, such as `Europe/Berlin`."""
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class Policy(Section):
-    """What happens when things do not go to plan."""
+class RunPolicy(ScheduleSection):
+    """What happens when runs overlap, are missed, fail or take too long."""
 
     overlap: Literal["skip", "queue", "replace"] = "skip"
-    """When a run is due while an earlier one is under way: leave the new one out, let it wait (one
-    waits at most), or stop the earlier one for it."""
+    """If a run is due while another one is active: skip the new one, queue it (one at most), or
+    stop the active one for it."""
     missed: Literal["run_once", "skip"] = "run_once"
-    """When nobody called `tick` in time: one late run stands for all that were missed, or none."""
+    """If `tick` was not called in time: start one late run for all missed times, or none."""
     missed_grace: Duration = 6 * UNITS["h"]
     """With `run_once`, how late a run may still start."""
     max_runtime: Duration | None = None
-    """How long after its start a run, its retries included, is stopped. It stays resumable."""
+    """Time after its start at which a run, its retries included, is stopped. It stays resumable."""
     max_attempts: Annotated[int, Ge(1), Le(100)] = 3
-    """Attempts at one run; each goes on where the one before it ended."""
+    """Attempts at one run; each continues where the one before it ended."""
 
 
-class Budget(Section):
-    """What may be spent. What is left out has no limit of its own."""
+class ScheduleBudget(ScheduleSection):
+    """How much may be spent. A key that is left out sets no limit."""
 
     trials: Annotated[int, Gt(0)] | None = None
-    """Trials of a run: `search.budget.trials` of the search space, which this replaces."""
+    """Trials of a run; replaces `search.budget.trials` of the search space."""
     gpu_hours: Positive | None = None
-    """GPU-hours of a run: `search.budget.gpu_hours`, which this replaces."""
+    """GPU-hours of a run; replaces `search.budget.gpu_hours`."""
     gpu_hours_per_30d: Positive | None = None
-    """GPU-hours of all runs of this sweep within 30 days. A run gets at most what is left; once
-    nothing is, runs are left out."""
+    """GPU-hours of all runs of this sweep within 30 days. A run gets at most the rest; once there
+    is none, runs are skipped."""
 
 
-class Notify(Section):
-    """Who hears how runs end."""
+class NotifySettings(ScheduleSection):
+    """Which webhook is told how runs end."""
 
     webhook_env: EnvironmentName
     """Environment variable with the address that gets a JSON object by POST."""
-    on: Annotated[tuple[Occasion, ...], Field(strict=False), AfterValidator(_not_empty)] = (
-        EVERY_OCCASION
-    )
-    """What is told."""
+    on: Annotated[tuple[Occasion, ...], Field(strict=False), MinLen(1)] = EVERY_OCCASION
+    """Occasions for a notification."""
 
 
-class LocalBackend(Section):
-    """A process of its own on the machine on which `tick` runs."""
+class LocalBackend(ScheduleSection):
+    """A separate process on the machine on which `tick` runs."""
 
     kind: Literal["local"] = "local"
     """One of the backends below."""
-    folder: str = ""
-    """Folder of this machine for logs and process ids; default: beside the history."""
+    folder: Directory = ""
+    """Directory of this machine for logs and process ids; default: beside the history."""
 
 
-class RayJobBackend(Section):
+class RayJobBackend(ScheduleSection):
     """A job of a Ray cluster, through its Jobs API."""
 
     kind: Literal["ray-job"]
@@ -136,14 +150,14 @@ class RayJobBackend(Section):
     address_env: EnvironmentName | None = None
     """Environment variable with that address. Write one of the two."""
     token_env: EnvironmentName | None = None
-    """Environment variable with the cluster's token, where it asks for one; default: where Ray
-    finds it, in `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`."""
-    working_dir: str = "."
-    """Folder that is sent along, with the search space in it. Storage is left out."""
+    """Environment variable with the cluster's token, if it asks for one; default: where Ray finds
+    it, in `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`."""
+    working_dir: Directory = "."
+    """Directory that is sent along, with the search space in it. Storage is not sent."""
 
 
-class Pod(Section):
-    """What a pod of a Ray cluster gets."""
+class PodSettings(ScheduleSection):
+    """Resources of a pod of a Ray cluster."""
 
     cpus: OneOrMore = 2
     """CPUs."""
@@ -153,55 +167,55 @@ class Pod(Section):
     """Memory, as Kubernetes writes it."""
 
 
-class KubeRayBackend(Section):
-    """A Ray cluster of its own for each attempt: a RayJob, which KubeRay carries out."""
+class KubeRayBackend(ScheduleSection):
+    """A separate Ray cluster for each attempt: a RayJob, which KubeRay runs."""
 
     kind: Literal["kuberay"]
     """One of the backends below."""
     image: Image
     """Image of every pod, with this package in it."""
     working_dir: str = "/srv/search"
-    """Folder of the image that holds `search_spaces/` and `sweeps/`, or address of an archive of
+    """Directory of the image that holds `search_spaces/` and `sweeps/`, or address of an archive of
     them, such as `s3://bucket/search.zip`, which Ray fetches."""
     namespace: KubernetesName = "default"
     """Namespace of Kubernetes."""
-    head: Pod = Pod()
-    """The head, on which the sweep's driver works."""
-    worker: Pod = Pod()
+    head: PodSettings = PodSettings()
+    """The head, on which the sweep's driver runs."""
+    worker: PodSettings = PodSettings()
     """Each worker."""
     workers: Count = 1
-    """How many there are."""
+    """Number of workers."""
     claim: KubernetesName = ""
-    """PersistentVolumeClaim that every pod mounts at `storage`, where that is a folder."""
+    """PersistentVolumeClaim that every pod mounts at `storage`, if that is a directory."""
     secret: KubernetesName = ""
     """Secret whose keys every pod gets as environment variables, such as `PGPASSWORD`."""
     service_account: KubernetesName = ""
-    """Account of the pods, where an object store asks for one."""
+    """Service account of the pods, if an object store needs one."""
     queue: KubernetesName = ""
-    """Queue of Kueue: jobs are created suspended, and begin when it admits them."""
+    """Queue of Kueue: jobs are created suspended, and begin when Kueue admits them."""
     cluster: KubernetesName = ""
-    """A RayCluster that is there already and takes all jobs; its pods are its own affair."""
+    """Existing RayCluster that takes all jobs; its pods are not changed."""
 
 
-class SlurmBackend(Section):
-    """A batch job for each attempt, which starts a Ray cluster on the nodes that it gets."""
+class SlurmBackend(ScheduleSection):
+    """A batch job for each attempt, which starts a Ray cluster on its nodes."""
 
     kind: Literal["slurm"]
     """One of the backends below."""
     nodes: OneOrMore = 1
-    """Nodes of a job, whole ones."""
+    """Whole nodes of a job."""
     gpus_per_node: Count = 0
-    """GPUs to ask for on each."""
+    """GPUs to ask for on each node."""
     partition: SlurmName = ""
-    """Partition; default: the cluster's own."""
+    """Partition; default: that of the Slurm cluster."""
     account: SlurmName = ""
-    """Whom the hours are charged to."""
+    """Account that pays for the hours."""
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """More options of `sbatch`, such as `--constraint=a100`."""
     setup: str = ""
     """Shell line before the rest, such as `. /srv/search/.venv/bin/activate`."""
-    folder: str = ""
-    """Folder for scripts and logs that login node and compute nodes share; default: beside the
+    folder: Directory = ""
+    """Directory for scripts and logs that login node and compute nodes share; default: beside the
     history."""
 
 
@@ -212,41 +226,42 @@ BACKEND_SETTINGS: dict[str, type[BackendSettings]] = {
     "kuberay": KubeRayBackend,
     "slurm": SlurmBackend,
 }
-"""Kind -> its settings. `backends.BACKENDS` has what does the work."""
+"""Kind -> its settings. `backends.base.BACKENDS` has the code."""
 
 
-class SweepFile(Section):
+class SweepFile(ScheduleSection):
     """One scheduled sweep."""
 
     name: str = ""
     """Name of the schedule; its runs are `<name>-<UTC time>`."""
-    space: Place
+    space: Location
     """The search space, such as `search_spaces/code.yaml`."""
-    schedule: Schedule | None = None
-    """When; left out, a run starts by `run` alone."""
-    policy: Policy = Policy()
-    """What happens when things do not go to plan."""
-    budget: Budget = Budget()
-    """What may be spent."""
+    schedule: CronSchedule | None = None
+    """When runs start; without it they start by `run` alone."""
+    policy: RunPolicy = RunPolicy()
+    """What happens when runs overlap, are missed, fail or take too long."""
+    budget: ScheduleBudget = ScheduleBudget()
+    """How much may be spent."""
     backend: Annotated[BackendSettings, Field(discriminator="kind")] = LocalBackend()
     """Where runs work."""
-    storage: Place = "runs"
-    """Folder, or address of an object store such as `s3://bucket/sweeps`. A run is a sweep of its
-    own in `<storage>/<run>`; the history is in `<storage>/.schedule/<name>`."""
+    storage: Storage = "runs"
+    """Directory, or address of an object store such as `s3://bucket/sweeps`. Each run is a sweep in
+    `<storage>/<run>`; the history is in `<storage>/.schedule/<name>`."""
     ledger: str = ""
-    """Database of the sweeps' ledgers, where storage is an object store: a journal cannot live
-    there. Without a password: that belongs into `PGPASSWORD` or `~/.pgpass`."""
+    """Database of the sweeps' ledgers, if storage is an object store, which cannot hold a journal.
+    Without a password: that belongs in `PGPASSWORD` or `~/.pgpass`."""
     tracking: str = ""
-    """Where MLflow shows the runs, instead of the search space's `tracking.uri`: on another machine
-    a file would be out of reach."""
-    notify: Notify | None = None
-    """Who hears how runs end."""
+    """MLflow's address for the runs, instead of `tracking.uri` of the search space: another machine
+    cannot reach a file of this one."""
+    notify: NotifySettings | None = None
+    """Which webhook is told how runs end."""
     enabled: bool = True
-    """Whether runs start by the schedule. A run under way is looked after all the same."""
+    """Whether runs start by the schedule. An active run is looked after in any case."""
 
 
-def sections() -> dict[str, type[Any]]:
-    """Dotted key -> the class that says what may stand below it."""
+def list_sections() -> dict[str, type[Any]]:
+    """Return dotted key -> model of the mapping below it."""
     kinds = {f"backend: {{kind: {name}}}": kind for name, kind in BACKEND_SETTINGS.items()}
-    plain = {"schedule": Schedule, "policy": Policy, "budget": Budget, "notify": Notify}
-    return {**plain, **kinds, "backend.head": Pod, "backend.worker": Pod}
+    sections = {"schedule": CronSchedule, "policy": RunPolicy, "budget": ScheduleBudget}
+    pods = {"backend.head": PodSettings, "backend.worker": PodSettings}
+    return {**sections, "notify": NotifySettings, **kinds, **pods}

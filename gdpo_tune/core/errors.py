@@ -1,30 +1,30 @@
 """One tree of errors. Each survives pickling, because Ray carries errors between processes.
 
-GdpoTuneError                 anything that this package raises on purpose
+GdpoTuneError                 every error that this package raises on purpose
 |- UsageError                 the request is wrong: exit status 2, before any work starts
 |  |- SpecError               the YAML file or a --set override, with every problem at once
-|  |- TaskFileError           `task: file.py:Class` that cannot be used
+|  |- TaskFileError           a `task: file.py:Class` that cannot be used
 |  |- PolicyError             a policy that cannot be loaded or trained
-|  |- DataError               a data set that cannot be had, read or used
-|  |- ResourcesError          more CPUs or GPUs asked for than the machine or cluster has
-|  |- EngineError             vLLM is to sample completions, and cannot
+|  |- DataError               a data set that cannot be read or used
+|  |- ResourcesError          more CPUs or GPUs than the machine or cluster has
+|  |- EngineError             a vLLM that is required and cannot be used
 |  |- LedgerHeldError         another process writes to this sweep's ledger
-|  |- PickError               words for a choice that cannot be read or carried out
+|  |- IdentityError           another sweep has the same name
+|  |- PickError               a choice among trials that cannot be read or carried out
 |  |- ExportError             settings that another library would change or ignore
-|  |- IdentityError           another sweep lives under the same name
-|  |- StoreError              a storage that cannot be read, written, or kept free of doubles
-|  |- BackendError            a job that a backend does not take
-|  |- ClusterError            a Ray cluster that cannot be joined from here
-|  `- TrackingError           `tracking.required: true` and the server does not answer
-|- TrialFailure               this trial ends, with a reason that lands in the ledger
+|  |- TrackingError           `tracking.required: true`, and the server does not answer
+|  |- StoreError              a storage that cannot be read, written, or kept free of duplicates
+|  |- BackendError            a job that a backend refuses
+|  `- ClusterError            a Ray cluster that this machine cannot join
+|- TrialFailure               this trial fails, with a reason that the ledger records
 |  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
-|- SupersededError            this process was taken for dead, and another one does its work
-|- LedgerUnreachableError     the database of the ledger does not answer: the same command goes on
-|- StoreUnreachableError      an object store does not answer: the same command goes on
-|- FolderLostError            the sweep's folder is gone: the same command goes on
-|- DiskFullError              no space left: the sweep ends, and goes on once there is room
+|- SupersededError            another process has taken over this one's trial
+|- LedgerUnreachableError     the database of the ledger does not answer: run the command again
+|- StoreUnreachableError      an object store does not answer: run the command again
+|- FolderLostError            the sweep's directory is gone: run the command again
+|- DiskFullError              no space left: run the command again once there is space
 |- BackendUnreachableError    a backend does not answer: the same call may succeed later
-|- ClusterLostError           Ray's servers died or did not start: the same command goes on
+|- ClusterLostError           Ray's servers died or did not start: run the command again
 |- SandboxUnavailable         no isolation on this machine: fail closed
 `- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
 """
@@ -35,20 +35,20 @@ from dataclasses import dataclass
 
 
 class GdpoTuneError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose."""
 
     exit_status = 1
 
 
 class UsageError(GdpoTuneError):
-    """The request cannot be carried out as asked; nothing was started."""
+    """A request that cannot be carried out; nothing was started."""
 
     exit_status = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a sweep file: where, what, why, and what to do instead."""
+    """One mistake in a sweep file: where, what, why, and what to write instead."""
 
     where: str
     """`file:line`, or the `--set` override as it was typed."""
@@ -79,7 +79,7 @@ class SpecError(UsageError):
 
 
 class TaskFileError(UsageError):
-    """A task's file cannot be read or run, or its class is no task."""
+    """A task's file that cannot be read or run, or whose class is no task."""
 
 
 class PolicyError(UsageError):
@@ -87,30 +87,31 @@ class PolicyError(UsageError):
 
 
 class DataError(UsageError):
-    """A data set that cannot be had, read or used."""
+    """A data set that cannot be read or used."""
 
 
 class ResourcesError(UsageError):
-    """More CPUs or GPUs a trial than the machine or cluster has."""
+    """More CPUs or GPUs for a trial than the machine or cluster has."""
 
 
 class EngineError(UsageError):
-    """vLLM is not installed, not of a supported version, or not for this machine."""
+    """A vLLM that is missing, of an unsupported version, or not for this machine."""
 
 
 class LedgerHeldError(UsageError):
-    """Another live process holds the lease of this sweep's ledger."""
+    """A live process that holds the lease of this sweep's ledger."""
 
 
 class IdentityError(UsageError):
-    """A sweep with another task, policy, space, objectives or training lives under this name."""
+    """A sweep of this name with another task, policy, space, objectives or training."""
 
 
 class PickError(UsageError):
     """A choice among trials that cannot be read, or that nothing fits."""
 
     def __init__(self, text: str, position: int, reason: str, fix: str) -> None:
-        """
+        """Point at the mistake.
+
         Args:
             text: the choice as it was typed.
             position: of the first character that is wrong, from 1.
@@ -128,7 +129,7 @@ class PickError(UsageError):
 
 
 class ExportError(UsageError):
-    """What a library cannot do as it was trained here, every reason together."""
+    """Every setting of a training that a library cannot repeat."""
 
     def __init__(self, library: str, problems: tuple[Problem, ...]) -> None:
         super().__init__(library, problems)
@@ -141,15 +142,15 @@ class ExportError(UsageError):
 
 
 class TrackingError(UsageError):
-    """The tracking server does not answer although the spec requires it."""
+    """A tracking server that does not answer although the spec requires it."""
 
 
 class StoreError(UsageError):
-    """Sweeps, or the history of a schedule, cannot be kept where the file says."""
+    """A storage that cannot keep sweeps or the history of a schedule."""
 
 
 class BackendError(UsageError):
-    """A backend answers, and does not take the job."""
+    """A job that a backend refuses."""
 
 
 class ClusterError(UsageError):
@@ -157,13 +158,13 @@ class ClusterError(UsageError):
 
 
 class BackendUnreachableError(GdpoTuneError):
-    """A backend does not answer; nothing was lost, and the same call may succeed later."""
+    """A backend that does not answer; nothing was lost, and the same call may succeed later."""
 
     exit_status = 6
 
 
 class TrialFailure(GdpoTuneError):
-    """This trial cannot go on; its message is the reason that the ledger keeps."""
+    """The end of a trial; the ledger records the message as its reason."""
 
 
 class NonFiniteError(TrialFailure):
@@ -171,52 +172,53 @@ class NonFiniteError(TrialFailure):
 
 
 class DiskFullError(GdpoTuneError):
-    """Nothing can be written any more; what is on disk is whole, and the same command goes on."""
+    """A full disk; every file on it is whole, and the same command continues."""
 
 
 class SupersededError(GdpoTuneError):
-    """Another process has gone on with a trial meanwhile; this one writes nothing more."""
+    """A trial that another process has taken over; this one writes nothing more."""
 
 
 class FolderLostError(GdpoTuneError):
-    """The sweep's folder went away, as a mount does, and did not come back."""
+    """A sweep directory that is gone, as after a lost mount, and did not come back."""
 
 
 class LedgerUnreachableError(GdpoTuneError):
-    """The database of the ledger does not answer; what is recorded stays."""
+    """A ledger database that does not answer; its records are kept."""
 
 
 class StoreUnreachableError(GdpoTuneError):
-    """An object store does not answer any more; what is there stays."""
+    """An object store that no longer answers; its objects are kept."""
 
-    def __init__(self, address: str, told: str, seconds: int) -> None:
-        """
+    def __init__(self, address: str, answer: str, seconds: int) -> None:
+        """Say how long the store has not answered.
+
         Args:
-            address: what was asked for.
-            told: the last answer, or what came instead of one.
-            seconds: for which it was asked again.
+            address: of the object or directory.
+            answer: the store's last answer, or the error in its place.
+            seconds: for which the request was repeated.
         """
-        super().__init__(address, told, seconds)
-        self.address, self.told, self.seconds = address, told, seconds
+        super().__init__(address, answer, seconds)
+        self.address, self.answer, self.seconds = address, answer, seconds
 
     @property
     def what(self) -> str:
-        """What is wrong, without what follows from it."""
-        return f"{self.address} has not answered for {self.seconds} s ({self.told})"
+        """The failure without its consequences."""
+        return f"{self.address} has not answered for {self.seconds} s ({self.answer})"
 
     def __str__(self) -> str:
         return f"{self.what}; what trials have recorded is kept, and the same command goes on"
 
 
 class ClusterLostError(GdpoTuneError):
-    """Nothing can be placed any more; what is recorded stays, and the same command goes on."""
+    """Loss of Ray's servers; every record is kept, and the same command continues."""
 
 
 class SandboxUnavailable(GdpoTuneError):
-    """This machine offers no sufficient isolation, so no candidate code is run."""
+    """A machine without sufficient isolation, so no candidate code is run."""
 
     exit_status = 2
 
 
 class SandboxInfraError(GdpoTuneError):
-    """The sandbox failed repeatedly for reasons of its own, so no verdict exists."""
+    """A sandbox that failed repeatedly for reasons of its own, so no verdict exists."""

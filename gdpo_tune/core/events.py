@@ -1,4 +1,4 @@
-"""What tuning tells its listeners, tracking and display. A listener never blocks it."""
+"""Events that tuning sends to its listeners, tracking and display. A listener never blocks it."""
 
 from __future__ import annotations
 
@@ -12,71 +12,71 @@ from gdpo_tune.core.trials import Incident, Measurement, TrialRecord
 
 @dataclass(frozen=True)
 class SweepStarted:
-    """The driver is up; `records` are what the ledger already holds."""
+    """Start of a sweep; `records` are those that the ledger already holds."""
 
     records: tuple[TrialRecord, ...]
     planned: int
     """Trials that will exist at the end, replicates and baselines included, as far as known."""
     moved_aside: Path | None = None
-    """Where an earlier sweep of this name was moved to, if one was."""
+    """Where an earlier sweep of this name was moved, if there was one."""
 
 
 @dataclass(frozen=True)
 class SearchStarted:
-    """The machines are known, and trials are about to start on them."""
+    """Start of the search: the machines are known, and trials are about to start on them."""
 
     slots: int
-    """Trials at the same time."""
+    """Trials that run at the same time."""
     sampler: str
-    """Who proposes configurations, and why."""
+    """The sampler that proposes configurations, and why it was chosen."""
 
 
 @dataclass(frozen=True)
 class TrialStarted:
-    """A trial began, or went on after an interruption or a pause."""
+    """Start of a trial, or its continuation after an interruption or a pause."""
 
     record: TrialRecord
 
 
 @dataclass(frozen=True)
 class TrialProgress:
-    """A running trial reported."""
+    """Report of a running trial."""
 
     number: int
     measurement: Measurement
     earlier: Sequence[Measurement] = ()
-    """Those before it that it held back, by step; nothing was measured on validation prompts."""
+    """Measurements before it that were held back, by step; none has validation metrics."""
 
 
 @dataclass(frozen=True)
 class TrialPaused:
-    """A trial waits at a rung; it may be promoted later, which is told as `TrialStarted`."""
+    """Pause of a trial at a rung; a later promotion is a `TrialStarted`."""
 
     record: TrialRecord
 
 
 @dataclass(frozen=True)
 class TrialFinished:
-    """A trial is complete, pruned or failed; `record.state` says which."""
+    """End of a trial: complete, pruned or failed, as `record.state` says."""
 
     record: TrialRecord
 
 
 @dataclass(frozen=True)
 class Disturbed:
-    """Something befell the sweep, and it goes on."""
+    """Incident that the sweep survives."""
 
     incident: Incident
 
 
 @dataclass(frozen=True)
 class SweepFinished:
-    """No trial is left to run, or the user stopped the sweep."""
+    """End of a sweep: no trial is left to run, or the user stopped it."""
 
     records: tuple[TrialRecord, ...]
     interrupted: bool
     reason: str = ""
-    """Why nothing is left to run, for a person; empty if interrupted."""
+    """Why no trial is left to run, for a person; empty if interrupted."""
 
 
 Event = (
@@ -94,17 +94,17 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class TrackingState:
-    """How far the other side is."""
+    """Progress of sending updates to the tracking server."""
 
     kind: Literal["up to date", "catching up", "away"]
-    """`catching up`: more waits than one batch holds, or than was put since it was away."""
+    """`catching up`: more messages wait than one batch holds, or than came since it was away."""
     pending: int
     """Messages that are not delivered yet."""
     problem: str
-    """Why nothing can be delivered; empty unless `away`."""
+    """Why no message can be delivered; empty unless `away`."""
 
     def __str__(self) -> str:
-        """A line for a person."""
+        """Return a line for a person."""
         if self.kind == "up to date":
             return "MLflow: up to date"
         if self.kind == "catching up":

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what to say when there is no room for one."""
+"""Files that are whole or absent, and errors that say that a disk is full."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gdpo_tune.core.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NEARLY_FULL = 64 * 1024
-"""Bytes. Below this, a write that failed for no stated reason failed for want of space."""
+"""Bytes. With less free space, a write that failed without a reason failed for lack of space."""
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` in one step: a reader, or a crash, sees the old content or the new one.
+    """Replace a file in one step: a reader, or a crash, sees the old content or the new one.
 
     Args:
-        path: its folder exists.
+        path: its directory exists.
         content: text is written as UTF-8.
         mode: permissions of the file.
     """
@@ -40,11 +40,11 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def writing(what: str) -> Generator[None]:
-    """Writing `what` where a person asked for it.
+def writing(subject: str) -> Generator[None]:
+    """Turn a failure to write `subject` to a user's path into a usage error.
 
     Raises:
-        UsageError: it cannot be written there, for another reason than want of space.
+        UsageError: it cannot be written there, for another reason than lack of space.
     """
     try:
         yield
@@ -52,30 +52,24 @@ def writing(what: str) -> Generator[None]:
         if is_disk_full(error):
             raise
         raise UsageError(
-            f"{what} cannot be written: {error}\n    fix: make that place writable, or work on a "
-            "copy of the folder"
+            f"{subject} cannot be written: {error}\n    fix: make its directory writable, or work "
+            "on a copy of it"
         ) from error
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file; what is too long to be a path is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    """Return whether a file exists; unlike `Path.is_file`, False for a name that is too long."""
+    return os.path.isfile(path)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; what is too long to be a path is none."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    """Return whether a directory exists; unlike `Path.is_dir`, False for a name too long."""
+    return os.path.isdir(path)
 
 
 @contextmanager
-def room_in(folder: Path, what: str) -> Generator[None]:
-    """Writing `what` into `folder`.
+def room_in(directory: Path, subject: str) -> Generator[None]:
+    """Turn a failure to write `subject` to a full disk into a `DiskFullError`.
 
     Raises:
         DiskFullError: the block failed because no space was left there, or for this user.
@@ -83,40 +77,41 @@ def room_in(folder: Path, what: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFullError) or not _for_want_of_space(error, folder):
+        if isinstance(error, DiskFullError) or not _lacks_space(error, directory):
             raise
-        raise disk_full(folder, what) from error
+        raise disk_full(directory, subject) from error
 
 
-def disk_full(folder: Path, what: str) -> DiskFullError:
-    """What to tell when `what` could not be written into `folder`."""
-    free = _free(folder)
+def disk_full(directory: Path, subject: str) -> DiskFullError:
+    """Build the error for a failure to write `subject` into a directory on a full disk."""
+    free = _count_free_bytes(directory)
     return DiskFullError(
-        f"no space left for {what} in {folder}: {free:,} bytes free\n"
-        "    fix: make room there and give the same command again, which goes on from the last "
-        "whole checkpoints; keep another sweep elsewhere with --set storage=FOLDER"
+        f"no space left for {subject} in {directory}: {free:,} bytes free\n"
+        "    fix: make room there and run the same command again, which continues from the last "
+        "whole checkpoints; keep another sweep elsewhere with --set storage=DIRECTORY"
     )
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk or quota is among the causes of an error."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DiskFullError):
+    """Return whether a full disk or quota is among the causes of an error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DiskFullError):
             return True
-        if isinstance(seen, OSError) and seen.errno in _FULL:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
-def _for_want_of_space(error: Exception, folder: Path) -> bool:
-    # What writes tensors raises errors of its own kind, with the cause in words or without.
-    return is_disk_full(error) or "os error 28" in str(error) or _free(folder) < _NEARLY_FULL
+def _lacks_space(error: Exception, directory: Path) -> bool:
+    # Libraries that write tensors raise their own errors, which may not name the cause.
+    free = _count_free_bytes(directory)
+    return is_disk_full(error) or "os error 28" in str(error) or free < _NEARLY_FULL
 
 
-def _free(folder: Path) -> int:
-    """Bytes that this user may still write."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+def _count_free_bytes(directory: Path) -> int:
+    """Return the bytes that this user may still write."""
+    while not directory.exists():
+        directory = directory.parent
+    return shutil.disk_usage(directory).free

@@ -1,15 +1,18 @@
-"""What evaluation measures on held-out prompts, for each task, and what any trial costs."""
+"""Held-out metrics: what a task says about one, and what every trial costs."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from gdpo_tune.core.trials import Direction
+from gdpo_tune.core.trials import Cost, Direction, Estimate
+
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """A held-out metric of a task."""
+    """A metric that objectives and constraints may name."""
 
     direction: Direction
     low: float
@@ -17,46 +20,37 @@ class MetricInfo:
     doc: str
 
 
-LENGTH_METRICS = {
-    "length": MetricInfo("maximize", 0, 1, "share of completions within the length limit"),
-    "mean_length": MetricInfo("minimize", 0, float("inf"), "mean tokens of a completion"),
-}
-
-CODE_METRICS = {
-    "correctness": MetricInfo("maximize", 0, 1, "share of completions whose code passes all tests"),
-    "format": MetricInfo("maximize", 0, 1, "share with exactly one think and one answer block"),
-    **LENGTH_METRICS,
-    "bug_rate": MetricInfo(
-        "minimize",
-        0,
-        1,
-        "share with no program, or one that does not compile, raises or breaks a sandbox limit",
-    ),
-}
-
-MATH_METRICS = {
-    "correctness": MetricInfo("maximize", 0, 1, "share of completions with the right answer"),
-    "format": MetricInfo("maximize", 0, 1, "share with exactly one think and one answer block"),
-    **LENGTH_METRICS,
-}
-
-GSM8K_METRICS = {
-    "correctness": MetricInfo("maximize", 0, 1, "share whose answer is the right text exactly"),
-    "integer": MetricInfo("maximize", 0, 1, "share whose answer consists of ASCII digits"),
-    "format": MetricInfo("maximize", 0, 1, "share with a think line and an answer line"),
-    **LENGTH_METRICS,
-}
-
-TOOLS_METRICS = {
-    "correctness": MetricInfo("maximize", -3, 3, "mean agreement with the right calls"),
-    "exact": MetricInfo("maximize", 0, 1, "share of completions with the right calls exactly"),
-    "format": MetricInfo("maximize", 0, 1, "share with the tags that the answer needs, in order"),
-    **LENGTH_METRICS,
-}
-
 COST_METRICS = {
     "seconds": MetricInfo("minimize", 0, float("inf"), "wall time of the trial"),
     "cpu_seconds": MetricInfo("minimize", 0, float("inf"), "CPU time of the trial"),
     "gpu_hours": MetricInfo("minimize", 0, float("inf"), "wall time times the GPUs of the trial"),
 }
-"""What a trial of any task costs: objectives and constraints may name these too."""
+"""Costs of a trial, whatever its task: objectives and constraints may name these too."""
+
+
+def gpu_hours(cost: Cost, gpus: float) -> float:
+    """Return a trial's wall time multiplied by its GPUs, in hours."""
+    return cost.seconds * gpus / HOUR
+
+
+def priced(
+    measured: Mapping[str, Estimate], cost: Cost, names: Collection[str], gpus: float
+) -> dict[str, Estimate]:
+    """Add to held-out metrics those of `COST_METRICS` that are named.
+
+    A cost is known exactly, so its standard error within a trial is 0. A metric that the task
+    itself measures under such a name stays as it is.
+
+    Args:
+        measured: metric -> estimate.
+        cost: of the trial so far.
+        names: metrics that objectives and constraints name.
+        gpus: of the trial.
+    """
+    costs = {
+        "seconds": cost.seconds,
+        "cpu_seconds": cost.cpu_seconds,
+        "gpu_hours": gpu_hours(cost, gpus),
+    }
+    named = {name: Estimate(value, 0.0) for name, value in costs.items() if name in names}
+    return {**named, **measured}

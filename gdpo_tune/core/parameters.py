@@ -1,4 +1,4 @@
-"""What `space:` may search over or fix: the parameters of every task, and those of its rewards."""
+"""Parameters that `space:` may search over or fix: those of every task, and those of rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gdpo_tune.core.trials import ParamValue
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """Something that `space:` may search over or fix."""
+    """A parameter that `space:` may search over or fix."""
 
     kind: Literal["int", "float", "choice"]
     default: ParamValue
@@ -20,19 +20,19 @@ class ParameterInfo:
     low: float | None = None
     high: float | None = None
     open_low: bool = False
-    """Whether `low` itself is excluded."""
+    """True if `low` itself is excluded."""
     choices: tuple[ParamValue, ...] = ()
     needs: tuple[str, tuple[ParamValue, ...]] | None = None
-    """Another parameter and its values under which this one has an effect; None: under any."""
+    """Another parameter and its values under which this one has an effect; None: always."""
     added_later: bool = False
-    """Whether sweeps were run before it existed: fixed at its default, it leaves their identity."""
+    """True if sweeps were run before it existed: at its default it does not change an identity."""
 
 
 NO_CONDITION = "none"
 LENGTH_PARAMETERS = ("length_shape", "length_cache")
-"""Those that a task has only if one of its rewards is a length reward."""
+"""Parameters that a task has only if one of its rewards is a length reward."""
 PARTIAL_CREDIT = "partial_credit"
-"""One that a task has only if one of its rewards can give partial credit."""
+"""A parameter that a task has only if one of its rewards can give partial credit."""
 
 PARAMETERS: dict[str, ParameterInfo] = {
     "normalization": ParameterInfo(
@@ -63,7 +63,7 @@ PARAMETERS: dict[str, ParameterInfo] = {
     "baseline": ParameterInfo(
         "choice",
         "group_mean",
-        "what a reward is compared with: the mean of its group, or of the others in it",
+        "baseline of a reward: the mean of its group, or of the other completions in it",
         choices=("group_mean", "leave_one_out"),
         added_later=True,
     ),
@@ -72,7 +72,7 @@ PARAMETERS: dict[str, ParameterInfo] = {
         False,
         "correctness in training: `false` is 1 if every test passes, else 0; `true` is the share "
         "of tests that pass, as published, and conditions look at that share. Held-out "
-        "correctness asks for every test either way",
+        "correctness requires every test in both cases",
         choices=(False, True),
         added_later=True,
     ),
@@ -80,9 +80,9 @@ PARAMETERS: dict[str, ParameterInfo] = {
         "choice",
         "step",
         "length reward in training: `step` is 1 up to `length_limit` tokens, else 0; `ramp` falls "
-        "in a line from 1 there to 0 at `max_completion_length`; `overlong` is DAPO's soft "
-        "overlong punishment plus 1, which falls over the last part of `max_completion_length` "
-        "alone",
+        "linearly from 1 there to 0 at `max_completion_length`; `overlong` is DAPO's soft "
+        "overlong punishment plus 1, which falls only over the last part of "
+        "`max_completion_length`",
         choices=("step", "ramp", "overlong"),
         added_later=True,
     ),
@@ -102,14 +102,14 @@ REWARD_WEIGHT = ParameterInfo("float", 1.0, "multiplier of one reward; only rati
 CONDITIONING = ParameterInfo(
     "choice",
     NO_CONDITION,
-    "reward that has to reach its threshold, or this one counts 0 in training",
+    "reward that must reach a threshold; otherwise this one counts 0 in training",
     choices=(NO_CONDITION, "another reward"),
     added_later=True,
 )
 CONDITIONING_THRESHOLD = ParameterInfo(
     "float",
     1.0,
-    "that threshold, as a share of the range of the reward conditioned on: 1 is its top",
+    "threshold of the condition, as a share of the range of that reward: 1 is its top",
     low=0,
     high=1,
     added_later=True,
@@ -119,11 +119,11 @@ FAMILIES: dict[str, ParameterInfo] = {
     "conditioning": CONDITIONING,
     "conditioning_threshold": CONDITIONING_THRESHOLD,
 }
-"""Parameters of which a task has one for each of its rewards, `<family>.<reward>`."""
+"""Families of parameters: a task has one of each for each reward, `<family>.<reward>`."""
 
 
 def parameters_of(task: TaskInfo) -> dict[str, ParameterInfo]:
-    """Every parameter that a task understands, those of its rewards included."""
+    """Return every parameter of a task, those of its rewards included."""
     absent = {
         *(() if task.length_reward else LENGTH_PARAMETERS),
         *(() if task.partial_reward else (PARTIAL_CREDIT,)),
@@ -133,7 +133,7 @@ def parameters_of(task: TaskInfo) -> dict[str, ParameterInfo]:
 
 
 def parameters_of_rewards(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
-    """`<family>.<reward>` for each reward; a single one has nothing to be conditioned on."""
+    """Return `<family>.<reward>` for each reward; a single reward has no condition."""
     result = {f"reward_weights.{reward}": REWARD_WEIGHT for reward in rewards}
     if len(rewards) < 2:
         return result

@@ -1,16 +1,16 @@
-"""Processes by pid and time of creation, which tells a pid that was given out again."""
+"""Processes by pid and creation time, which tells a process from a later one with its pid."""
 
 from __future__ import annotations
 
 import psutil
 
 SAME_START = 2.0
-"""Seconds within which two times of creation are one process's: they are read off the boot time,
-which moves when the clock is set."""
+"""Largest difference in seconds between two creation times of one process: they are derived from
+the boot time, which moves when the clock is set."""
 
 
 def creation(process: psutil.Process) -> float | None:
-    """When a process was created, in Unix seconds; None if it is gone or not ours to look at."""
+    """Return when a process was created, in Unix seconds; None if it is gone or not accessible."""
     try:
         return process.create_time()
     except psutil.Error:
@@ -18,7 +18,7 @@ def creation(process: psutil.Process) -> float | None:
 
 
 def process_of(pid: int, created: float) -> psutil.Process | None:
-    """The process of that pid and time; None if it is gone or not ours to look at."""
+    """Return the process with this pid and creation time; None if it is gone or not accessible."""
     try:
         process = psutil.Process(pid)
         return process if abs(process.create_time() - created) < SAME_START else None
@@ -27,7 +27,7 @@ def process_of(pid: int, created: float) -> psutil.Process | None:
 
 
 def runs(pid: int, created: float) -> bool:
-    """Whether a process is there, and more of it than its exit status."""
+    """Return whether a process exists and is more than an exit status that nobody has read."""
     process = process_of(pid, created)
     try:
         return process is not None and process.status() != psutil.STATUS_ZOMBIE

@@ -1,9 +1,9 @@
-"""How a Ray cluster that is there already is reached: its address, and a token if it wants one.
+"""Access to a running Ray cluster: its address, and a token if the cluster requires one.
 
-The token is found where Ray itself looks. `RAY_AUTH_MODE` is `token` or `disabled`; left out, a
-token that is there is used. Ray takes it from `RAY_AUTH_TOKEN`, from the file that
-`RAY_AUTH_TOKEN_PATH` names, or from `~/.ray/auth_token`, in that order. What is wrong with them is
-said here: Ray ends the process without a word of its own where mode `token` finds no token.
+RAY_AUTH_MODE is "token" or "disabled"; without it, a token is used if there is one. The token
+comes from `RAY_AUTH_TOKEN`, from the file that `RAY_AUTH_TOKEN_PATH` names, or from
+`~/.ray/auth_token`, in that order, as in Ray itself. Mistakes are reported here, because Ray ends
+the process without a message in mode "token" without a token.
 """
 
 from __future__ import annotations
@@ -20,89 +20,83 @@ MODE, TOKEN, FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 MODES = ("token", "disabled")
 FIX = f"    fix: export {FILE}=FILE with the cluster's token, or {TOKEN}=..."
 
-_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 
 
-def address(text: str, given_as: str) -> str:
-    """An address that `ray.init` can join: `auto`, or `HOST:PORT`.
+def address(text: str, option: str) -> str:
+    """Return an address that `ray.init` can join: `auto`, or `HOST:PORT`.
 
     Args:
-        text: what was given.
-        given_as: an option or a variable, for the message.
+        text: the address.
+        option: option or variable that it comes from, for the message.
 
     Raises:
         UsageError: it is no such address.
     """
-    found = _PLACE.fullmatch(text)
-    if text == "auto" or (found is not None and 0 < int(found[2]) < 2**16):
+    match = _ADDRESS.fullmatch(text)
+    if text == "auto" or (match is not None and 0 < int(match[2]) < 2**16):
         return text
-    shown = text.rpartition("@")[2]  # what stands before may be a password
+    shown = text.rpartition("@")[2]  # the part before may hold a password
     raise UsageError(
-        f"{given_as} = {shown}: a cluster is joined on one of its nodes, by auto or HOST:PORT\n"
+        f"{option} = {shown}: a cluster is joined on one of its nodes, by auto or HOST:PORT\n"
         "    fix: write the head's address, which has port 6379 by default; from a machine that is "
         "no node of the cluster: --submit http://HOST:8265"
     )
 
 
 def token(environment: Mapping[str, str]) -> str:
-    """The token to send; empty for none.
+    """Find the token to send; empty for none.
 
     Raises:
-        UsageError: mode `token` without one, a file that cannot be read, or another mode.
+        UsageError: mode "token" without a token, a file that cannot be read, or another mode.
     """
-    mode = _mode(environment)
+    mode = environment.get(MODE, "").lower()
+    if mode and mode not in MODES:
+        raise UsageError(f"{MODE} = {environment[MODE]}: it is token or disabled\n{FIX}")
     if mode == "disabled":
         return ""
-    found = _given(environment) or _at_home(environment)
-    if mode == "token" and not found:
+    result = _read_variables(environment) or _read_home(environment)
+    if mode == "token" and not result:
         raise UsageError(f"{MODE} = token, and there is no token\n{FIX}")
-    return found
+    return result
 
 
 def settle(environment: MutableMapping[str, str]) -> None:
-    """Let Ray, once it is imported, send a token that was given.
+    """Make Ray send a token that a variable names; call this before Ray is imported.
 
-    By itself it sends none to an address that is written out, unless the mode says so. A token that
-    merely lies in the home directory stays what it is for Ray: used for `auto` alone.
+    By default Ray sends no token to an explicit address. A token in the home directory keeps its
+    meaning for Ray: it is used for `auto` alone.
 
     Raises:
         UsageError: see `token`.
     """
     token(environment)
-    if not environment.get(MODE) and _given(environment):
+    if not environment.get(MODE) and _read_variables(environment):
         environment[MODE] = "token"
 
 
-def _mode(environment: Mapping[str, str]) -> str:
-    mode = environment.get(MODE, "").lower()
-    if mode and mode not in MODES:
-        raise UsageError(f"{MODE} = {environment[MODE]}: it is token or disabled\n{FIX}")
-    return mode
-
-
-def _given(environment: Mapping[str, str]) -> str:
+def _read_variables(environment: Mapping[str, str]) -> str:
     if environment.get(TOKEN):
         return environment[TOKEN].strip()
     if not environment.get(FILE):
         return ""
     file = Path(os.path.expanduser(environment[FILE]))
-    found = _text(file, f"{FILE} = {file}")
-    if not found:
+    content = _read_token(file, f"{FILE} = {file}")
+    if not content:
         raise UsageError(f"{FILE} = {file}: the file is empty\n{FIX}")
-    return found
+    return content
 
 
-def _at_home(environment: Mapping[str, str]) -> str:
-    home = environment.get("HOME")
-    file = Path(home, ".ray", "auth_token") if home else None
-    if file is None or not file.is_file():
+def _read_home(environment: Mapping[str, str]) -> str:
+    if not environment.get("HOME"):
         return ""
-    return _text(file, str(file))
+    file = Path(environment["HOME"], ".ray", "auth_token")
+    return _read_token(file, str(file)) if file.is_file() else ""
 
 
-def _text(file: Path, called: str) -> str:
+def _read_token(file: Path, name: str) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text"
-        raise UsageError(f"{called}: {reason}\n{FIX}") from None
+        raise UsageError(f"{name}: {reason}\n{FIX}") from None

@@ -1,41 +1,38 @@
-"""What exists, by name. Literal dicts: to add something, write its file and one line here.
+"""Tables of everything that has a name: tasks, modes, samplers, schedulers, layouts, exporters.
 
-Names are checked against these tables while a YAML file is read, so nothing here imports torch,
-ray, trl or optuna; `target` is `module:attribute`, resolved by `load` when the thing is needed.
+They are literal dicts: to add something, write its file and one line here. Names are checked
+against these tables while a YAML file is read, so this module imports neither torch nor ray, trl or
+optuna. A target is `module:attribute`, which `load` imports when it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.metrics import (
-    CODE_METRICS,
-    COST_METRICS,
-    GSM8K_METRICS,
-    MATH_METRICS,
-    TOOLS_METRICS,
-    MetricInfo,
-)
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.trials import ParamValue
 
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
-"""Of a reward whose bounds nobody stated."""
+"""Range of a reward whose task states none."""
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task: what it rewards and what it measures on held-out prompts."""
+    """A task: its rewards, the metrics that it measures on held-out prompts, and its defaults."""
 
-    target: str
+    build: Callable[..., Any]
+    """Builds the task from `TrainingSettings`, `SandboxSettings` and `DataSettings`; with names of
+    optional rewards as a fourth argument, if it has any."""
     rewards: Mapping[str, tuple[float, float]]
     """Reward name -> range of its values, infinite where it is not known."""
     metrics: Mapping[str, MetricInfo]
-    """What evaluation measures; objectives and constraints name these."""
+    """Held-out metrics; objectives and constraints name these."""
     published: Mapping[str, ParamValue]
-    """The setting that the method's paper uses, drawn as a baseline."""
+    """The setting of the method's paper, drawn as a baseline."""
     embedded: str
     """The policy of `POLICIES` that ships for it: the default of `policy:`."""
     length_reward: str | None = None
@@ -44,6 +41,29 @@ class TaskInfo:
     """Split -> distinct prompts that the task can write itself; empty where that is not known."""
     partial_reward: str | None = None
     """The reward that is all or nothing and can also give partial credit."""
+    optional_rewards: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
+    """Rewards that are on where the space has a weight for them; name -> range."""
+    published_with: Mapping[str, Mapping[str, ParamValue]] = field(
+        default_factory=dict[str, Mapping[str, ParamValue]]
+    )
+    """Optional reward -> what the published setting has with it, besides a weight of 1."""
+
+    def with_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
+        """Return the task with those optional rewards whose weight is among `parameters`."""
+        names = [name for name in self.optional_rewards if f"reward_weights.{name}" in parameters]
+        if not names:
+            return self
+        published = dict(self.published)
+        for name in names:
+            published |= {f"reward_weights.{name}": 1.0, **self.published_with.get(name, {})}
+
+        def build(training: Any, sandbox: Any, data: Any) -> Any:
+            return self.build(training, sandbox, data, names)
+
+        ranges = {name: self.optional_rewards[name] for name in names}
+        return replace(self, build=build, rewards={**self.rewards, **ranges}, published=published)
 
 
 @dataclass(frozen=True)
@@ -52,27 +72,27 @@ class ModeInfo:
 
     target: str
     ignores: tuple[str, ...] = ()
-    """Parameters that have no effect under it, hence are not sampled under it."""
+    """Parameters that have no effect under it; they are not sampled under it."""
     sums_first: bool = False
-    """Whether it adds the weighted rewards up before it normalises."""
+    """True if it adds the weighted rewards up before it normalises."""
     divides_by_group_std: bool = False
-    """Whether it divides each reward, or their sum, by its own standard deviation in the group."""
+    """True if it divides each reward, or their sum, by its own standard deviation in the group."""
 
 
 @dataclass(frozen=True)
 class SamplerInfo:
-    """What proposes configurations."""
+    """A sampler, which proposes configurations."""
 
     target: str
-    """Of `auto`, what picks one of the others."""
+    """Of `auto`, the function that picks one of the others."""
     doc: str
     learns: bool = True
-    """Whether what it proposes ever hangs on a trial."""
+    """True if its proposals depend on the results of earlier trials."""
 
 
 @dataclass(frozen=True)
 class SchedulerInfo:
-    """What stops trials early."""
+    """A scheduler, which stops trials early."""
 
     target: str
     doc: str
@@ -80,83 +100,36 @@ class SchedulerInfo:
 
 @dataclass(frozen=True)
 class LayoutInfo:
-    """What the columns of a data set mean: how a row becomes a problem."""
+    """A layout of a data set: its columns, and how a row becomes a problem."""
 
-    target: str
+    convert: Callable[[Mapping[str, Any]], Any]
+    """Returns the problem of a row, or raises `RowError`."""
     tasks: tuple[str, ...]
     """Tasks that can judge such problems."""
     columns: tuple[str, ...]
-    """That there must be."""
+    """Columns that a data set must have."""
     doc: str
     optional: tuple[str, ...] = ()
-    """Columns that are read where they are."""
+    """Columns that are read if they are there."""
 
 
-def _equally_weighted(*rewards: str) -> dict[str, ParamValue]:
-    return {"normalization": "gdpo", **{f"reward_weights.{reward}": 1.0 for reward in rewards}}
-
-
-CODE_PROMPTS = {"train": 6000, "validation": 2500, "test": 2500}
-MATH_PROMPTS = {"train": 40_000, "validation": 20_000, "test": 20_000}
-TOOLS_PROMPTS = {"train": 30_000, "validation": 14_000, "test": 14_000}
-PUBLISHED_LENGTH_WEIGHTS = (0.75, 0.5, 0.25)
-"""What the method's paper tries besides equal weights; for every task with a length reward."""
-
-TASKS: dict[str, TaskInfo] = {
-    "code": TaskInfo(
-        target="gdpo_tune.tasks.code:CodeTask",
-        rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1)},
-        metrics=CODE_METRICS,
-        prompts=CODE_PROMPTS,
-        published=_equally_weighted("correctness", "format", "length"),
-        embedded="embedded",
-        length_reward="length",
-        partial_reward="correctness",
-    ),
-    "code_bug_free": TaskInfo(
-        target="gdpo_tune.tasks.code:BugFreeCodeTask",
-        rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
-        metrics=CODE_METRICS,
-        prompts=CODE_PROMPTS,
-        published={
-            **_equally_weighted("correctness", "format", "length", "bug_free"),
-            "partial_credit": True,
-        },
-        embedded="embedded",
-        length_reward="length",
-        partial_reward="correctness",
-    ),
-    "math": TaskInfo(
-        target="gdpo_tune.tasks.math:MathTask",
-        rewards={"correctness": (0, 1), "format": (0, 1), "length": (0, 1)},
-        metrics=MATH_METRICS,
-        prompts=MATH_PROMPTS,
-        published=_equally_weighted("correctness", "format", "length"),
-        embedded="embedded_math",
-        length_reward="length",
-    ),
-    "gsm8k": TaskInfo(
-        target="gdpo_tune.tasks.gsm8k:GSM8KTask",
-        rewards={"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
-        metrics=GSM8K_METRICS,
-        prompts=MATH_PROMPTS,
-        published=_equally_weighted("correctness", "integer", "format"),
-        embedded="embedded_math",
-    ),
-    "tools": TaskInfo(
-        target="gdpo_tune.tasks.tools:ToolsTask",
-        rewards={"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)},
-        metrics=TOOLS_METRICS,
-        prompts=TOOLS_PROMPTS,
-        published=_equally_weighted("correctness", "format", "length"),
-        embedded="embedded_tools",
-        length_reward="length",
-    ),
+TASKS: dict[str, str] = {
+    "code": "gdpo_tune.tasks.code:TASK",
+    "math": "gdpo_tune.tasks.math:TASK",
+    "gsm8k": "gdpo_tune.tasks.gsm8k:TASK",
+    "tools": "gdpo_tune.tasks.tools:TASK",
 }
+"""Task -> its `TaskInfo`, which `describe_task` loads."""
+REMOVED_TASKS: dict[str, str] = {
+    "code_bug_free": "write task: code, and give the reward a weight in space, such as "
+    "reward_weights: {bug_free: [0, 1]}",
+}
+"""Name of a task that is gone -> what to write instead."""
+PUBLISHED_LENGTH_WEIGHTS = (0.75, 0.5, 0.25)
+"""Weights that the method's paper tries besides equal ones; for every task with a length reward."""
 
-# What a mode ignores, and why. `gamma` is defined for GDPO: other modes weigh rewards in a way of
-# their own, or not apart. `baseline` multiplies every advantage by G / (G - 1), which whitening
-# over the batch divides out again.
+# `gamma` is defined for GDPO: other modes have their own weighting, or sum the rewards first.
+# `baseline` multiplies every advantage by G / (G - 1), which whitening over the batch undoes.
 NORMALIZATIONS: dict[str, ModeInfo] = {
     "gdpo": ModeInfo(
         "gdpo_tune.training.normalization:gdpo",
@@ -220,68 +193,25 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
     ),
 }
 
-_CODE = ("code", "code_bug_free")
-LAYOUTS: dict[str, LayoutInfo] = {
-    "gsm8k": LayoutInfo(
-        "gdpo_tune.tasks.layouts.openai_gsm8k:problem",
-        tasks=("math", "gsm8k"),
-        columns=("question", "answer"),
-        doc="word problems; the number after `####` is the answer",
-    ),
-    "math": LayoutInfo(
-        "gdpo_tune.tasks.layouts.competition_math:problem",
-        tasks=("math", "gsm8k"),
-        columns=("problem", "solution"),
-        optional=("answer",),
-        doc="MATH: the last `\\boxed{}` of the solution is the answer, or the column `answer`",
-    ),
-    "toolrl": LayoutInfo(
-        "gdpo_tune.tasks.layouts.toolrl:problem",
-        tasks=("tools",),
-        columns=("prompt", "reward_model"),
-        optional=("tools",),
-        doc="ToolRL: messages, and the right answer with its tool calls",
-    ),
-    "mbpp": LayoutInfo(
-        "gdpo_tune.tasks.layouts.mbpp:problem",
-        tasks=_CODE,
-        columns=("text", "code", "test_list"),
-        optional=("test_setup_code",),
-        doc="MBPP, full edition: a text and asserts, of which the first is shown",
-    ),
-    "mbpp_sanitized": LayoutInfo(
-        "gdpo_tune.tasks.layouts.mbpp:sanitized",
-        tasks=_CODE,
-        columns=("prompt", "code", "test_list", "test_imports"),
-        doc="MBPP, sanitized edition",
-    ),
-    "humaneval": LayoutInfo(
-        "gdpo_tune.tasks.layouts.humaneval:problem",
-        tasks=_CODE,
-        columns=("prompt", "entry_point", "test"),
-        doc="HumanEval: the head of a function, and `check(candidate)`",
-    ),
-    "apps": LayoutInfo(
-        "gdpo_tune.tasks.layouts.apps:problem",
-        tasks=_CODE,
-        columns=("question", "input_output"),
-        optional=("difficulty", "starter_code"),
-        doc="APPS: functions with arguments and results, or programs that read and print",
-    ),
-    "code_contests": LayoutInfo(
-        "gdpo_tune.tasks.layouts.code_contests:problem",
-        tasks=_CODE,
-        columns=("description", "public_tests"),
-        optional=("private_tests", "generated_tests", "input_file"),
-        doc="CodeContests: programs that read and print",
-    ),
+LAYOUTS: dict[str, str] = {
+    "gsm8k": "gdpo_tune.tasks.layouts.openai_gsm8k:LAYOUT",
+    "math": "gdpo_tune.tasks.layouts.competition_math:LAYOUT",
+    "toolrl": "gdpo_tune.tasks.layouts.toolrl:LAYOUT",
+    "mbpp": "gdpo_tune.tasks.layouts.mbpp:LAYOUT",
+    "mbpp_sanitized": "gdpo_tune.tasks.layouts.mbpp:SANITIZED_LAYOUT",
+    "humaneval": "gdpo_tune.tasks.layouts.humaneval:LAYOUT",
+    "apps": "gdpo_tune.tasks.layouts.apps:LAYOUT",
+    "code_contests": "gdpo_tune.tasks.layouts.code_contests:LAYOUT",
 }
+"""Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 
-POLICIES: dict[str, str] = {
-    "embedded": "gdpo_tune.policies.load_policy:embedded_folder",
-    "embedded_math": "gdpo_tune.policies.load_policy:embedded_math_folder",
-    "embedded_tools": "gdpo_tune.policies.load_policy:embedded_tools_folder",
+_POLICIES = Path(__file__).parents[1] / "policies"
+POLICIES: dict[str, Path] = {
+    "embedded": _POLICIES / "embedded",
+    "embedded_math": _POLICIES / "embedded_math",
+    "embedded_tools": _POLICIES / "embedded_tools",
 }
+"""Policy that ships -> its directory."""
 
 EXPORTERS: dict[str, str] = {
     "trl": "gdpo_tune.exporters.trl:export",
@@ -292,8 +222,23 @@ EXPORTERS: dict[str, str] = {
 }
 
 
+def describe_task(name: str) -> TaskInfo:
+    """Return what a task of `TASKS` says about itself; this imports its file."""
+    return load(TASKS[name])
+
+
+def describe_layout(name: str) -> LayoutInfo:
+    """Return what a layout of `LAYOUTS` says about itself; this imports its file."""
+    return load(LAYOUTS[name])
+
+
+def weigh_equally(rewards: Iterable[str]) -> dict[str, ParamValue]:
+    """Return the published setting of most tasks: GDPO with equal weights."""
+    return {"normalization": "gdpo", **{f"reward_weights.{reward}": 1.0 for reward in rewards}}
+
+
 def judgeable(task: TaskInfo) -> dict[str, MetricInfo]:
-    """What objectives and constraints may name; of equal names the task's own counts."""
+    """Return what objectives and constraints may name; a task's own metric hides a cost."""
     return {**COST_METRICS, **task.metrics}
 
 
@@ -301,7 +246,7 @@ def load(target: str) -> Any:
     """Import `module:attribute`.
 
     Raises:
-        ImportError, AttributeError: the target does not exist, which is a defect of this table.
+        ImportError, AttributeError: the target does not exist, which is a defect of a table.
     """
     module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)

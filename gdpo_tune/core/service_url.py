@@ -1,4 +1,4 @@
-"""Addresses of web services: what may be written into a sweep file, and what is connected to."""
+"""Addresses of web services, as they may stand in a sweep file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LONGEST_NAME = 253
 
 
 def split_service_url(url: str) -> urllib.parse.SplitResult:
-    """Take `http[s]://[user:password@]host[:port][/path]` apart.
+    """Split `http[s]://[user:password@]host[:port][/path]` into its parts.
 
     Raises:
-        ValueError: it is no such address; the message shows nothing of it, because it may hold
+        ValueError: it is no such address; the message shows no part of it, because it may hold
             credentials.
     """
     if not _PLAIN.fullmatch(url):

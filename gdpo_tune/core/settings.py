@@ -1,4 +1,4 @@
-"""What every trial of a sweep has in common, a class for each section of the YAML that says it."""
+"""Settings that all trials of a sweep share, one class for each section of the YAML."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 DATA_FILES = (".jsonl", ".parquet")
-"""What local data may be."""
+"""Suffixes of local data files."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
 INDIFFERENT_TRAINING = ("micro_batch_size",)
-"""Of `training:`, what decides how a step is computed and not what comes of it: it may change while
-a sweep or a training is interrupted, such as after memory ran out."""
+"""Settings of `training:` that change how a step is computed, and not its result. They may change
+while a sweep or a training is interrupted, such as after memory ran out."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What every trial of a sweep has in common (the YAML's `training:`).
+    """Training of every trial (the YAML's `training:`).
 
     The budget is counted in completions: `steps * completions_per_step`, whatever the group size.
     """
@@ -33,8 +33,8 @@ class TrainingSettings:
     completions_per_step: Annotated[int, Ge(2), Le(1 << 20)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
     micro_batch_size: Annotated[int, Ge(0)] = 0
-    """Completions of a worker whose forward and backward pass are computed at once: less takes less
-    memory and trains the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
+    """Completions of a worker whose forward and backward pass are computed at once: fewer take less
+    memory and train the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
     max_completion_length: Annotated[int, Ge(1), Le(1 << 24)] = 64
     """Tokens after which a completion is cut."""
@@ -51,24 +51,24 @@ class TrainingSettings:
     validation_prompts: Annotated[int, Ge(1)] = 128
     """Prompts that the search sees."""
     test_prompts: Annotated[int, Ge(1)] = 256
-    """Prompts that the front is claimed on; evaluated once, at the end of a trial."""
+    """Prompts on which the front is measured; evaluated once, at the end of a trial."""
     samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
     evaluate_every: Annotated[int, Ge(1)] = 30
     """Steps between two evaluations on validation prompts (the last step always has one)."""
     checkpoint_every: Annotated[int, Ge(1)] = 20
-    """Steps between two checkpoints, from which an interrupted trial goes on."""
+    """Steps between two checkpoints, from which an interrupted trial continues."""
 
 
 @dataclass(frozen=True)
 class SandboxSettings:
-    """Where code that the policy wrote runs, and what it may use (the YAML's `sandbox:`)."""
+    """Where the policy's code runs, and its limits (the YAML's `sandbox:`)."""
 
     __pydantic_config__ = {"extra": "forbid"}
 
     type: Literal["local", "external", "unsafe_no_isolation"] = "local"
-    """`local` locks processes of this machine (Linux); `external` asks the service at `url`;
-    `unsafe_no_isolation` runs code that a model wrote with all the rights of the trainer."""
+    """`local` locks processes of this machine (Linux); `external` calls the service at `url`;
+    `unsafe_no_isolation` runs the code of a model with all the rights of the trainer."""
     url: str = ""
     """Address of a service with a SandboxFusion-style `POST /run_code`; for `external` only."""
     workers: Annotated[int, Ge(1), Le(1024)] = 1
@@ -88,19 +88,19 @@ class DataSettings:
     """Where prompts come from (the YAML's `data:`); without a source the task writes its own."""
 
     source: str = ""
-    """Id of a dataset on the Hub, a `.jsonl` or `.parquet` file, or a folder of such files."""
+    """Id of a dataset on the Hub, a `.jsonl` or `.parquet` file, or a directory of such files."""
     layout: str = ""
-    """One of the layouts below: which columns there are and what they mean."""
+    """One of the layouts below: the columns and their meaning."""
     config: str = ""
     """Configuration of a dataset on the Hub, such as `main`."""
     split: str = "train"
-    """Split of a dataset on the Hub that prompts are taken from; ours are cut out of it by hash."""
+    """Split of a dataset on the Hub that prompts are taken from; our splits are cut out of it."""
     max_prompt_length: Annotated[int, Ge(1), Le(1 << 24)] = 1024
-    """Tokens above which a prompt is left out, whoever wrote it; the report says how many were."""
+    """Tokens above which a prompt is left out; the report says how many were."""
 
     @property
     def is_local(self) -> bool:
-        """Whether the source is meant as a path: whatever exists, or cannot be an id on the Hub."""
+        """True if the source is a path: it exists, or cannot be an id on the Hub."""
         path = Path(self.source).expanduser()
         is_id = _HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
         return not is_id or path.exists()
@@ -111,9 +111,9 @@ class ModelSettings:
     """How a policy is loaded and trained (the YAML's `model:`)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What is computed in; `auto` is bfloat16 on a GPU and float32 elsewhere. Weights that are
-    trained stay in float32, in which a small learning rate is not rounded away; under LoRA the
-    others are kept in it too."""
+    """Number format of the computation; `auto` is bfloat16 on a GPU and float32 elsewhere. Weights
+    that are trained stay in float32, in which a small learning rate is not rounded away; under
+    LoRA the others are kept in `dtype` too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
     lora_rank: Annotated[int, Ge(0), Le(1 << 16)] = 0
@@ -125,13 +125,13 @@ class ModelSettings:
     revision: str = ""
     """Branch, tag or commit of a policy on the Hub."""
     instructions: Literal["auto", "on", "off"] = "auto"
-    """Tell the policy the format that the task rewards; `auto` tells all but those that ship, and
-    what was trained from them."""
+    """Give the policy the task's instructions on the rewarded format. `auto` gives them to all but
+    the policies that ship, and to a policy that was trained here as in its training."""
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What samples completions during training (the YAML's `rollout:`)."""
+    """Engine that samples completions during training (the YAML's `rollout:`)."""
 
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     """`auto` is vllm on a GPU where it is installed, else our sampler for small Llama-like
@@ -141,4 +141,4 @@ class RolloutSettings:
     vllm_server: str = ""
     """Address of that server, `http://HOST:PORT`."""
     vllm_memory_share: Annotated[float, Gt(0), Lt(1)] = 0.45
-    """Of the trial's share of a GPU, what vLLM takes."""
+    """Part of the trial's share of a GPU that vLLM takes."""

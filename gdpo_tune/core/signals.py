@@ -1,4 +1,7 @@
-"""The first Ctrl-C asks, the second one ends. A terminal that was closed asks, however often."""
+"""Signals that stop a command in order: the first Ctrl-C asks it to stop, the second aborts it.
+
+A terminal that closes asks too, but never aborts: the shell and the kernel each send SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from types import FrameType
 def on_signals(stop: Callable[[], None]) -> Generator[None]:
     """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt.
 
-    SIGHUP, which tells that the terminal was closed, stays ignored under `nohup`. It is nobody's
-    second one: the shell and the kernel each send it. Outside of the main thread, where Python
-    takes no signals, this does nothing.
+    A SIGHUP is never the second one. A command that was started with SIGHUP ignored, as by `nohup`,
+    goes on ignoring it. Outside of the main thread, where Python receives no signals, this does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,7 +29,7 @@ def on_signals(stop: Callable[[], None]) -> Generator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            leave_closed(terminals)
+            _silence_closed(terminals)
         elif received.is_set():
             raise KeyboardInterrupt
         if not received.is_set():
@@ -46,9 +49,9 @@ def on_signals(stop: Callable[[], None]) -> Generator[None]:
 
 @contextmanager
 def hangups_held() -> Generator[None]:
-    """Hold SIGHUP back in this thread until the end, and for good in what is started meanwhile.
+    """Block SIGHUP in this thread until the end, and for good in processes started meanwhile.
 
-    The kernel sends it to everything that belongs to a terminal which is closed.
+    The kernel sends it to every process of a terminal that is closed.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
@@ -57,10 +60,10 @@ def hangups_held() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_closed(terminals: Sequence[int]) -> None:
-    """Let what is printed from now on go nowhere where the terminal was closed.
+def _silence_closed(terminals: Sequence[int]) -> None:
+    """Redirect output to /dev/null where its terminal was closed.
 
-    To print there is an error, which would end what is to end in order.
+    To print to a closed terminal is an error, which would keep a command from ending in order.
 
     Args:
         terminals: descriptors that were terminals.

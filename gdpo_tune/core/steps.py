@@ -1,9 +1,8 @@
 """`steps.jsonl`: the measurements of one trial, a line each, only ever appended to.
 
 A line is `{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}}`. A trial that
-goes on from a checkpoint writes steps again that an interrupted run had written: a line supersedes
-every earlier line of the same or a later step. A line that a crash cut short is passed over. Light:
-importing this needs no torch.
+goes on from a checkpoint writes steps again that an interrupted attempt had written: a line
+supersedes every earlier line of the same or a later step. A line that a crash cut short is skipped.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from gdpo_tune.core.trials import Cost, Measurement
 
 FILE = "steps.jsonl"
 MOST_POINTS = 60
-"""Points of one trial's curve that are passed on, at most. A thousand trials of thousands of steps
-would otherwise fill a tracking database with tens of gigabytes."""
+"""Points of one trial's curve that are passed on, at most. Otherwise a thousand trials of thousands
+of steps fill a tracking database with tens of gigabytes."""
 
 
 def is_kept(step: int, last: int) -> bool:
-    """Whether point `step` of 1..`last` is passed on beyond the trial's own file.
+    """Return whether point `step` of 1..`last` is passed on beyond the trial's own file.
 
     Of up to `MOST_POINTS` points every one is, of more at least half of `MOST_POINTS`, evenly
-    spread, and always the last. Everyone who thins asks this one rule, so that what passes two of
-    them is not thinned twice; and it knows no time, so a trial that goes on keeps the same points.
+    spread, and always the last. Every place that thins a curve uses this rule, so a curve that
+    passes two of them is not thinned twice. The rule does not depend on time, so a trial that goes
+    on keeps the same points.
     """
     return step >= last or step % -(-last // MOST_POINTS) == 0
 
@@ -49,13 +49,13 @@ def append_step(directory: Path, measurement: Measurement) -> None:
 
 
 def read_steps(directory: Path) -> list[Measurement]:
-    """Measurements in the order of their steps, superseded ones left out; [] without a file."""
+    """Return the measurements that no later line supersedes, by step; [] without a file."""
     path = directory / FILE
     if not path.exists():
         return []
     steps: list[Measurement] = []
     for line in path.read_bytes().splitlines():
-        measurement = _parse(line)
+        measurement = _parse_line(line)
         if measurement is None:
             continue
         while steps and steps[-1].step >= measurement.step:
@@ -69,7 +69,7 @@ def _ends_line(file: Any) -> bool:
     return file.read(1) == b"\n"
 
 
-def _parse(line: bytes) -> Measurement | None:
+def _parse_line(line: bytes) -> Measurement | None:
     try:
         record: dict[str, Any] = json.loads(line)
         return Measurement(record["step"], record["metrics"], Cost(**record["cost"]))

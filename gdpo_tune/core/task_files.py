@@ -1,9 +1,8 @@
-"""Tasks of your own: `task: path/to/file.py:MyTask` names a class in a file.
+"""Tasks by name: those of the registry, and a user's own, `task: path/to/file.py:MyTask`.
 
-What the registry says of the tasks that ship, such a class says of itself: `rewards` and `metrics`
-are names; `ranges` gives a reward or a metric its lowest and highest value, `directions` a metric
-the way that is better (`maximize` unless it says otherwise). Reading this runs the file, once a
-process. Light, as far as the file is.
+A class in a file describes itself as the registry's tasks do: `rewards` and `metrics` are names;
+`ranges` gives a reward or a metric its lowest and highest value; `directions` gives a metric its
+better direction (`maximize` if it is missing). Reading this runs the file, once a process.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import functools
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,93 +27,94 @@ METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
 
 
 def is_file(task: str) -> bool:
-    """Whether a task is named by a file and not by the registry."""
+    """Return whether a task is named by a file and not by the registry."""
     return ".py:" in task or task.endswith(".py")
 
 
-def task_info(task: str) -> TaskInfo:
-    """What a task rewards and measures.
+def task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
+    """Return what a task rewards and measures.
+
+    Args:
+        task: a name or a file, as in a sweep file.
+        parameters: names of a space or a trial. An optional reward of the task is on if its
+            `reward_weights.<name>` is among them.
 
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
-    return _described(task) if is_file(task) else registry.TASKS[task]
-
-
-def task_class(task: str) -> Any:
-    """The class whose instances are the task.
-
-    Raises:
-        TaskFileError: it is in a file, and cannot be used.
-    """
-    return _class(task) if is_file(task) else registry.load(registry.TASKS[task].target)
+    info = _describe(task) if is_file(task) else registry.describe_task(task)
+    return info.with_optional_rewards(parameters)
 
 
 def build_task(
-    task: str, training: TrainingSettings, sandbox: SandboxSettings, data: DataSettings
+    task: str,
+    training: TrainingSettings,
+    sandbox: SandboxSettings,
+    data: DataSettings,
+    parameters: Collection[str] = (),
 ) -> Any:
-    """The task of a sweep with these settings.
+    """Build the task of a sweep with these settings; `task` and `parameters` as in `task_info`.
 
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
-    result = task_class(task)(training, sandbox, data)
+    result = task_info(task, parameters).build(training, sandbox, data)
     if not isinstance(getattr(result, "instructions", None), str):
         raise TaskFileError(f"{task}: instructions has to be a text, which may be empty")
     return result
 
 
 def provenance(task: str) -> dict[str, str]:
-    """Which text of the file there was, for a task in a file."""
+    """Return the hash of the file's text, for a task in a file."""
     if not is_file(task):
         return {}
-    content = Path(_split(task)[0]).read_bytes()
+    content = Path(_split_name(task)[0]).read_bytes()
     return {"task_file": f"sha256:{hashlib.sha256(content).hexdigest()[:12]}"}
 
 
-def _described(task: str) -> TaskInfo:
-    kind = _class(task)
-    rewards, metrics = _names(kind, "rewards", task), _names(kind, "metrics", task)
+def _describe(task: str) -> TaskInfo:
+    task_class = _load_class(task)
+    rewards, metrics = (_read_names(task_class, each, task) for each in ("rewards", "metrics"))
     for method in METHODS:
-        if not callable(getattr(kind, method, None)):
+        if not callable(getattr(task_class, method, None)):
             raise TaskFileError(
                 f"{task}: it has no method {method}(); derive it from "
                 "gdpo_tune.tasks.custom.RewardFunctionTask, or see gdpo_tune/tasks/base.py"
             )
-    ranges = {name: _range(kind, name, task) for name in (*rewards, *metrics)}
-    directions: Mapping[str, Direction] = getattr(kind, "directions", {})
+    ranges = {name: _read_range(task_class, name, task) for name in (*rewards, *metrics)}
+    directions: Mapping[str, Direction] = getattr(task_class, "directions", {})
     for name, direction in directions.items():
         if direction not in get_args(Direction):
             raise TaskFileError(f"{task}: directions[{name!r}] is not maximize or minimize")
     return TaskInfo(
-        target=task,
+        build=task_class,
         rewards={name: ranges[name] for name in rewards},
         metrics={
             name: MetricInfo(directions.get(name, "maximize"), *ranges[name], doc=f"mean {name}")
             for name in metrics
         },
         embedded="embedded",
-        published={"normalization": "gdpo", **{f"reward_weights.{name}": 1.0 for name in rewards}},
+        published=registry.weigh_equally(rewards),
     )
 
 
-def _split(task: str) -> tuple[str, str]:
+def _split_name(task: str) -> tuple[str, str]:
     file, _, name = task.rpartition(":")
     if not file or not name.isidentifier():
         raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")
     return str(Path(file).expanduser().absolute()), name
 
 
-def _class(task: str) -> Any:
-    file, name = _split(task)
-    found = getattr(_module(file, task), name, None)
-    if not isinstance(found, type):
+def _load_class(task: str) -> Any:
+    file, name = _split_name(task)
+    task_class = getattr(_load_module(file, task), name, None)
+    if not isinstance(task_class, type):
         raise TaskFileError(f"{task}: that file has no class {name}")
-    return found
+    return task_class
 
 
 @functools.cache
-def _module(file: str, task: str) -> Any:
+def _load_module(file: str, task: str) -> Any:
     if not Path(file).is_file():
         raise TaskFileError(f"{task}: there is no file {file}")
     # The name is that of the file, so that a process which loads it again finds the same classes.
@@ -127,20 +128,19 @@ def _module(file: str, task: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise TaskFileError(f"{task}: running the file raised {_last_line(error)}") from error
+        raise TaskFileError(f"{task}: running the file raised {describe_error(error)}") from error
     return module
 
 
-def _last_line(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return text if trace is None else f"{text} (line {trace.tb_lineno})"
+def describe_error(error: Exception) -> str:
+    """Return an error in one line with its place: `KeyError: 1 (mine.py, line 3)`."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    return f"{message} ({Path(place.filename).name}, line {place.lineno})"
 
 
-def _names(kind: Any, attribute: str, task: str) -> tuple[str, ...]:
-    names: Any = getattr(kind, attribute, None)
+def _read_names(task_class: Any, attribute: str, task: str) -> tuple[str, ...]:
+    names: Any = getattr(task_class, attribute, None)
     if not isinstance(names, tuple | list) or not names:
         raise TaskFileError(f"{task}: {attribute} has to be a tuple of names, such as ('right',)")
     for name in names:
@@ -151,10 +151,10 @@ def _names(kind: Any, attribute: str, task: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _range(kind: Any, name: str, task: str) -> tuple[float, float]:
-    given: Any = getattr(kind, "ranges", {}).get(name, registry.UNKNOWN_RANGE)
+def _read_range(task_class: Any, name: str, task: str) -> tuple[float, float]:
+    limits: Any = getattr(task_class, "ranges", {}).get(name, registry.UNKNOWN_RANGE)
     try:
-        low, high = map(float, given)
+        low, high = map(float, limits)
     except (TypeError, ValueError):
         low, high = 0.0, 0.0
     if not low < high:

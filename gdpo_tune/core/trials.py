@@ -1,6 +1,6 @@
-"""The vocabulary that every room shares: what a trial is asked, what it reports, what is kept.
+"""Types that every room shares: the configuration of a trial, its reports, and its record.
 
-Light on purpose: importing it costs neither torch nor ray nor pydantic.
+Importing them needs neither torch nor ray nor pydantic.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Params = Mapping[str, ParamValue]
 Direction = Literal["maximize", "minimize"]
 Role = Literal["search", "member", "replicate", "untrained", "published"]
 """Why a trial was run. `untrained` and `published` are the baselines of every front picture;
-`published` is trained at full budget and may therefore be on the front itself. A `member` of a
-population has parameters that moved while it trained; those of its record are the initial ones."""
+`published` is trained at full budget, so it may be on the front itself. The parameters of a
+`member` of a population changed while it trained; those of its record are the initial ones."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
 """`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
 Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline"]
-"""Who chose a trial's parameters: the sampler's model, its random start-up, or a rule."""
+"""Source of a trial's parameters: the sampler's model, its random start-up, or a rule."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ MOVABLE = ("learning_rate", "reward_weights.")
 
 @dataclass(frozen=True)
 class Segment:
-    """From a step on, other values of parameters that may change while a trial trains.
+    """Values that some parameters have from a step on, while a trial trains.
 
     Raises:
-        ValueError: a parameter that may not, or a step before the start.
+        ValueError: a parameter that may not change, or a step before the start.
     """
 
     step: int
-    """Steps done before they hold: 0 is the start."""
+    """Steps that are done before the values apply: 0 is the start."""
     params: Params
     """Parameters that are not named keep their values."""
 
@@ -68,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """Everything that decides one trial; equal configs give bitwise equal metrics on CPU."""
+    """Configuration of one trial; equal ones give bitwise equal metrics on a CPU."""
 
     task: str
     policy: str
@@ -77,7 +77,7 @@ class TrialConfig:
     """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task."""
     training: TrainingSettings
     directory: Path
-    """This trial's own folder: `steps.jsonl` and checkpoints."""
+    """This trial's own directory: `steps.jsonl` and checkpoints."""
     train: bool = True
     """False evaluates the policy as it is (the untrained baseline)."""
     threads: int = 1
@@ -89,24 +89,24 @@ class TrialConfig:
     model: ModelSettings = field(default_factory=ModelSettings)
     """How the policy is loaded and trained."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    """What samples completions during training."""
+    """Engine that samples completions during training."""
     gpu_share: float = 1.0
-    """Of the memory of its GPU, what the trial may use; no GPU, no effect."""
+    """Share of its GPU's memory that the trial may use; no effect without a GPU."""
     evaluate_at: tuple[int, ...] = ()
     """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
     schedule: tuple[Segment, ...] = ()
-    """What of `params` changes on the way; they hold where it says nothing."""
+    """Changes of `params` during the training."""
 
     def __deepcopy__(self, memo: object) -> TrialConfig:
-        """Itself, since nothing in it ever changes: Ray copies the config of every trial."""
+        """Return the same object, which never changes: Ray copies the config of every trial."""
         return self
 
     def __str__(self) -> str:
-        """Short: Ray makes a label of it."""
+        """Return a short name: Ray makes a label of it."""
         return self.directory.name
 
     def params_at(self, step: int) -> dict[str, ParamValue]:
-        """The parameters that hold once `step` steps are done."""
+        """Return the parameters that apply once `step` steps are done."""
         params = dict(self.params)
         for segment in sorted(self.schedule, key=lambda segment: segment.step):
             if segment.step <= step:
@@ -114,7 +114,7 @@ class TrialConfig:
         return params
 
     def reward_weights(self, step: int = 0) -> dict[str, float]:
-        """Reward name -> weight once `step` steps are done, from `reward_weights.*`."""
+        """Return reward name -> weight once `step` steps are done, from `reward_weights.*`."""
         prefix, params = "reward_weights.", self.params_at(step)
         return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
 
@@ -129,9 +129,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a trial has spent so far, summed over the attempts that its result rests on.
+    """Cost of a trial so far, summed over the attempts that its result depends on.
 
-    An attempt that died counts up to the checkpoint that the next one went on from.
+    An attempt that died counts up to the checkpoint from which the next one continued.
     """
 
     completions: int = 0
@@ -142,61 +142,61 @@ class Cost:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a trial reports while it runs."""
+    """A report of a running trial."""
 
     step: int
     metrics: Mapping[str, float]
     """`train/...` of this step; `validation/<metric>` where an evaluation took place."""
     cost: Cost
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """What the evaluation found; empty where none took place."""
+    """Estimates of the evaluation; empty if none took place."""
 
     @property
     def validated(self) -> bool:
-        """Whether an evaluation took place."""
+        """True if an evaluation took place."""
         return bool(self.validation)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """What a trial was worth on validation prompts after part of its budget."""
+    """Validation metrics of a trial after a part of its budget."""
 
     step: int
     validation: Mapping[str, Estimate]
-    """A standard error of NaN is not known: ledgers from before kept none."""
+    """A standard error of NaN is not known."""
     cost: Cost
     recorded: float | None = field(default=None, compare=False)
-    """Unix seconds; None is not known: ledgers from before kept none."""
+    """Unix time in seconds; None is not known."""
 
     @property
     def completions(self) -> int:
-        """What the trial had sampled by then: the same for equal rungs of different trials."""
+        """Completions sampled by then: the same for equal rungs of different trials."""
         return self.cost.completions
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished trial is worth."""
+    """Result of a finished trial."""
 
     validation: Mapping[str, Estimate]
     test: Mapping[str, Estimate]
     cost: Cost
     checkpoint: Path | None
-    """Folder of the trained policy; None for the untrained baseline."""
+    """Directory of the trained policy; None for the untrained baseline."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Provenance seen from inside the trial, such as the sandbox's tier."""
 
 
 LEFT_OUT = "prompts_left_out."
-"""In `Outcome.environment`, this and a split: how many of its prompts were too long, `2 of 128`."""
+"""Prefix of a split's key in `Outcome.environment`: how many prompts were too long, `2 of 128`."""
 
 Report = Callable[[Measurement, Path | None], None]
-"""How `train()` speaks: a measurement, and the checkpoint folder if one was just written."""
+"""Callback of `train()`: a measurement, and the checkpoint's directory if one was just written."""
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """One configuration that is to be trained again with a fresh seed."""
+    """A configuration to train again with a fresh seed."""
 
     of: int
     """Number of the trial that first had these parameters."""
@@ -205,41 +205,41 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Exploit:
-    """A member of a population took over another one's training and goes on with new values."""
+    """A member of a population that continues another member's training with new values."""
 
     member: int
     """Number of the trial that takes over."""
     donor: int
-    """Number of the trial whose checkpoint, seed and parameters it goes on with."""
+    """Number of the trial whose checkpoint, seed and parameters it takes over."""
     step: int
     """Steps that the checkpoint contains."""
     params: Params
-    """New values of all that moves."""
+    """New values of every parameter that moves."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What was decided once the members of a population had met at a step."""
+    """Decisions once the members of a population had met at a step."""
 
     step: int
     members: tuple[int, ...]
-    """Numbers of all that met."""
+    """Numbers of the members that met."""
     exploits: tuple[Exploit, ...]
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that befell a sweep: a node was lost, an attempt at a trial failed."""
+    """A failure that a sweep survived: a node was lost, an attempt at a trial failed."""
 
     time: float
     """Unix seconds."""
     description: str
-    """In one line; of trials, it is said of each: `is tried again: ...`."""
+    """In one line; of trials, a predicate of each: `is tried again: ...`."""
     trials: tuple[int, ...] = ()
-    """Numbers of those that it befell."""
+    """Numbers of the trials that it concerns."""
 
     def __str__(self) -> str:
-        """The same with the trials, in one line."""
+        """Return the description with the trials, in one line."""
         if not self.trials:
             return self.description
         numbers = ", ".join(map(str, self.trials))
@@ -250,7 +250,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial as the ledger has it."""
+    """One trial as the ledger records it."""
 
     number: int
     role: Role
@@ -263,7 +263,7 @@ class TrialRecord:
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     test: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     feasible: bool | None = None
-    """Whether every constraint holds on validation; None until measured at full budget."""
+    """True if every constraint is satisfied on validation; None until measured at full budget."""
     rungs: tuple[Rung, ...] = ()
     """By step; the last one of a trial that is complete is at full budget."""
     paused_at: int = 0
@@ -272,11 +272,11 @@ class TrialRecord:
     reason: str = ""
     """Why a failed or pruned trial ended."""
     lineage: tuple[Exploit, ...] = ()
-    """What a member of a population took over from others, by step."""
+    """Trainings that a member of a population took over from others, by step."""
     directory: Path | None = None
     checkpoint: Path | None = None
     address: str = ""
-    """Of its folder on an object store, of which `directory` is a copy; empty: there is none."""
+    """URL of its directory on an object store, of which `directory` is a copy; may be empty."""
     started: float | None = None
     """Unix time in seconds."""
     finished: float | None = None
@@ -284,12 +284,12 @@ class TrialRecord:
 
     @property
     def is_open(self) -> bool:
-        """Whether it runs or waits, so that it may still go on."""
+        """True if it runs or waits."""
         return self.state in ("running", "paused")
 
     @property
     def policy(self) -> str:
-        """Where the policy that it trained is, for a person; empty if it was not kept."""
+        """Path or URL of the policy that it trained, for a person; empty if it was not kept."""
         if self.checkpoint is None:
             return ""
         return f"{self.address}/{self.checkpoint.name}" if self.address else str(self.checkpoint)

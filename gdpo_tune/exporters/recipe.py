@@ -142,7 +142,7 @@ def build_recipe(request: Request, policy: str) -> Recipe:
         policy: argument of `from_pretrained` for the policy of the spec.
     """
     spec, params = request.spec, request.params
-    info = task_info(spec.task)
+    info = task_info(spec.task, params)
     weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
     largest = max(weights.values())
     return Recipe(

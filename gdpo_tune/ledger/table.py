@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
 from gdpo_tune.core.errors import LedgerHeldError, LedgerUnreachableError, UsageError
-from gdpo_tune.core.outages import PATIENCE, attempts
+from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
 from gdpo_tune.spec import without_password
 
@@ -181,29 +182,40 @@ class JournalTable(Journal):
             {"sweep": self._sweep, "number": number, "record": record}
             for number, record in enumerate(records, first)
         ]
-        away: DBAPIError | None = None
+        from tenacity import RetryError, TryAgain, retry_if_exception
+
+        away: BaseException | None = None
         held_since: float | None = None
-        for waited in attempts(PATIENCE, first=AGAIN_SECONDS):
-            try:
-                if away is not None and not self._is_ours_again():
-                    # by our own connection, as long as the server has not noticed its end
-                    held_since = waited if held_since is None else held_since
-                    if waited - held_since > NOTICED:
-                        raise self._held_by_another()
-                    continue
-                self._insert(rows)
-                return
-            except DBAPIError as error:
-                if not _is_away(error):
-                    raise
-                if away is None:
-                    print(f"waiting for the ledger {self.path}: {_told(error)}", file=sys.stderr)
-                away = error
-        assert away is not None  # there is always a first attempt
-        raise LedgerUnreachableError(
-            f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_told(away)}); what "
-            "trials have recorded is kept, and the same command goes on"
-        ) from away
+
+        def insert() -> None:
+            nonlocal held_since
+            if away is not None and not self._is_ours_again():
+                # by our own connection, as long as the server has not noticed its end
+                held_since = held_since or time.monotonic()
+                if time.monotonic() - held_since > NOTICED:
+                    raise self._held_by_another()
+                raise TryAgain
+            self._insert(rows)
+
+        def announce(state: Any) -> None:
+            nonlocal away
+            error = state.outcome.exception()
+            if away is None:
+                print(f"waiting for the ledger {self.path}: {_told(error)}", file=sys.stderr)
+            away = away if isinstance(error, TryAgain) else error
+
+        away_errors = retry_if_exception(_is_away)
+        retrying = build_retrying(
+            PATIENCE, first=AGAIN_SECONDS, retry=away_errors, before_sleep=announce
+        )
+        try:
+            retrying(insert)
+        except RetryError as error:
+            last = away or error.last_attempt.exception()
+            raise LedgerUnreachableError(
+                f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_told(last)}); what "
+                "trials have recorded is kept, and the same command goes on"
+            ) from last
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
         statement = f"INSERT INTO {TABLE} (sweep, number, record) VALUES (:sweep, :number, :record)"
@@ -284,12 +296,14 @@ def _engine(url: str) -> sa.Engine:
     return sa.create_engine(url, connect_args=options, poolclass=sa.NullPool)
 
 
-def _is_away(error: DBAPIError) -> bool:
-    """Whether the database does not answer, or has ended the connection."""
-    return isinstance(error, OperationalError) or error.connection_invalidated
+def _is_away(error: BaseException) -> bool:
+    """Return whether the database does not answer, or has ended the connection."""
+    return isinstance(error, OperationalError) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException | None) -> str:
     """The first line of what the database says; SQLAlchemy adds a page of its own."""
     told = getattr(error, "orig", None) or error
     return (str(told).strip().splitlines() or [type(error).__name__])[0]

@@ -1,1 +1,1 @@
-"""Policies by name: embedded ones, a local folder or a Hub id, and the recipe of the first."""
+"""Policies by name, which may be embedded, a directory or a Hub id; and how they read prompts."""

@@ -1,19 +1,22 @@
-"""Policies by name: an embedded one, a local folder, or a Hub id (`Qwen/Qwen2.5-1.5B-Instruct`).
+"""Policies by name: an embedded one, a directory, or a Hub id (`Qwen/Qwen2.5-1.5B-Instruct`).
 
-`check_policy` reads JSON only and is meant for the moment when a sweep file is read; `load_policy`
-loads the weights and checks what only a loaded policy can tell.
+`check_policy` reads JSON only, for the moment when a sweep file is read. `load_policy` loads the
+weights and checks what needs a loaded policy.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.registry import POLICIES, load
+from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
     import torch
@@ -21,75 +24,63 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_NEEDED_TOKENS = {"pad_token": "pad", "eos_token": "end"}
+_LONGEST_HEADER = 100 * 2**20
+"""Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
-"""Text that a tokenizer must split alike however it was loaded."""
-
-
-def embedded_folder() -> str:
-    """Folder of the policy that ships for the code task."""
-    return str(Path(__file__).parent / "embedded")
-
-
-def embedded_math_folder() -> str:
-    """Folder of the policy that ships for the mathematics tasks."""
-    return str(Path(__file__).parent / "embedded_math")
-
-
-def embedded_tools_folder() -> str:
-    """Folder of the policy that ships for the tools task."""
-    return str(Path(__file__).parent / "embedded_tools")
+"""Text that a tokenizer must split in the same way however it was loaded."""
 
 
 def policy_folder(name: str) -> str:
-    """What `from_pretrained` takes for a policy's name; a folder or Hub id stays as it is."""
+    """Return what `from_pretrained` takes for a policy's name; a directory or Hub id is kept."""
     if name in POLICIES:
-        return load(POLICIES[name])()
+        return str(POLICIES[name])
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def check_policy(name: str, revision: str = "") -> None:
     """Refuse a policy that could not be trained, in milliseconds and without the network.
 
-    A Hub id that is no local folder passes: `check_available` asks for it.
+    A Hub id that is not a local directory passes: `check_available` asks the Hub for it.
 
     Args:
         name: as in a sweep file.
         revision: branch, tag or commit, which only a policy on the Hub has.
 
     Raises:
-        PolicyError: what is wrong with the name or its folder, and what to do.
+        PolicyError: the name or its directory cannot be used; the message says what to do.
     """
-    folder = Path(policy_folder(name))
+    directory = Path(policy_folder(name))
     try:
-        present = folder.exists()
+        is_present = directory.exists()
     except OSError as error:
         raise PolicyError(
-            f"policy {name!r}: {folder} cannot be reached: {error.strerror}: allow this user to "
-            "search the folders above it, or give another folder"
+            f"policy {name!r}: {directory} cannot be reached: {error.strerror}: allow this user to "
+            "search the directories above it, or give another directory"
         ) from error
-    if present and revision:
+    if is_present and revision:
         raise PolicyError(
-            f"policy {name!r} is a folder, so model.revision = {revision} would have no effect: "
+            f"policy {name!r} is a directory, so model.revision = {revision} would have no effect: "
             "remove it, or give a Hub id"
         )
-    if present:
-        _check_folder(name, folder)
+    if is_present:
+        _check_directory(name, directory)
     elif not _HUB_ID.fullmatch(name):
         close = get_close_matches(name, POLICIES, n=1)
         hint = f"did you mean {close[0]!r}? It" if close else "it"
         raise PolicyError(
-            f"policy {name!r}: no such folder and not a Hub id: {hint} must be one of "
-            f"{', '.join(POLICIES)}, a folder with config.json, or a Hub id of the form org/name"
+            f"policy {name!r}: no such directory and not a Hub id: {hint} must be one of "
+            f"{', '.join(POLICIES)}, a directory with config.json, or a Hub id of the form org/name"
         )
 
 
 def check_available(name: str, revision: str = "") -> None:
-    """`check_policy`, and a Hub id must be in the local cache or on the Hub.
+    """Refuse what `check_policy` does, and a Hub id that is neither cached nor on the Hub.
 
-    Fetches a configuration of a few KB, so that a misspelt id costs no cluster its start.
+    It fetches a configuration of a few KB, so that a misspelt id is found before a cluster starts.
 
     Raises:
-        PolicyError: what is wrong with the name, its folder or the Hub, and what to do.
+        PolicyError: the policy cannot be used or fetched; the message says what to do.
     """
     check_policy(name, revision)
     if Path(policy_folder(name)).exists():
@@ -98,18 +89,18 @@ def check_available(name: str, revision: str = "") -> None:
 
     try:
         hf_hub_download(name, "config.json", revision=revision or None)
-    except OSError as error:  # what the Hub's client raises for each of its reasons
+    except OSError as error:  # the Hub client's errors all derive from it
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
-            f"policy {name!r} cannot be had from the Hub: {reason}. Check the name, or download it "
-            "where there is a network and give its folder"
+            f"policy {name!r} cannot be loaded from the Hub: {reason}. Check the name, or download "
+            "it on a machine with a network and give its directory"
         ) from error
 
 
 def load_policy(
     name: str, dtype: torch.dtype | None = None, revision: str = ""
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a policy's weights (to the CPU, in float32 unless `dtype` says otherwise) and tokenizer.
+    """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
     The tokenizer pads on the left, as generation needs.
 
@@ -122,26 +113,26 @@ def load_policy(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     check_policy(name, revision)
-    folder = policy_folder(name)
+    location = policy_folder(name)
     version = {"revision": revision} if revision else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, padding_side="left", **version
+            location, padding_side="left", **version
         )
         # Typed as a model alone; with the flag it is a pair.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, output_loading_info=True, **version
+            location, dtype=dtype or torch.float32, output_loading_info=True, **version
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
-            "and give its folder"
+            "and give its directory"
         ) from error
     model: PreTrainedModel = loaded[0]
     loading: dict[str, Any] = loaded[1]
     if loading["missing_keys"]:
-        # Transformers would go on with random numbers in their place.
+        # Transformers would use random numbers in their place.
         missing = sorted(loading["missing_keys"])
         raise PolicyError(
             f"policy {name!r}: its files lack {len(missing)} weights of the model that config.json "
@@ -151,34 +142,49 @@ def load_policy(
     return model, tokenizer
 
 
-def _check_folder(name: str, folder: Path) -> None:
-    if not folder.is_dir():
-        raise PolicyError(f"policy {name!r} is a file: give the folder that holds config.json")
-    config = _read_json(name, folder / "config.json")
-    if config is None:
+def parameters(name: str) -> int | None:
+    """Return how many parameters a policy has, from the headers of its safetensors files.
+
+    Args:
+        name: as in a sweep file; a Hub id is looked up in the local cache.
+
+    Returns:
+        None if that is unknown, such as for a policy that was not downloaded yet.
+    """
+    directory = _find_local_directory(name)
+    files = [] if directory is None else sorted(directory.glob("*.safetensors"))
+    if not files:
+        return None
+    try:
+        return sum(_count_in_file(file) for file in files)
+    except (OSError, ValueError, KeyError, struct.error):
+        return None  # `load_policy` reports broken files
+
+
+def _check_directory(name: str, directory: Path) -> None:
+    if not directory.is_dir():
+        raise PolicyError(f"policy {name!r} is a file: give the directory that holds config.json")
+    if _read_json(name, directory / "config.json") is None:
         raise PolicyError(
-            f"policy {name!r}: {folder} has no config.json: give a folder that save_pretrained "
-            "wrote (an adapter must be merged into its model first)"
+            f"policy {name!r}: {directory} has no config.json: give a directory that "
+            "save_pretrained wrote (an adapter must be merged into its model first)"
         )
-    if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+    if not any(path for pattern in _WEIGHTS for path in directory.glob(pattern)):
         raise PolicyError(
-            f"policy {name!r}: {folder} has no weights: save the model there as safetensors"
+            f"policy {name!r}: {directory} has no weights: save the model there as safetensors"
         )
-    tokenizer = _read_json(name, folder / "tokenizer_config.json")
+    tokenizer = _read_json(name, directory / "tokenizer_config.json")
     if tokenizer is None:
         raise PolicyError(
-            f"policy {name!r}: {folder} has no tokenizer_config.json: save the tokenizer there too"
+            f"policy {name!r}: {directory} has no tokenizer_config.json: save the tokenizer there "
+            "too"
         )
-    specials = {**(_read_json(name, folder / "special_tokens_map.json") or {}), **tokenizer}
-    for key, word in (("pad_token", "pad"), ("eos_token", "end")):
-        if not specials.get(key):
-            raise _missing_token(name, key, word)
+    older = _read_json(name, directory / "special_tokens_map.json") or {}
+    _require_tokens(name, {**older, **tokenizer})
 
 
 def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    for key, word in (("pad_token", "pad"), ("eos_token", "end")):
-        if getattr(tokenizer, key) is None:
-            raise _missing_token(name, key, word)
+    _require_tokens(name, {key: getattr(tokenizer, key) for key in _NEEDED_TOKENS})
     _check_tokenizer_file(name, tokenizer)
     embeddings: Any = model.get_input_embeddings()
     rows: int = embeddings.weight.shape[0]
@@ -192,8 +198,8 @@ def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Compare a loaded tokenizer with its own file.
 
-    `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer in silence;
-    then numbers fall into digits, and a policy that could calculate no longer can.
+    `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
+    warning. Then numbers are split into digits, and a policy that could calculate no longer can.
     """
     from tokenizers import Tokenizer
 
@@ -210,15 +216,17 @@ def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None
         )
 
 
-def _missing_token(name: str, key: str, word: str) -> PolicyError:
-    return PolicyError(
-        f"policy {name!r} has no {word} token: set tokenizer.{key}, save the tokenizer to a folder "
-        "and give that folder"
-    )
+def _require_tokens(name: str, tokens: Mapping[str, object]) -> None:
+    for key, word in _NEEDED_TOKENS.items():
+        if not tokens.get(key):
+            raise PolicyError(
+                f"policy {name!r} has no {word} token: set tokenizer.{key}, save the tokenizer to "
+                "a directory and give that directory"
+            )
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None if there is no such file."""
+    """Return the object in a JSON file; None if there is no such file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -228,3 +236,28 @@ def _read_json(name: str, file: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise PolicyError(f"policy {name!r}: {file} does not hold a JSON object")
     return content
+
+
+def _find_local_directory(name: str) -> Path | None:
+    directory = Path(policy_folder(name))
+    if directory.is_dir():
+        return directory
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _count_in_file(file: Path) -> int:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"{file} is not a safetensors file")
+        header: dict[str, Any] = json.loads(stream.read(length))
+    return sum(
+        math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__"
+    )

@@ -1,4 +1,4 @@
-"""How a policy is given a prompt: through its chat template if it has one, else as plain text."""
+"""Prompts as a policy reads them: through its chat template if it has one, else as plain text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FILE = "prompts.json"
-"""In a policy's folder: whether it was trained with instructions."""
+"""File in a policy's directory that says whether it was trained with instructions."""
 _TAG = re.compile(r"</?\w+>")
 _OPENED = re.compile(r"<\w+>\s*$")
 """A tag at the end of a rendered prompt, such as the `<think>` of some reasoning policies."""
@@ -25,17 +25,18 @@ _OPENED = re.compile(r"<\w+>\s*$")
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """Turns prompts of a task into the tokens that a policy reads before its first own one."""
+    """Converter from prompts of a task to the tokens that a policy reads before its completion."""
 
     tokenizer: PreTrainedTokenizerBase
     instructions: str = ""
-    """Told before every prompt; empty: nothing is."""
+    """Stand before every prompt; may be empty."""
 
     def text(self, prompt: str) -> str:
-        """What the policy reads.
+        """Return the text that the policy reads.
 
-        With a chat template the instructions are the system's message, or open the user's where
-        the template knows no system, and the prompt is the user's. Without one, they stand above.
+        With a chat template, the instructions are the system message and the prompt is the user
+        message; a template without a system role gets both as the user message. Without a chat
+        template, the instructions stand above the prompt.
         """
         if self.tokenizer.chat_template is None:
             return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
@@ -49,23 +50,23 @@ class PromptFormat:
             return self._render([("user", f"{self.instructions}\n\n{prompt}")])
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Tokens of P prompts; a template writes its own special tokens, so none are added."""
+        """Return the tokens of P prompts; a template writes its own special tokens."""
         tokenize: Any = self.tokenizer
         special = self.tokenizer.chat_template is None
         texts = [self.text(prompt) for prompt in prompts]
         return tokenize(texts, add_special_tokens=special)["input_ids"]
 
-    def save(self, folder: Path) -> None:
-        """Note beside a policy that was trained this way whether it was told anything."""
+    def save(self, directory: Path) -> None:
+        """Record in a trained policy's directory whether it was trained with instructions."""
         text = json.dumps({"instructions": bool(self.instructions)})
-        (folder / FILE).write_text(text, encoding="utf-8")
+        (directory / FILE).write_text(text, encoding="utf-8")
 
     def _render(self, turns: Sequence[tuple[str, str]]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         rendered = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )
-        # The completion is judged from its first tag on, so the policy has to write that itself.
+        # The completion is judged from its first tag on, so the policy has to write it itself.
         return _OPENED.sub("", str(rendered))
 
 
@@ -73,26 +74,26 @@ def prompt_format(
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     instructions: str,
-    wanted: Literal["auto", "on", "off"],
+    mode: Literal["auto", "on", "off"],
 ) -> PromptFormat:
-    """How the policy `name` is given the prompts of a task.
+    """Choose how the policy `name` reads the prompts of a task.
 
     Args:
         name: as in a sweep file.
         tokenizer: the policy's.
         instructions: the task's, about the format that it rewards; may be empty.
-        wanted: `model.instructions`; `auto` does what a policy of our own training was used to,
-            and tells every other one but those that ship, which have learnt the format before.
+        mode: `model.instructions`. With `auto`, a policy that was trained here gets instructions
+            if it was trained with them; a policy that ships gets none; every other policy does.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.
     """
     check_tags(name, tokenizer, instructions)
-    told = _is_told(name) if wanted == "auto" else wanted == "on"
-    return PromptFormat(tokenizer, instructions if told else "")
+    uses = _needs_instructions(name) if mode == "auto" else mode == "on"
+    return PromptFormat(tokenizer, instructions if uses else "")
 
 
-def _is_told(name: str) -> bool:
+def _needs_instructions(name: str) -> bool:
     file = Path(policy_folder(name)) / FILE
     if name in POLICIES or not file.is_file():
         return name not in POLICIES
@@ -103,19 +104,19 @@ def check_tags(name: str, tokenizer: PreTrainedTokenizerBase, instructions: str)
     """Refuse a tokenizer that loses tags which rewards look for.
 
     Raises:
-        PolicyError: decoding without special tokens gives back no such tag.
+        PolicyError: decoding without special tokens does not give back a tag.
     """
-    tags = dict.fromkeys(_TAG.findall(instructions))
-    encode: Any = tokenizer.encode
-    lost: list[str] = []
-    for tag in tags:
-        tokens: list[int] = encode(f"1{tag}2", add_special_tokens=False)
-        if tag not in str(tokenizer.decode(tokens, skip_special_tokens=True)):
-            lost.append(tag)
+    codec: Any = tokenizer
+
+    def is_lost(tag: str) -> bool:
+        tokens = codec.encode(f"1{tag}2", add_special_tokens=False)
+        return tag not in str(codec.decode(tokens, skip_special_tokens=True))
+
+    lost = list(filter(is_lost, dict.fromkeys(_TAG.findall(instructions))))
     if lost:
         raise PolicyError(
             f"policy {name!r}: its tokenizer does not give back {', '.join(lost)}, by which the "
             "task judges completions: such a tag is a special token, or unknown. Make it an "
             "ordinary one, tokenizer.add_tokens([AddedToken(tag, special=False)]), resize the "
-            "embeddings, save both and give that folder"
+            "embeddings, save both and give that directory"
         )

@@ -1,26 +1,22 @@
-"""What is asked: the YAML of a sweep as frozen models, or every error in it at once."""
+"""The YAML of a sweep as frozen models, or every error in it at once."""
 
-from gdpo_tune.spec.domains import Choice, Domain, Fixed, Uniform
 from gdpo_tune.spec.dry_run import dry_run
-from gdpo_tune.spec.dump import shown_yaml, without_password
-from gdpo_tune.spec.gpu import check_gpu_share, device_memory
 from gdpo_tune.spec.lint import lint
 from gdpo_tune.spec.load import load_spec
-from gdpo_tune.spec.machine import check_resources, local_cpus
-from gdpo_tune.spec.model import (
-    Constraint,
-    Keep,
-    ObjectiveSpec,
-    Replicates,
-    Resources,
-    Search,
-    SweepSpec,
-    Tracking,
+from gdpo_tune.spec.machine import (
+    check_gpu_share,
+    check_resources,
+    device_memory,
+    local_cpus,
+    sandbox_doubts,
 )
-from gdpo_tune.spec.sampler_choice import SamplerChoice, choose_sampler, most_trials
-from gdpo_tune.spec.sandbox_checks import sandbox_doubts
-from gdpo_tune.spec.schedulers import AshaSettings, PbtSettings
-from gdpo_tune.spec.space import Space
+from gdpo_tune.spec.model import Keep, SweepSpec, shown_yaml
+from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
+from gdpo_tune.spec.problems import without_password
+from gdpo_tune.spec.sampler_choice import choose_sampler, most_trials
+from gdpo_tune.spec.search_section import AshaSettings, PbtSettings, Search
+from gdpo_tune.spec.space import Choice, Domain, Fixed, Space, Uniform
+from gdpo_tune.spec.training_section import Resources
 
 __all__ = [
     "AshaSettings",
@@ -31,13 +27,10 @@ __all__ = [
     "Keep",
     "ObjectiveSpec",
     "PbtSettings",
-    "Replicates",
     "Resources",
-    "SamplerChoice",
     "Search",
     "Space",
     "SweepSpec",
-    "Tracking",
     "Uniform",
     "check_gpu_share",
     "check_resources",

@@ -1,121 +1,169 @@
-"""Combinations that run but are probably not what was meant: parameter, why, what to do."""
+"""Warnings about combinations that run but are probably not meant: key, reason, remedy.
+
+Each follows from arithmetic, from arXiv 2601.05242, or from a measurement with this package's
+normalization modes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from gdpo_tune.core import registry, task_files
-from gdpo_tune.spec.lint_rewards import (
-    different_scales,
-    few_prompts,
-    idle_shaping,
-    length_in_pairs,
-    no_anchor,
-    pairs,
-    possible,
-    searched,
-    single_reward,
-    unmet_is_not_worst,
-)
-from gdpo_tune.spec.lint_sizes import (
-    crowded_cores,
-    endless,
-    far_values,
-    idle_patience,
-    points_left_out,
-    too_short_for_rungs,
-)
-from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.core import registry
+from gdpo_tune.core.parameters import PARTIAL_CREDIT, parameters_of
+from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.machine import find_lacking_memory, sandbox_doubts
+from gdpo_tune.spec.model import SPEC, SweepSpec, differences, meaning
 from gdpo_tune.spec.problems import one_of, show
-from gdpo_tune.spec.sandbox_checks import lacking_memory, sandbox_doubts
-from gdpo_tune.spec.warm_start import warm_start_doubts
+from gdpo_tune.spec.search_section import AshaSettings
+from gdpo_tune.spec.task_section import get_task_info
+from gdpo_tune.spec.warm_start import folder_of
 
+FEWEST_PROMPTS = 8
+"""Below this many prompts a step, whitening over the batch merges advantages again."""
 LARGEST_SE = 0.05
-"""Standard error of a share, above which a front of a few points cannot be told from noise."""
-CLIPS = ("epsilon", "epsilon_high")
+"""Standard error of a share above which a front of a few points cannot be told from noise."""
 
 
 def lint(spec: SweepSpec) -> list[str]:
-    """Doubtful combinations, one sentence each; an empty list if there are none.
-
-    Source: arXiv 2601.05242 and measurements with this package's own normalization modes.
-    """
+    """Return the warnings; an empty list if there are none."""
     checks = (
-        few_prompts,
-        pairs,
-        length_in_pairs,
-        idle_shaping,
-        unmet_is_not_worst,
-        different_scales,
-        single_reward,
-        no_anchor,
-        confounded_modes,
-        confounded_loss,
-        idle_clip,
-        unreplicated,
-        coarse_test,
-        few_configurations,
-        single_objective,
-        against_the_metric,
-        idle_constraint,
-        idle_patience,
-        points_left_out,
-        far_values,
-        crowded_cores,
-        endless,
-        too_short_for_rungs,
+        _check_groups,
+        _check_shaping,
+        _check_weights,
+        _check_comparisons,
+        _check_certainty,
+        _check_objectives,
+        _check_search,
         sandbox_doubts,
-        lacking_memory,
-        warm_start_doubts,
+        find_lacking_memory,
+        _check_warm_start,
     )
     return [warning for check in checks for warning in check(spec)]
 
 
-def confounded_modes(spec: SweepSpec) -> Iterator[str]:
-    """Modes compared at one learning rate."""
-    modes = possible(spec.space, "normalization")
-    if len(modes) > 1 and not searched(spec.space, "learning_rate"):
+def _possible(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
+    """Return the values that trials can have; none for a continuous range or an absent name."""
+    return (spec.space.reachable(name) or ()) if name in spec.space.domains else ()
+
+
+def _modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
+    """Return the normalization modes that trials can have."""
+    return {str(m): registry.NORMALIZATIONS[str(m)] for m in _possible(spec, "normalization")}
+
+
+def _weights(spec: SweepSpec) -> list[str]:
+    """Return the names of the reward weights that are not always 0."""
+    names = [name for name in spec.space.domains if name.startswith("reward_weights.")]
+    return [name for name in names if _possible(spec, name) != (0,)]
+
+
+def _check_groups(spec: SweepSpec) -> Iterator[str]:
+    sizes = _possible(spec, "group_size")
+    for size in map(int, sizes):
+        prompts = spec.training.completions_per_step // size
+        if prompts < FEWEST_PROMPTS:
+            yield (
+                f"space.group_size = {size}: {prompts} prompt{'s' * (prompts > 1)} a step, and "
+                "whitening over few prompts merges advantages that GDPO keeps apart (one prompt: "
+                "81 -> 63 distinct ones at a group of 8). Use a smaller group or "
+                f"training.completions_per_step of at least {FEWEST_PROMPTS * size}."
+            )
+    modes = {mode: info for mode, info in _modes(spec).items() if info.divides_by_group_std}
+    if 2 in sizes and modes:
         yield (
-            f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in "
-            "scale, so a difference between modes may be one of step size. Search over it, such as "
-            "learning_rate: {log: [3e-05, 0.0003]}."
+            "space.group_size = 2: divided by the deviation of two completions, every difference "
+            f"is +-0.71, so sizes of rewards have no effect under {one_of(modes)}. Use at least 4."
+        )
+    apart = [mode for mode, info in modes.items() if not info.sums_first]
+    shapes = [shape for shape in _possible(spec, "length_shape") if shape != "step"]
+    if 2 in sizes and apart and shapes:
+        yield (
+            f"space.length_shape = {one_of(shapes)}: in a group of 2 under {one_of(apart)}, shapes "
+            "of the length reward differ in ties alone. Use groups of at least 4."
         )
 
 
-def confounded_loss(spec: SweepSpec) -> Iterator[str]:
-    """The average over tokens weights lengths, as a length reward does."""
+def _check_shaping(spec: SweepSpec) -> Iterator[str]:
+    task = get_task_info(spec.task, spec.space.domains)
+    written = spec.space.domains.keys() - spec.space.omittable
+    shapers = {f"conditioning.{reward}": reward for reward in task.rewards}
+    shapers |= {"length_shape": task.length_reward or "", PARTIAL_CREDIT: task.partial_reward or ""}
+    for name, reward in shapers.items():
+        low, _ = task.rewards.get(reward, (0, 1))
+        if name in written and f"reward_weights.{reward}" not in _weights(spec):
+            yield (
+                f"space.{name}: reward_weights.{reward} is 0 in every trial, so it has no effect. "
+                "Weight the reward, or remove this."
+            )
+        if name in written and low < 0 and name.startswith("conditioning."):
+            yield (
+                f"space.{name}: an unmet condition gives {reward} 0, and its lowest value is "
+                f"{show(low)}: a completion may gain by failing. Condition rewards that start at 0."
+            )
+    for name, parameter in parameters_of(task).items():
+        parent, effective = parameter.needs or ("", ())
+        idle = parent and not set(effective) & set(_possible(spec, parent))
+        if idle and name in written and name not in spec.space.dimensions:
+            yield (
+                f"space.{name}: {parent} is never {one_of(effective)}, so it has no effect. Search "
+                "over that, or remove this."
+            )
+
+
+def _check_weights(spec: SweepSpec) -> Iterator[str]:
+    names, ranges = _weights(spec), get_task_info(spec.task, spec.space.domains).rewards
+    searched = [name for name in names if name in spec.space.dimensions]
+    sums = [mode for mode, info in _modes(spec).items() if info.sums_first]
+    apart = [mode for mode, info in _modes(spec).items() if not info.sums_first]
+    rewards = [name.partition(".")[2] for name in names]
+    widths = {reward: ranges[reward][1] - ranges[reward][0] for reward in rewards}
+    if sums and len(set(widths.values())) > 1 and not searched:
+        finite = {width for width in widths.values() if math.isfinite(width)}
+        spans = ", ".join(
+            f"{reward} {width:g}" if math.isfinite(width) else f"{reward} unknown"
+            for reward, width in widths.items()
+        )
+        yield (
+            f"space.reward_weights: fixed, while rewards {'' if len(finite) > 1 else 'may '}span "
+            f"different widths ({spans}). Under {one_of(sums)} only weight x width counts, so the "
+            "widest reward dominates. Search over the weights, or divide each by its width."
+        )
+    if len(names) == 1 and apart:
+        yield (
+            f"space.normalization = {one_of(apart)}: only {names[0]} is above 0, and with a single "
+            "reward GDPO differs from GRPO in scale alone. Use grpo, or weight a second reward."
+        )
+    if len(names) > 1 and searched == names:
+        yield (
+            "space.reward_weights: all are searched although only their ratios matter, so one "
+            f"dimension is spent on nothing. Fix one, such as {rewards[0]}: 1."
+        )
+
+
+def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
+    modes, searched = _possible(spec, "normalization"), spec.space.dimensions
+    if len(modes) > 1 and "learning_rate" not in searched:
+        yield (
+            f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in scale "
+            "as a step size does. Search over it, such as {log: [3e-05, 0.0003]}."
+        )
     lengths = [name for name in spec.objectives if "length" in name]
-    if searched(spec.space, "loss_type") and lengths:
+    if "loss_type" in searched and lengths:
         yield (
-            "space.loss_type: each weights short and long completions differently, and "
-            f"{lengths[0]} is an objective, so its effect mixes with that of the length reward. "
-            "Fix it, such as loss_type: dapo."
+            "space.loss_type: each weights short and long completions differently, which mixes "
+            f"with the effect of rewards on the objective {lengths[0]}. Fix it, such as dapo."
         )
-
-
-def idle_clip(spec: SweepSpec) -> Iterator[str]:
-    """A clip that no ratio ever reaches."""
-    names = [name for name in CLIPS if searched(spec.space, name)]
-    if names and possible(spec.space, "num_iterations") == (1,):
+    names = [name for name in ("epsilon", "epsilon_high") if name in searched]
+    if names and _possible(spec, "num_iterations") == (1,):
         yield (
             f"space.{names[0]}: with num_iterations = 1 every ratio is 1, so nothing is ever "
             "clipped. Fix it, or search over num_iterations: [1, 2]."
         )
 
 
-def unreplicated(spec: SweepSpec) -> Iterator[str]:
-    """A front of single seeds."""
-    replicates = spec.search.replicates
-    if min(replicates.per_point, replicates.max_runs) == 0:
-        yield (
-            "search.replicates: none, so every point of the front rests on one seed and stays "
-            "provisional. Allow some, such as {per_point: 2, max_runs: 8}."
-        )
-
-
-def coarse_test(spec: SweepSpec) -> Iterator[str]:
-    """Too few test prompts to tell points apart."""
+def _check_certainty(spec: SweepSpec) -> Iterator[str]:
     prompts = spec.training.test_prompts
     se = 0.5 / math.sqrt(prompts)
     if se > LARGEST_SE:
@@ -124,36 +172,17 @@ def coarse_test(spec: SweepSpec) -> Iterator[str]:
             f"training.test_prompts = {prompts}: the standard error of a share is up to {se:.2f}, "
             f"so close points cannot be told apart. Use at least {enough}."
         )
-
-
-def few_configurations(spec: SweepSpec) -> Iterator[str]:
-    """More trials than there are points."""
-    count = 1
-    for name in spec.space.dimensions:
-        values = spec.space.domains[name].values()
-        if values is None:
-            return
-        count *= len(values)
+    values = [spec.space.domains[name].values() for name in spec.space.dimensions]
+    count = math.prod(math.inf if each is None else len(each) for each in values)
     if count < spec.search.trials:
         yield (
-            f"space: {count} different configuration{'s' if count > 1 else ''} at most, and "
-            f"search.trials = {spec.search.trials}, so trials repeat. Widen the space, or write "
-            f"trials: {count}."
+            f"space: {count} different configuration{'s' if count > 1 else ''} at most, and search."
+            f"trials = {spec.search.trials}, so trials repeat. Widen it, or write trials: {count}."
         )
 
 
-def single_objective(spec: SweepSpec) -> Iterator[str]:
-    """A front of one point."""
-    if len(spec.objectives) == 1:
-        yield (
-            f"objectives: {next(iter(spec.objectives))} alone, so the front is a single point. "
-            "Add what it is traded against."
-        )
-
-
-def against_the_metric(spec: SweepSpec) -> Iterator[str]:
-    """An objective that wants the worse side."""
-    metrics = registry.judgeable(task_files.task_info(spec.task))
+def _check_objectives(spec: SweepSpec) -> Iterator[str]:
+    metrics = registry.judgeable(get_task_info(spec.task))
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:
@@ -161,15 +190,42 @@ def against_the_metric(spec: SweepSpec) -> Iterator[str]:
                 f"objectives.{name}.direction = {objective.direction}: this metric "
                 f"({metrics[name].doc}) is better the other way. Write {better}, if not meant."
             )
-
-
-def idle_constraint(spec: SweepSpec) -> Iterator[str]:
-    """A bound that excludes nothing."""
-    metrics = registry.judgeable(task_files.task_info(spec.task))
     for name, constraint in spec.constraints.items():
-        info = metrics[name]
-        if constraint.holds(info.low) and constraint.holds(info.high):
+        low, high = metrics[name].low, metrics[name].high
+        if constraint.holds(low) and constraint.holds(high):
             yield (
-                f"constraints.{name} = {constraint}: every value between {show(info.low)} and "
-                f"{show(info.high)} meets it. Tighten it, or remove it."
+                f"constraints.{name} = {constraint}: every value between {show(low)} and "
+                f"{show(high)} meets it. Tighten it, or remove it."
+            )
+
+
+def _check_search(spec: SweepSpec) -> Iterator[str]:
+    search, trials, steps = spec.search, spec.search.trials, spec.training.steps
+    if search.patience >= trials:
+        yield (
+            f"search.patience = {search.patience}: with search.trials = {trials} it never ends the "
+            f"search. Write less than {trials}, or remove it."
+        )
+    points = {tuple(sorted(point.items())) for point in spec.enqueue}
+    if len(points) > trials:
+        yield (
+            f"enqueue: {len(points)} different points, and search.trials = {trials}, so the last "
+            f"ones are never run. Write trials: {len(points)} or more, or fewer points."
+        )
+    if isinstance(search.scheduler, AshaSettings) and not search.scheduler.levels(steps):
+        yield (
+            f"training.steps = {steps}: no rung lies before the last step, so all trials run to "
+            "their end. Train longer, or write search.scheduler: {type: fifo}."
+        )
+
+
+def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
+    for index, directory in enumerate(spec.search.warm_start):
+        earlier = load_spec(folder_of(directory) / SPEC, to_run=False)
+        lines = differences(meaning(earlier), meaning(spec))
+        decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]
+        if decisive:
+            yield (
+                f"search.warm_start[{index}] = {directory}: there {'; '.join(decisive)}, so its "
+                "trials measured something else. Leave it out if that changes which are good."
             )

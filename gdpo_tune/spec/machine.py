@@ -1,19 +1,30 @@
-"""What the local machine has, asked without importing torch."""
+"""What the local machine has, checked before a sweep starts and without importing torch."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gdpo_tune.core.engines import choose, installed_vllm
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.spec.model import Resources, SweepSpec
-from gdpo_tune.spec.sandbox_checks import lacking_memory
+from gdpo_tune.core.memory import SHARE_FOR_CANDIDATES, candidates_at_once, machine_memory
+from gdpo_tune.core.settings import SandboxSettings
+from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.training_section import Resources
 
 DEVICES = Path("/dev")
-DEVICE = re.compile(r"nvidia\d+")
+GIB = 2**30
+CONTEXT = GIB // 2
+"""Bytes that CUDA takes for a process."""
+ENGINE = GIB
+"""Bytes of an engine besides the weights: its graphs, its workspace and a cache."""
+NUMBERS = {"auto": 2, "bfloat16": 2, "float32": 4}
+"""`model.dtype` on a GPU -> bytes of a number that is computed with, but not trained."""
+TRAINED = 16
+"""Bytes of a trained number: weight, gradient and the optimizer's two averages, in 32 bits."""
 
 
 def check_resources(
@@ -21,12 +32,7 @@ def check_resources(
 ) -> None:
     """Refuse a trial that cannot be placed on this machine, or whose code could never run there.
 
-    A cluster's address in `RAY_ADDRESS` skips this: there the cluster says what it has.
-
-    Args:
-        spec: the sweep.
-        environment: environment variables.
-        devices: folder of device files.
+    A cluster's address in `RAY_ADDRESS` skips this: the cluster itself says what it has.
 
     Raises:
         ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
@@ -35,65 +41,150 @@ def check_resources(
     if environment.get("RAY_ADDRESS"):
         return
     gpus, cpus = visible_gpus(environment, devices), local_cpus()
-    asked = spec.resources
-    remedy = "or set RAY_ADDRESS to a cluster that has them"
-    if asked.gpus > gpus:
+    trial, remedy = spec.resources, "or set RAY_ADDRESS to a cluster that has them"
+    for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
+        if share > present:
+            key = f"resources.{kind.lower()}"
+            raise ResourcesError(
+                f"{key} = {share:g}: this machine has {present} {kind} that may be used\n"
+                f"    fix: --set {key}={present}, {remedy}"
+            )
+    fit = count_fitting_workers(trial, cpus, gpus)
+    if trial.workers > fit:
         raise ResourcesError(
-            f"resources.gpus = {asked.gpus:g}: this machine has {gpus} GPUs that may be used\n"
-            f"    fix: --set resources.gpus={gpus}, {remedy}"
-        )
-    if asked.cpus > cpus:
-        raise ResourcesError(
-            f"resources.cpus = {asked.cpus:g}: this machine has {cpus} CPUs\n"
-            f"    fix: --set resources.cpus={cpus}, {remedy}"
-        )
-    fit = fitting_workers(asked, cpus, gpus)
-    if asked.workers > fit:
-        raise ResourcesError(
-            f"resources.workers = {asked.workers}: each takes {asked.cpus:g} CPUs and "
-            f"{asked.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
+            f"resources.workers = {trial.workers}: each takes {trial.cpus:g} CPUs and "
+            f"{trial.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
             f"    fix: --set resources.workers={fit}, {remedy}"
         )
-    choose(spec.rollout, gpu=asked.gpus > 0, lean=False, vllm=installed_vllm())
-    for reason in lacking_memory(spec, environment):
+    choose(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=installed_vllm())
+    for reason in find_lacking_memory(spec, environment):
         raise ResourcesError(f"{reason}, {remedy}")
 
 
-def fitting_workers(asked: Resources, cpus: int, gpus: int) -> int:
-    """Workers that fit beside each other; 1 where one alone fits."""
-    by_cpu = int(cpus / asked.cpus + 1e-9)
-    return min(by_cpu, int(gpus / asked.gpus)) if asked.gpus else by_cpu
+def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
+    """Return how many workers fit beside each other."""
+    by_cpu = int(cpus / trial.cpus + 1e-9)
+    return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
 
 
 def local_cpus() -> int:
-    """CPU cores that this process may use."""
+    """Return the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
-    """GPUs that a process started here may use.
+    """Return the GPUs that a process started here may use, by their device files.
 
-    `CUDA_VISIBLE_DEVICES` can only hide devices: naming one that does not exist gives nothing.
+    They are NVIDIA's, AMD's, or Windows' own in Linux. `CUDA_VISIBLE_DEVICES` only hides devices.
     """
-    present = present_gpus(devices)
+    present = sum(1 for file in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name))
+    if not present and (devices / "kfd").exists():
+        present = sum(1 for _ in devices.glob("dri/renderD*"))
+    elif not present:
+        present = int((devices / "dxg").exists())
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return present
-    named = 0
-    for name in (part.strip() for part in listed.split(",")):
-        if not name or name.startswith("-"):
-            break  # CUDA stops reading at the first invalid entry
-        named += 1
-    return min(named, present)
+    names = [part.strip() for part in listed.split(",")]
+    # CUDA stops reading at the first invalid entry.
+    end = next((i for i, name in enumerate(names) if not name or name[0] == "-"), len(names))
+    return min(end, present)
 
 
-def present_gpus(devices: Path) -> int:
-    """GPUs by their device files: NVIDIA's, AMD's, or the one that Windows lends to Linux."""
-    nvidia = sum(1 for file in devices.glob("nvidia*") if DEVICE.fullmatch(file.name))
-    if nvidia:
-        return nvidia
-    if (devices / "kfd").exists():
-        return sum(1 for _ in devices.glob("dri/renderD*"))
-    return int((devices / "dxg").exists())
+def sandbox_doubts(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield warnings about a missing isolation, and about workers that would have to wait."""
+    settings = spec.sandbox
+    if settings.type == "unsafe_no_isolation":
+        yield (
+            "sandbox.type = unsafe_no_isolation: code that the policy writes runs with all the "
+            "rights of your user: it can read and delete files, reach the network and leave "
+            "processes behind. Write local, or external with the url of a service."
+        )
+    memory, needed = _sandbox_memory(settings, environment), settings.memory_mb << 20
+    if memory is None or needed > memory:
+        return
+    together = candidates_at_once(memory, needed)
+    if settings.workers > together:
+        yield (
+            f"sandbox.workers = {settings.workers}: {together} at a time will run, because each "
+            f"may use {settings.memory_mb} MiB and candidates get {SHARE_FOR_CANDIDATES:.0%} of "
+            f"the {memory >> 20} MiB that this machine has. Write workers: {together}, or lower "
+            "sandbox.memory_mb."
+        )
+
+
+def find_lacking_memory(
+    spec: SweepSpec, environment: Mapping[str, str] = os.environ
+) -> Iterator[str]:
+    """Yield why this machine could not run any code, if that is so, and the fix."""
+    memory = _sandbox_memory(spec.sandbox, environment)
+    if memory is not None and spec.sandbox.memory_mb << 20 > memory:
+        yield (
+            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
+            f"    fix: --set sandbox.memory_mb={memory >> 21}"
+        )
+
+
+def _sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -> int | None:
+    """Return the bytes that code can share; None if it will not run on this machine."""
+    if settings.type == "external" or environment.get("RAY_ADDRESS"):
+        return None
+    return machine_memory()
+
+
+def check_gpu_share(
+    spec: SweepSpec,
+    parameters: int | None,
+    device: int | None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Refuse a share of a GPU in which the policy could not be trained.
+
+    Nothing is checked where the `parameters` of the policy or the bytes of the smallest `device`
+    are not known, nor with `RAY_ADDRESS`, because trials run elsewhere.
+
+    Raises:
+        ResourcesError: a trial could not fit.
+    """
+    gpus = spec.resources.gpus
+    if not gpus or parameters is None or device is None or environment.get("RAY_ADDRESS"):
+        return
+    least = compute_least_share(spec, parameters, device)
+    if min(gpus, 1.0) >= least:
+        return
+    enough = -(-least * 100 // 1) / 100
+    remedy = f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"
+    raise ResourcesError(
+        f"resources.gpus = {gpus:g}: to train {parameters / 1e6:,.1f} million numbers takes at "
+        f"least {enough:g} of a GPU of {device / GIB:.0f} GiB, activations aside\n"
+        f"    fix: {remedy}, or train adapters: --set model.lora_rank=16"
+    )
+
+
+def compute_least_share(spec: SweepSpec, parameters: int, device: int) -> float:
+    """Return the share of a GPU below which no trial can run; above 1 if none can at all.
+
+    A lower bound, computed and not measured: activations, which depend on the lengths, come on top.
+    vLLM gets `rollout.vllm_memory_share` of the GPU share of a trial, and the trainer the rest. The
+    policy has `parameters`, and the GPU `device` bytes.
+    """
+    width, rollout = NUMBERS[spec.model.dtype], spec.rollout
+    trainer = CONTEXT + (width if spec.model.lora_rank else TRAINED) * parameters
+    by_default = rollout.engine == "auto" and installed_vllm() is not None
+    if rollout.vllm_mode != "colocate" or not (rollout.engine == "vllm" or by_default):
+        return trainer / device
+    share, engine = rollout.vllm_memory_share, ENGINE + width * parameters
+    return max(trainer / (1 - share), engine / share) / device
+
+
+def device_memory() -> int | None:
+    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
+    return min(amounts, default=None)

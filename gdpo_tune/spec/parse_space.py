@@ -1,182 +1,223 @@
-"""`space:` from marked nodes, with every problem noted."""
+"""`space:` and `enqueue:` as a file writes them, with every problem noted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import ParameterInfo
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.domains import Domain, Fixed
-from gdpo_tune.spec.notation import Reader
-from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, one_of, show
-from gdpo_tune.spec.space import Space
+from gdpo_tune.spec.notation import DomainReader, as_list, as_mapping, describe
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, did_you_mean, one_of, show
+from gdpo_tune.spec.space import Domain, Fixed, Space
+
+PUBLISHED = "published"
+"""Word of `enqueue:` for the settings of the method's paper, besides the baseline."""
+
+Point = dict[str, ParamValue]
 
 
-def parse_space(
-    node: Node, parameters: Mapping[str, ParameterInfo], problems: Problems
-) -> Space | None:
-    """The `space:` mapping; None if conditions or the whole are unusable.
+@dataclass(frozen=True)
+class SpaceReader:
+    """Reads the parts of a file that name parameters."""
 
-    Args:
-        node: what the file says.
-        parameters: every parameter of the task.
-        problems: where problems go. A parameter with a bad domain appears at its default, so that
-            the rest can still be checked.
-    """
-    if node.entries is None:
-        fix = "list parameters below it, such as group_size: [4, 8]"
-        problems.at(node, ("space",), "not a mapping of parameters to domains", fix)
-        return None
-    named = dict(flatten(node, parameters, ("space",), problems))
-    domains: dict[str, Domain] = {}
-    for name, info in parameters.items():
-        reader = Reader(info, ("space", name), problems)
-        written = reader.domain(named[name]) if name in named else None
-        domains[name] = written or Fixed(value=info.default)
-    conditions = {
-        name: parse_when(name, child.entries["when"], domains, parameters, problems)
-        for name, child in named.items()
-        if child.entries is not None and "when" in child.entries
-    }
-    for name, when in conditions.items():
-        domains[name] = domains[name].model_copy(update={"when": when})
-    for name, child in named.items():
-        domains[name] = without_ignoring_modes(name, child, domains, problems)
-        domains[name] = where_needed(name, child, domains, parameters[name], problems)
-    return None if has_circle(domains, named, problems) else Space(domains=domains)
+    parameters: Mapping[str, ParameterInfo]
+    """Of the task; with `PARAMETERS`, for an unknown task, those of rewards are passed over."""
+    problems: Problems
+
+    def read_space(self, data: object) -> Space:
+        """Return the search space; a parameter with a bad domain appears at its default."""
+        entries = as_mapping(data)
+        if entries is None:
+            fix = "list parameters below it, such as group_size: [4, 8]"
+            self.problems.note("space", "not a mapping of parameters to domains", fix)
+        written = dict(self._flatten(entries or {}, ("space",)))
+        domains: dict[str, Domain] = {}
+        for name, info in self.parameters.items():
+            domains[name] = Fixed(value=info.default)
+            with suppress(Unreadable):
+                if name in written:
+                    reader = DomainReader(info, ("space", name), self.problems)
+                    domains[name] = reader.read(written[name])
+        conditions = {
+            name: self._read_when(("space", name, "when"), entries["when"], domains)
+            for name, child in written.items()
+            if (entries := as_mapping(child)) is not None and "when" in entries
+        }
+        for name, when in conditions.items():
+            domains[name] = domains[name].model_copy(update={"when": when})
+        for name in written:
+            modes = [m for m, info in registry.NORMALIZATIONS.items() if name not in info.ignores]
+            self._restrict(name, "normalization", modes, domains)
+            self._restrict(name, *(self.parameters[name].needs or ("", ())), domains)
+        try:
+            waits_for = {name: tuple(domain.when) for name, domain in domains.items()}
+            TopologicalSorter(waits_for).prepare()
+        except CycleError as error:
+            circle = [str(name) for name in error.args[1]]
+            reason = f"conditions in a circle: {' -> '.join(reversed(circle))}"
+            path = ("space", circle[0], "when")
+            self.problems.note(path, reason, "remove one of these when:")
+            domains = {name: each.model_copy(update={"when": {}}) for name, each in domains.items()}
+        return Space(domains=domains)
+
+    def _flatten(
+        self, entries: Mapping[str, object], path: KeyPath, prefix: str = ""
+    ) -> Iterator[tuple[str, object]]:
+        """Yield dotted parameter names with what the file says of each; unknown ones are noted."""
+        for key, child in entries.items():
+            name, inner = f"{prefix}{key}", as_mapping(child)
+            members = [
+                parameter for parameter in self.parameters if parameter.startswith(f"{name}.")
+            ]
+            if name in self.parameters:
+                yield name, child
+            elif members and inner is not None:
+                yield from self._flatten(inner, path, f"{name}.")
+            elif members:
+                fix = f"give a value to each of {one_of(members)}"
+                self.problems.note((*path, name), "a group of parameters, not one", fix)
+            elif self.parameters is not PARAMETERS or name not in FAMILIES:
+                names = f"parameters are {one_of(self.parameters)}"
+                fix = did_you_mean(name, self.parameters) + names
+                self.problems.note((*path, name), "unknown parameter", fix)
+
+    def _read_when(
+        self, path: KeyPath, data: object, domains: Mapping[str, Domain]
+    ) -> dict[str, tuple[ParamValue, ...]]:
+        """Return `when: {normalization: [gdpo]}`; a scalar stands for a list of one."""
+        when = as_mapping(data)
+        if when is None:
+            fix = "write when: {normalization: [gdpo]}"
+            self.problems.note(path, "not a mapping of parameters to values", fix)
+        conditions: dict[str, tuple[ParamValue, ...]] = {}
+        for parent, child in self._flatten(when or {}, path):
+            elements, domain = as_list(child), domains[parent]
+            if elements == ():
+                reason = "no value, so it never holds"
+                self.problems.note((*path, parent), reason, "list a value")
+            possible = domain.values()
+            values: list[ParamValue] = []
+            for value in (child,) if elements is None else elements:
+                if isinstance(value, bool | int | float | str) and (
+                    (possible is not None and domain.contains(value))
+                    or self.problems.about(f"space.{parent}")
+                ):
+                    values.append(value)
+                    continue
+                fix = "conditions need a parameter with choices; this one is a continuous range"
+                fix = fix if possible is None else f"use any of {one_of(possible)}"
+                reason = f"{parent} never has this value here"
+                self.problems.note((*path, parent), reason, fix, value)
+            conditions[parent] = tuple(values)
+        return conditions
+
+    def _restrict(
+        self, name: str, parent: str, effective: Sequence[ParamValue], domains: dict[str, Domain]
+    ) -> None:
+        """Search a parameter only under those values of another one that give it effect."""
+        domain = domains[name]
+        if not parent or isinstance(domain, Fixed) or self.problems.about(f"space.{parent}"):
+            return
+        possible = domain.when.get(parent, domains[parent].values() or ())
+        kept = tuple(value for value in possible if value in effective)
+        if len(kept) == len(possible):
+            return
+        if not kept:
+            reason = f"{parent} is never {one_of(effective)}: it has no effect"
+            fix = f"remove it, or write {parent}: {show([*possible, effective[0]])}"
+            self.problems.note(("space", name), reason, fix)
+        when = {**domain.when, parent: kept}
+        domains[name] = domain.model_copy(update={"when": when})
+
+    def read_enqueue(self, data: object, space: Space, task: TaskInfo | None) -> tuple[Point, ...]:
+        """Return `enqueue:`: points of the space, each complete or partial, or `published`."""
+        elements = as_list(data)
+        if elements is None:
+            fix = "write a list of points, such as - {group_size: 8}"
+            self.problems.note("enqueue", "not a list", fix)
+        points: list[Point] = []
+        for index, element in enumerate(elements or ()):
+            path, entries = ("enqueue", index), as_mapping(element)
+            if entries:
+                points.append(self._read_point(entries, path, space))
+            elif element != PUBLISHED:
+                fix = "write values, such as {group_size: 8}, or published"
+                self.problems.note(path, "not a point of the space", fix)
+            elif task is not None:
+                points += self._list_published(path, space, task)
+        return tuple(points)
+
+    def _list_published(self, path: KeyPath, space: Space, task: TaskInfo) -> list[Point]:
+        """Return the settings of the method's paper, other than the baseline, that the space has.
+
+        Source: arXiv 2601.05242, where the weight of the length runs from .25 to 1.
+        """
+        if task.length_reward is None or not task.published:
+            reason = "nothing but the baseline, which is always run, was published for this task"
+            self.problems.refuse(path, reason, "remove the word")
+            return []
+        name, weights = f"reward_weights.{task.length_reward}", registry.PUBLISHED_LENGTH_WEIGHTS
+        points: list[Point] = [{**task.published, name: weight} for weight in weights]
+        held = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
+        if not held:
+            reason = "the space holds none of the published points"
+            needed = f"1 and, for the length, {one_of(weights)}"
+            fix = f"widen space.reward_weights to hold {needed}, or remove the word"
+            self.problems.refuse(path, reason, fix, "space")
+        return held
+
+    def _read_point(self, entries: Mapping[str, object], path: KeyPath, space: Space) -> Point:
+        """Return one point: names known, values within the domains, conditions met."""
+        point: Point = {}
+        for name, child in self._flatten(entries, path):
+            with suppress(Unreadable):
+                reader = DomainReader(self.parameters[name], path, self.problems)
+                point[name] = reader.value(child, name)
+        active = space.active(point)
+        for name, value in point.items():
+            domain, key = space.domains[name], f"space.{name}"
+            parents = [space.domains[p] for p in domain.when if p not in point]
+            if not domain.contains(value):
+                fix = f"stay within {describe(domain)}, or widen space.{name}"
+                self.problems.refuse((*path, name), "outside of the space", fix, key)
+            elif name not in active and all(isinstance(parent, Fixed) for parent in parents):
+                fix = f"remove it, or meet {show(domain.when)}"
+                self.problems.refuse((*path, name), "has no effect at this point", fix, key)
+        return point
 
 
-def flatten(
-    node: Node,
-    parameters: Mapping[str, ParameterInfo],
-    path: KeyPath,
-    problems: Problems,
-    prefix: str = "",
-) -> Iterator[tuple[str, Node]]:
-    """Dotted parameter names with what the file says of each; unknown ones are noted."""
-    for key, child in (node.entries or {}).items():
-        name = f"{prefix}{key}"
-        members = [known for known in parameters if known.startswith(f"{name}.")]
-        if name in parameters:
-            yield name, child
-        elif members and child.entries is not None:
-            yield from flatten(child, parameters, path, problems, f"{name}.")
-        elif members:
-            fix = f"give a value to each of {one_of(members)}"
-            problems.at(child, (*path, name), "a group of parameters, not one", fix)
-        else:
-            fix = f"{did_you_mean(name, parameters)}parameters are {one_of(parameters)}"
-            problems.at(child, (*path, name), "unknown parameter", fix)
+def check_weights(space: Space, problems: Problems) -> None:
+    """Refuse a space in which a trial can have only weights of 0."""
+    weights = [name for name in space.domains if name.startswith("reward_weights.")]
+    for name in weights:
+        values = space.reachable(name)
+        if not (space.domains[name].contains(0) if values is None else 0 in values):
+            return
+    if not weights:
+        return  # of an unknown task, if the file names no reward
+    always = all(space.domains[name].values() == (0,) for name in weights)
+    reason = "every weight is 0" if always else "a trial could have a weight of 0 for every reward"
+    anchor = weights[0].rpartition(".")[2]
+    fix = f"fix one above 0, such as {anchor}: 1: only ratios matter"
+    problems.refuse("space.reward_weights", f"{reason}, so nothing would be learnt", fix)
 
 
-def parse_when(
-    name: str,
-    node: Node,
-    domains: Mapping[str, Domain],
-    parameters: Mapping[str, ParameterInfo],
-    problems: Problems,
-) -> dict[str, tuple[ParamValue, ...]]:
-    """`when: {normalization: [gdpo]}`; a scalar stands for a list of one."""
-    path = ("space", name, "when")
-    if node.entries is None:
-        fix = "write when: {normalization: [gdpo]}"
-        problems.at(node, path, "not a mapping of parameters to values", fix)
-        return {}
-    conditions: dict[str, tuple[ParamValue, ...]] = {}
-    for parent, child in flatten(node, parameters, path, problems):
-        elements = child.elements if child.elements is not None else [child]
-        if not elements:
-            problems.at(child, (*path, parent), "no value, so it never holds", "list a value")
-        values: list[ParamValue] = []
-        for element in elements or []:
-            value = element.value
-            if isinstance(value, bool | int | float | str) and (
-                takes(domains[parent], value) or problems.about(f"space.{parent}")
-            ):
-                values.append(value)
-                continue
-            problems.at(
-                element,
-                (*path, parent),
-                f"{parent} never has this value here",
-                reachable_fix(domains[parent]),
-            )
-        conditions[parent] = tuple(values)
-    return conditions
-
-
-def takes(domain: Domain, value: ParamValue) -> bool:
-    """Whether a condition may ask for `value`: not of a continuous range, where it never occurs."""
-    return domain.values() is not None and domain.contains(value)
-
-
-def reachable_fix(domain: Domain) -> str:
-    """How to name a value that the domain has."""
-    values = domain.values()
-    if values is None:
-        return "conditions need a parameter with choices; this one is a continuous range"
-    return f"use any of {one_of(values)}"
-
-
-def without_ignoring_modes(
-    name: str, node: Node, domains: Mapping[str, Domain], problems: Problems
-) -> Domain:
-    """The domain of `name`, searched only under normalization modes that do not ignore it."""
-    domain, mode = domains[name], "normalization"
-    wanted = domain.when.get(mode, domains[mode].values() or ())
-    # a mode that does not exist is a problem of its own, noted where it is written
-    modes = {m: registry.NORMALIZATIONS.get(str(m)) for m in wanted}
-    heeding = tuple(m for m, info in modes.items() if info is None or name not in info.ignores)
-    if isinstance(domain, Fixed) or len(heeding) == len(wanted):
-        return domain
-    if not heeding:
-        fix = f"remove it, or search over a {mode} that heeds it"
-        problems.at(node, ("space", name), f"{one_of(wanted)} ignores it: it has no effect", fix)
-    return domain.model_copy(update={"when": {**domain.when, mode: heeding}})
-
-
-def where_needed(
-    name: str,
-    node: Node,
-    domains: Mapping[str, Domain],
-    info: ParameterInfo,
-    problems: Problems,
-) -> Domain:
-    """The domain of `name`, searched only under values of another parameter that give it effect."""
-    domain = domains[name]
-    if info.needs is None or isinstance(domain, Fixed) or problems.about(f"space.{info.needs[0]}"):
-        return domain
-    parent, effective = info.needs
-    wanted = domain.when.get(parent, domains[parent].values() or ())
-    heeding = tuple(value for value in wanted if value in effective)
-    if len(heeding) == len(wanted):
-        return domain
-    if not heeding:
-        reason = f"{parent} is never {one_of(effective)}: it has no effect"
-        fix = f"remove it, or write {parent}: {show([*wanted, effective[0]])}"
-        problems.at(node, ("space", name), reason, fix)
-    return domain.model_copy(update={"when": {**domain.when, parent: heeding}})
-
-
-def has_circle(
-    domains: Mapping[str, Domain], nodes: Mapping[str, Node], problems: Problems
-) -> bool:
-    """Whether conditions wait for each other; a problem is noted if so."""
-    try:
-        TopologicalSorter({name: tuple(domain.when) for name, domain in domains.items()}).prepare()
-    except CycleError as error:
-        circle = [str(name) for name in error.args[1]]
-        reason = f"conditions in a circle: {' -> '.join(reversed(circle))}"
-        node = nodes[circle[0]].find(("when",))
-        problems.at(node, ("space", circle[0], "when"), reason, "remove one of these when:")
-        return True
-    return False
-
-
-def parameter_node(root: Node, name: str) -> Node | None:
-    """What the file says of one parameter; None if it says nothing."""
-    path: KeyPath = ("space", *name.split("."))
-    entries = root.find(path[:-1]).entries or {}
-    return entries.get(str(path[-1]))
+def check_ranges(space: Space, task: TaskInfo, problems: Problems) -> None:
+    """Refuse gamma and conditions that look at a reward of an unknown range."""
+    unknown = [name for name, (low, high) in task.rewards.items() if math.isinf(high - low)]
+    weighted = [name for name in unknown if space.reachable(f"reward_weights.{name}") != (0,)]
+    state = "state the lowest and highest value of {} in its task"
+    if weighted and space.domains["gamma"].values() != (0,):
+        reason = f"the range of {one_of(weighted)} is not known, so neither is how saturated it is"
+        problems.refuse("space.gamma", reason, f"remove gamma, or {state.format(weighted[0])}")
+    for parameter in [name for name in space.domains if name.startswith("conditioning.")]:
+        for other in set(unknown).intersection(space.domains[parameter].values() or ()):
+            reason = f"the range of {other} is not known, so neither is its threshold"
+            fix = f"condition on another reward, or {state.format(other)}"
+            problems.refuse(("space", parameter), reason, fix)

@@ -1,29 +1,28 @@
-"""Collecting what is wrong with a file, so that a person sees all of it at once."""
+"""Problems of a YAML file: the place of each, and all of them in one error."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from gdpo_tune.core.errors import Problem, SpecError
-from gdpo_tune.core.trials import ParamValue
 
 KeyPath = tuple[str | int, ...]
 
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
-"""Control characters, tabs and line breaks aside, and halves of characters."""
+"""Control characters except tabs and line breaks, and halves of surrogate pairs."""
 LONGEST = 300
-"""Characters of a value that a message shows; a long list hides what is wrong with it."""
+"""Most characters of a value in a message; a long list hides what is wrong with it."""
 
 
 class Mark(NamedTuple):
-    """Where a value was written."""
+    """The place where a value is written."""
 
     source: str
-    """A file as the user would name it, or a command-line option as typed."""
+    """A file as the user names it, or a command-line option as typed."""
     line: int = 0
     """From 1; 0 where the source has no lines."""
 
@@ -33,127 +32,148 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """A value of the file together with where it was written."""
+    """A YAML value and its place."""
 
     mark: Mark
     value: object = None
     """A scalar; None for a mapping, a list, and a key without a value."""
     entries: dict[str, Node] | None = None
-    """Of a mapping."""
+    """Entries of a mapping."""
     elements: list[Node] | None = None
-    """Of a list."""
+    """Elements of a list."""
 
     def is_empty(self) -> bool:
-        """Whether this is a key without a value."""
+        """Return whether this is a key without a value."""
         return self.value is None and self.entries is None and self.elements is None
 
     def plain(self) -> object:
-        """The value without marks."""
+        """Return the value without marks; lists as tuples, as settings have them."""
         if self.entries is not None:
             return {key: child.plain() for key, child in self.entries.items()}
         if self.elements is not None:
-            return [child.plain() for child in self.elements]
+            return tuple(child.plain() for child in self.elements)
         return self.value
 
-    def find(self, path: KeyPath) -> Node:
-        """The node at `path`, or the closest one above it that exists."""
+    def get(self, path: KeyPath) -> Node | None:
+        """Return the node at `path`, of which a part may have dots; None if there is none."""
         if not path:
             return self
         key, rest = path[0], path[1:]
-        if self.entries is not None and key in self.entries:
-            return self.entries[str(key)].find(rest)
-        if self.elements is not None and isinstance(key, int) and key < len(self.elements):
-            return self.elements[key].find(rest)
-        return self
+        if isinstance(key, int):
+            elements = self.elements or []
+            return elements[key].get(rest) if key < len(elements) else None
+        entries = self.entries or {}
+        if key in entries:
+            return entries[key].get(rest)
+        head, dot, tail = key.partition(".")
+        return entries[head].get((tail, *rest)) if dot and head in entries else None
+
+    def find(self, path: KeyPath) -> Node:
+        """Return the node at `path`, or the closest existing node above it."""
+        node = self.get(path)
+        return node if node is not None else self.find(path[:-1])
+
+    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+        """Yield this node and every node below it, each with its path."""
+        yield path, self
+        for key, child in (self.entries or {}).items():
+            yield from child.walk((*path, key))
+        for index, child in enumerate(self.elements or []):
+            yield from child.walk((*path, index))
 
 
 class Unreadable(Exception):
-    """A file cannot be used at all; why is already among the problems."""
-
-
-def scalars(node: Node) -> Iterator[ParamValue]:
-    """Every value below a node."""
-    for child in (*(node.entries or {}).values(), *(node.elements or [])):
-        yield from scalars(child)
-    if isinstance(node.value, bool | int | float | str):
-        yield node.value
+    """A file or a value that cannot be used; the reason is already among the problems."""
 
 
 @dataclass
 class Problems:
-    """What is wrong so far."""
+    """Everything that is wrong with one document."""
 
     origin: Mark
-    """Where a problem belongs that has no line of its own."""
+    """Place of a problem that has no line of its own."""
+    root: Node | None = None
+    """The document of `note` and `refuse`."""
     found: list[tuple[Mark, Problem]] = field(default_factory=list[tuple[Mark, Problem]])
     empty: set[str] = field(default_factory=set[str])
-    """Keys without a value: noted once, whatever else a missing value would break."""
+    """Keys without a value: noted once, whatever else the missing value would break."""
 
-    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> None:
-        """Note one problem; `value` None means that there is none to show."""
+    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> Unreadable:
+        """Note a problem, for the caller to raise or to go on; a `value` of None is not shown."""
         if key in self.empty:
-            return
-        shown = "" if value is None else show(value)
+            return Unreadable()
+        shown = "" if value is None else without_password(show(value))
         if len(shown) > LONGEST:
             shown = shown[: LONGEST - 3] + "..."
         self.found.append((mark, Problem(str(mark), key, shown, reason, fix)))
+        return Unreadable()
 
-    def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> None:
+    def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> Unreadable:
         """Note a problem with the value `node`, which stands at `path`."""
-        self.add(node.mark, dotted(path), node.plain(), reason, fix)
+        return self.add(node.mark, dotted(path), node.plain(), reason, fix)
+
+    def note(self, path: KeyPath | str, reason: str, fix: str, value: object = None) -> Unreadable:
+        """Note a problem with a key of the document; `value` is shown instead of its own."""
+        path = tuple(path.split(".")) if isinstance(path, str) else path
+        root = self.root if self.root is not None else Node(self.origin)
+        node = root.get(path)
+        if value is None and node is not None:
+            value = node.plain()
+        return self.add(root.find(path).mark, dotted(path), value, reason, fix)
+
+    def refuse(
+        self, path: KeyPath | str, reason: str, fix: str, *inputs: str, value: object = None
+    ) -> None:
+        """Note a problem, unless the key or one of the keys `inputs` has one already.
+
+        A key with a problem has its default while the rest is checked, so what follows from its
+        value cannot be judged.
+        """
+        key = path if isinstance(path, str) else dotted(path)
+        if not any(map(self.about, (key, *inputs))):
+            self.note(path, reason, fix, value)
+
+    def has_key(self, key: str) -> bool:
+        """Return whether the document has a dotted key."""
+        return self.root is not None and self.root.get((key,)) is not None
 
     def about(self, key: str) -> bool:
-        """Whether `key` or something within it is wrong: what hangs on it cannot be judged."""
-        return any(
-            problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))
-            for _, problem in self.found
-        )
+        """Return whether `key`, something in it or something around it has a problem."""
+        keys = [problem.key for _, problem in self.found if problem.key]
+        pairs = [(key, other) for other in keys] + [(other, key) for other in keys]
+        return any(a == b or a.startswith((f"{b}.", f"{b}[")) for a, b in pairs)
 
-    def refuse_empty(self, node: Node, path: KeyPath = ()) -> None:
+    def refuse_empty(self, root: Node) -> None:
         """Note every key that has no value."""
-        if node.is_empty() and path:
-            self.at(node, path, "no value", "give it a value, or remove the key")
-            self.empty.add(dotted(path))
-        for key, child in (node.entries or {}).items():
-            self.refuse_empty(child, (*path, key))
-        for index, child in enumerate(node.elements or []):
-            self.refuse_empty(child, (*path, index))
+        for path, node in root.walk():
+            if path and node.is_empty():
+                self.at(node, path, "no value", "give it a value, or remove the key")
+                self.empty.add(dotted(path))
 
-    def refuse_unprintable(self, node: Node, path: KeyPath = ()) -> None:
+    def refuse_unprintable(self, root: Node) -> None:
         """Note every text with characters that no path, address or terminal takes."""
-        if isinstance(node.value, str) and UNPRINTABLE.search(node.value):
-            shown = node.value.encode("unicode_escape").decode()
-            reason = "has characters that cannot be printed"
-            self.add(node.mark, dotted(path), shown, reason, "write it without them")
-        for key, child in (node.entries or {}).items():
-            self.refuse_unprintable(child, (*path, key))
-        for index, child in enumerate(node.elements or []):
-            self.refuse_unprintable(child, (*path, index))
+        for path, node in root.walk():
+            if isinstance(node.value, str) and UNPRINTABLE.search(node.value):
+                shown = node.value.encode("unicode_escape").decode()
+                reason = "has characters that cannot be printed"
+                self.add(node.mark, dotted(path), shown, reason, "write it without them")
 
     def raise_if_any(self) -> None:
-        """Raise everything found, in the order of the lines.
-
-        Raises:
-            SpecError: if anything was found.
-        """
+        """Raise `SpecError` with every problem, in the order of the lines, if there is any."""
         if self.found:
             sources = list(dict.fromkeys(mark.source for mark, _ in self.found))
-            ranked = sorted(
-                self.found, key=lambda item: (sources.index(item[0].source), item[0].line)
-            )
+            ranked = sorted(self.found, key=lambda p: (sources.index(p[0].source), p[0].line))
             raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
 
 
 def dotted(path: KeyPath) -> str:
-    """A key path as a person types it: `enqueue[0].group_size`."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    """Return a key path as a person types it: `enqueue[0].group_size`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
 def show(value: object) -> str:
-    """A value as one line of YAML."""
+    """Return a value as one line of YAML."""
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
         return "{" + ", ".join(f"{key}: {show(child)}" for key, child in entries) + "}"
@@ -169,11 +189,24 @@ def show(value: object) -> str:
 
 
 def one_of(names: Iterable[object]) -> str:
-    """Names for the end of a sentence."""
+    """Return names for the end of a sentence."""
     return ", ".join(show(name) for name in names)
 
 
 def did_you_mean(word: object, names: Iterable[str]) -> str:
-    """`did you mean 'steps'? ` where something is close, else nothing."""
+    """Return `did you mean 'steps'? ` where a name is close, else an empty text."""
     close = difflib.get_close_matches(str(word).lower(), list(names), n=2, cutoff=0.6)
     return f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""
+
+
+def explain_unknown_name(kind: str, name: object, names: Collection[str]) -> tuple[str, str]:
+    """Return reason and fix of a name that is not one of `names`."""
+    return f"unknown {kind}", f"{did_you_mean(name, names)}those that exist: {one_of(names)}"
+
+
+def without_password(text: str) -> str:
+    """Return addresses without the passwords in them."""
+    # In the address of a database a password may hold a slash, and stand among the options.
+    text = re.sub(r"(https?://[^/@:]*):[^@\s/]*@", r"\1:***@", text)
+    text = re.sub(r"(?<!http)(?<!https)(://[^/@:]*):[^@\s]*@", r"\1:***@", text)
+    return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", text)

@@ -1,11 +1,11 @@
-"""Which sampler a sweep gets, and why: a pure function of what is asked and of the slots."""
+"""Choice of the sampler of a sweep, with the reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdpo_tune.spec.domains import Choice
 from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.space import Choice
 
 AUTO = "auto"
 LARGE = 300
@@ -29,47 +29,39 @@ class SamplerChoice:
 
 
 def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
-    """The sampler that is asked for, or what `auto` picks by the first of these that holds.
+    """Return the requested sampler, or the pick of `auto` by the first of these rules that holds.
 
     A population, or all trials side by side without an earlier sweep: nothing could be learned, so
     they cover the space evenly.
     Many objectives, many trials, nothing but choices, many slots: TPE. Else the Gaussian process.
-
-    Args:
-        spec: the sweep.
-        slots: trials at the same time; None where that is not known yet.
+    `slots` is the number of trials at the same time; None where that is not known yet.
     """
-    if spec.search.sampler != AUTO:
-        return SamplerChoice(spec.search.sampler, "asked for")
-    if spec.search.scheduler.type == "pbt":
-        return SamplerChoice("qmc", "the members of a population begin spread over the space")
+    search, domains = spec.search, spec.space.searched.values()
     trials, objectives = most_trials(spec), len(spec.objectives)
-    domains = spec.space.searched.values()
-    alone = slots is not None and slots >= trials and not spec.search.warm_start
-    if alone:
-        return SamplerChoice(
-            "qmc", f"all {trials} trials run side by side, so none can learn from another"
-        )
-    if objectives >= MANY_OBJECTIVES:
-        return SamplerChoice("tpe", f"{objectives} objectives are too many for a Gaussian process")
-    if trials > LARGE:
-        return SamplerChoice(
-            "tpe", f"a Gaussian process of {trials} trials takes many seconds a proposal"
-        )
-    if domains and all(isinstance(domain, Choice) for domain in domains):
-        return SamplerChoice("tpe", "every parameter is a choice, and choices have no distance")
-    if slots is not None and slots > CROWDED:
-        return SamplerChoice("tpe", f"{slots} slots would wait for proposals of a Gaussian process")
-    plural = "s" if objectives > 1 else ""
-    return SamplerChoice(
-        "gp",
-        f"{trials} trials of {len(domains)} parameters and {objectives} objective{plural}: few "
-        "enough for a Gaussian process, which learns most from each",
-    )
+    name, why = "tpe", ""
+    if search.sampler != AUTO:
+        name, why = search.sampler, "as requested"
+    elif search.scheduler.type == "pbt":
+        name, why = "qmc", "the members of a population begin spread over the space"
+    elif slots is not None and slots >= trials and not search.warm_start:
+        name, why = "qmc", f"all {trials} trials run side by side, so none can learn from another"
+    elif objectives >= MANY_OBJECTIVES:
+        why = f"{objectives} objectives are too many for a Gaussian process"
+    elif trials > LARGE:
+        why = f"a Gaussian process of {trials} trials takes many seconds a proposal"
+    elif domains and all(isinstance(domain, Choice) for domain in domains):
+        why = "every parameter is a choice, and choices have no distance"
+    elif slots is not None and slots > CROWDED:
+        why = f"{slots} slots would wait for proposals of a Gaussian process"
+    else:
+        counts = f"{trials} trials of {len(domains)} parameters and {objectives} objective"
+        plural = "s" if objectives > 1 else ""
+        name, why = "gp", f"{counts}{plural}: small enough for Gaussian-process search"
+    return SamplerChoice(name, why)
 
 
 def most_trials(spec: SweepSpec) -> int:
-    """Configurations that the sweep can afford, at most."""
+    """Return how many configurations the sweep can afford, at most."""
     search = spec.search
     limits = [search.trials]
     if search.budget.trials:

@@ -1,14 +1,34 @@
-"""The plain sections of the file: pydantic's errors in our words, with lines and close matches."""
+"""Sections of a YAML file as pydantic models, and pydantic's errors in our words."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Iterable
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    create_model,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from gdpo_tune.spec.problems import KeyPath, Node, Problems, did_you_mean, dotted, one_of, show
+from gdpo_tune.spec.problems import (
+    KeyPath,
+    Node,
+    Problems,
+    did_you_mean,
+    dotted,
+    explain_unknown_name,
+    one_of,
+    show,
+)
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
@@ -21,155 +41,175 @@ KINDS_OF_VALUE = {
     "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
     "too_short": ("empty", "write one value or more, such as [0.8, 1.25]"),
     "string_too_short": ("empty", "write a word, or remove the key"),
-    "string_pattern_mismatch": (
-        "not the address of a tracking server or database",
-        "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
-    ),
     "tuple_type": ("not a list", "write values in brackets"),
     "bool_type": ("not true or false", "write true or false"),
+    "dict_type": ("not a mapping", "write keys and values below it"),
     "model_type": ("not a mapping", "write keys and values below it"),
     "model_attributes_type": ("not a mapping", "write keys and values below it"),
 }
 """Pydantic's error type -> reason and fix."""
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+"""Constraint of annotated_types and pydantic -> its words."""
 
-AS_WRITTEN = {
-    "tuple_type": "write it in brackets: [{}]",
-    "model_attributes_type": "write {{{tag}: {}}}",
-}
-"""Pydantic's error type -> fix of a word where more belongs; the latter where kinds differ, and
-`tag` is the key that tells them apart."""
 
-BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
-}
+class Section(BaseModel):
+    """A mapping of the file: unknown keys are errors, and `"60"` is not 60."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    other_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the file that are read elsewhere."""
+
+
+def refused(reason: str, fix: str) -> PydanticCustomError:
+    """Return the error that a validator raises, with its reason and fix for the message."""
+    return PydanticCustomError("refused", "{reason}", {"reason": reason, "fix": fix})
+
+
+def written(pattern: str, reason: str, fix: str) -> AfterValidator:
+    """Return a validator of texts that match a pattern from end to end."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refused(reason, fix)
+        return text
+
+    return AfterValidator(check)
+
+
+def build_settings_model(kind: Any) -> type[Section]:
+    """Return a section with the fields of a plain dataclass."""
+    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+    model: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields}
+    return create_model(kind.__name__, __base__=Section, **model)
+
+
+def build_settings_validator(kind: type[T]) -> BeforeValidator:
+    """Return the reader of a section whose settings are a plain dataclass."""
+    model = build_settings_model(kind)
+
+    def read(data: object) -> object:
+        return data if isinstance(data, kind) else kind(**dict(model.model_validate(data)))
+
+    return BeforeValidator(read)
+
+
+def refuse_idle(
+    section: str,
+    settings: object,
+    keys: Iterable[str],
+    reason: str,
+    fix: str,
+    problems: Problems,
+    *inputs: str,
+) -> None:
+    """Refuse keys of a section that have no effect and are not at their default."""
+    default = type(settings)()
+    for key in keys:
+        if getattr(settings, key) != getattr(default, key):
+            problems.refuse(f"{section}.{key}", reason, fix, *inputs)
 
 
 def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems) -> S | None:
-    """Validate one mapping of the file.
+    """Return one mapping of the file as a model, without the keys that have problems.
 
-    Args:
-        model: what the mapping must be; its fields name the keys.
-        node: the mapping; None (not in the file) stands for an empty one.
-        path: where it stands.
-        problems: where problems go.
-
-    Returns:
-        What the mapping says. Keys with problems are as if they were not in the file, so that the
-        rest can still be checked; None if the model does not stand without them.
+    A node of None (not in the file) stands for an empty mapping. The result is None if the model
+    does not stand without these keys.
     """
-    given = {} if node is None else node.plain()
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        faults = _plain_faults(error)
-    origin = node if node is not None else Node(problems.origin)
-    for details in faults:
-        translate(details, model, origin, path, problems)
-    bad = {details["loc"][0] for details in faults if details["loc"]}
-    entries = origin.entries or {}
-    try:
-        return model.model_validate({k: v.plain() for k, v in entries.items() if k not in bad})
-    except ValidationError:
-        return None
+    origin = node if node is not None else Node(problems.origin, entries={})
+    data: Any = origin.plain()
+    changed = True
+    while changed:
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            faults = error.errors(include_url=False)
+        changed = not isinstance(data, dict)
+        data = {} if changed else data
+        within = {fault["loc"][:-1] for fault in faults}
+        for fault in faults:
+            if fault["type"] == "too_short" and fault["loc"] in within:
+                continue  # its values are wrong, and it is not empty with them
+            inner, keys, field = _locate(model, tuple(fault["loc"]))
+            if fault["type"] == "union_tag_invalid" and field is not None:
+                inner = (*inner, str(field.discriminator))
+            if not problems.about(dotted((*path, *inner))):
+                value = origin.get(inner)
+                reason, fix = _explain(fault, inner, keys, field)
+                shown = None if value is None else value.plain()
+                problems.add(origin.find(inner).mark, dotted((*path, *inner)), shown, reason, fix)
+            changed |= _remove(data, inner)
+    return None
 
 
-def _plain_faults(error: ValidationError) -> list[ErrorDetails]:
-    """Pydantic's errors, without that a list is empty because what is in it is wrong."""
-    faults = error.errors(include_url=False)
-    within = {fault["loc"][:-1] for fault in faults}
-    return [f for f in faults if f["type"] != "too_short" or f["loc"] not in within]
+def _remove(data: Any, path: KeyPath) -> bool:
+    """Remove the innermost entry on a path; return whether there was one."""
+    if not path or not isinstance(data, dict) or path[0] not in data:
+        return False
+    if not _remove(data[path[0]], path[1:]):
+        del data[path[0]]
+    return True
 
 
-def translate(
-    details: ErrorDetails, model: type[BaseModel], node: Node, path: KeyPath, problems: Problems
-) -> None:
-    """Note one of pydantic's errors."""
-    inner, owner = located(model, tuple(details["loc"]))
-    at, full = node.find(inner), (*path, *inner)
-    kind, context = details["type"], details.get("ctx", {})
+def _explain(
+    fault: ErrorDetails, path: KeyPath, keys: list[str], field: FieldInfo | None
+) -> tuple[str, str]:
+    """Return reason and fix of one of pydantic's errors, found by `_locate`."""
+    kind, context, key = fault["type"], fault.get("ctx", {}), path[-1] if path else ""
     if kind == "union_tag_invalid":
-        return  # noted by `checks`, which knows all names
+        names = context["expected_tags"].replace("'", "").split(", ")
+        return explain_unknown_name(str(path[-2]), context["tag"], names)
     if kind == "union_tag_not_found":
         name = str(context["discriminator"]).strip("'")
-        problems.at(at, full, f"without a {name}", f"add {name}: followed by its name")
-    elif kind == "extra_forbidden":
-        keys = list(owner.model_fields)
-        fix = f"{did_you_mean(inner[-1], keys)}keys here are {one_of(keys)}"
-        problems.at(at, full, "unknown key", fix)
-    elif kind == "missing":
-        problems.add(at.mark, dotted(full), None, "missing", f"add {inner[-1]}:")
-    elif kind == "literal_error":
+        return f"without a {name}", f"add {name}: followed by its name"
+    if kind == "extra_forbidden":
+        return "unknown key", f"{did_you_mean(key, keys)}keys here are {one_of(keys)}"
+    if kind == "missing":
+        return "missing", f"add {key}:"
+    if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-        matches = did_you_mean(details["input"], expected.split(", "))
-        problems.at(at, full, "unknown value", f"{matches}use one of {expected}")
-    elif kind in BOUNDS:
-        key, words = BOUNDS[kind]
-        bound = f"{words} {show(context[key])}"
-        fix = f"write a number {'of ' if bound.startswith('at') else ''}{bound}"
-        problems.at(at, full, f"must be {bound}", fix)
-    else:
-        otherwise = (details["msg"], context.get("fix", "see docs/reference.md"))
-        reason, fix = KINDS_OF_VALUE.get(kind, otherwise)
-        if kind in AS_WRITTEN and isinstance(at.value, str):
-            tag = owner.model_fields[str(inner[-1])].discriminator
-            fix = AS_WRITTEN[kind].format(at.value, tag=tag)
-        problems.at(at, full, reason, fix)
+        matches = did_you_mean(fault["input"], expected.split(", "))
+        return "unknown value", f"{matches}use one of {expected}"
+    for name in context.keys() & BOUNDS.keys():
+        bound = f"{BOUNDS[name]} {show(context[name])}"
+        return f"must be {bound}", f"write a number {'of ' if name[1] == 'e' else ''}{bound}"
+    reason, fix = KINDS_OF_VALUE.get(kind, (fault["msg"], "see docs/reference.md"))
+    if isinstance(fault["input"], str) and kind == "tuple_type":
+        fix = f"write it in brackets: [{fault['input']}]"
+    elif isinstance(fault["input"], str) and field is not None and field.discriminator:
+        fix = f"write {{{field.discriminator}: {fault['input']}}}"
+    return reason, context.get("fix", fix)
 
 
-def located(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, type[BaseModel]]:
-    """Where an error is in the file, and the class whose keys stand there.
+def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], FieldInfo | None]:
+    """Return the path of an error in the file, the keys that stand there, and its field.
 
     Where a section comes in several types, pydantic puts the type's name into the path.
     """
+    kind: Any = model
     path: list[str | int] = []
+    keys, field = _keys(kind), None
     parts = iter(loc)
     for part in parts:
         path.append(part)
-        field = model.model_fields.get(str(part))
-        kinds: tuple[Any, ...] = () if field is None else (field.annotation,)
-        if field is not None and field.discriminator is not None:
-            name = next(parts, None)
-            members = get_args(field.annotation)
-            tag = str(field.discriminator)
-            kinds = tuple(k for k in members if tag_of(k, tag) == name)
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                model = kind
-    return tuple(path), model
+        if get_origin(kind) is dict:
+            kind, field = get_args(kind)[1], None
+            continue
+        keys = _keys(kind) or keys
+        field = getattr(kind, "model_fields", {}).get(part)
+        kind = None if field is None else field.annotation
+        if field is not None and get_origin(kind) in (Union, UnionType):
+            members = [member for member in get_args(kind) if _keys(member)]
+            if field.discriminator:
+                name, tag = next(parts, None), str(field.discriminator)
+                members = [m for m in members if name in get_args(m.model_fields[tag].annotation)]
+            kind = members[0] if members else None
+    return tuple(path), keys, field
 
 
-def tag_of(kind: type[BaseModel], tag: str) -> str:
-    """The word by which a file asks for one of several kinds of section."""
-    (word,) = get_args(kind.model_fields[tag].annotation)
-    return word
-
-
-def settings(kind: type[T], key: str, node: Node | None, problems: Problems) -> T | None:
-    """`training:` or `sandbox:` as the settings that every room shares.
-
-    Args:
-        kind: a dataclass of settings.
-        key: the section's.
-        node: the section; None (not in the file) stands for an empty one.
-        problems: where problems go.
-    """
-    valid = section(settings_model(kind), node, (key,), problems)
-    return None if valid is None else kind(**valid.model_dump())
-
-
-def settings_model(kind: type[Any]) -> type[BaseModel]:
-    """A dataclass as a strict model, so that its errors read like every other section's."""
-    hints = get_type_hints(kind, include_extras=True)
-    fields: dict[str, Any] = {
-        f.name: (_from_list(hints[f.name]), f.default) for f in dataclasses.fields(kind)
-    }
-    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    return create_model(kind.__name__, __config__=config, **fields)
-
-
-def _from_list(hint: Any) -> Any:
-    """A tuple is written as a list; what is in it stays strict."""
-    return Annotated[hint, Field(strict=False)] if get_origin(hint) is tuple else hint
+def _keys(kind: Any) -> list[str]:
+    """Return the keys of a section; none for anything else."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return [*kind.model_fields, *kind.other_keys]
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return []

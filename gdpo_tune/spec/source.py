@@ -1,27 +1,37 @@
-"""YAML with the line of every value; `extends:` and `--set` are resolved here."""
+"""YAML with the line of every value; `extends:` and `--set` are resolved here.
+
+An alias stands for everything that it names, so that a file of a few lines can mean billions of
+values. Here aliases are written out, up to a bound.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.files import is_file
-from gdpo_tune.spec.dump import without_password
-from gdpo_tune.spec.merge import at_mark, merge, nest
-from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, did_you_mean
-from gdpo_tune.spec.yaml_nodes import DEEPEST, Expansion
+from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, without_password
 
 EXTENDS = "extends"
+MOST_VALUES = 100_000
+"""Most values of one file, aliases written out; shipped files have less than 100."""
+DEEPEST = 50
+"""Most levels of nesting; the functions that read nodes are recursive."""
+DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 
 
-def read(path: Path, overrides: Sequence[str], name: str | None, problems: Problems) -> Node:
-    """The whole document: the file, what it extends, and the overrides on top.
+def read_yaml(path: Path, overrides: Sequence[str], name: str | None, problems: Problems) -> Node:
+    """Return the file, merged onto the files that it extends, with the overrides on top.
 
     A malformed override is added to `problems`; the rest is still read.
 
@@ -29,12 +39,12 @@ def read(path: Path, overrides: Sequence[str], name: str | None, problems: Probl
         SpecError: a file is missing, unreadable, empty, not YAML, or extends itself.
     """
     try:
-        node = read_file(path, problems, ())
+        node = _read_file(path, problems, ())
     except Unreadable:
         problems.raise_if_any()
         raise
     for override in overrides:
-        change = read_override(override, problems)
+        change = _read_override(override, problems)
         if change is not None:
             node = merge(node, change)
     if name is not None:
@@ -43,142 +53,235 @@ def read(path: Path, overrides: Sequence[str], name: str | None, problems: Probl
     return node
 
 
-def read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> Node:
-    """One file, merged onto the one that it extends."""
-    text = read_text(path, problems)
-    root = parse(text, str(path), problems)
+def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> Node:
+    """Return one file, merged onto the one that it extends."""
+    root = parse(read_text(path, problems), str(path), problems)
     if root.entries is None:
         reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
         fix = "start from search_spaces/code.yaml; a sweep needs task:, objectives: and space:"
-        problems.add(Mark(str(path), 1), "", None, reason, fix)
-        raise Unreadable
+        raise problems.add(Mark(str(path), 1), "", None, reason, fix)
     own = dict(root.entries)
     extends = own.pop(EXTENDS, None)
     if extends is None:
         return root
-    base = read_base(path, extends, problems, (*chain, path.resolve()))
-    inherited = dict(base.entries or {})
+    if not isinstance(extends.value, str) or not extends.value:
+        fix = "write one file, relative to this one, such as extends: code.yaml"
+        raise problems.at(extends, (EXTENDS,), "not the name of a file", fix)
+    file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
+    if file.resolve() in chain:
+        names = " -> ".join(each.name for each in (*chain, file))
+        raise problems.at(extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:")
+    if not file.is_file():
+        fix = missing_file_fix(file) + "the file is looked for relative to this one"
+        raise problems.at(extends, (EXTENDS,), f"there is no file {file}", fix)
+    base = _read_file(file, problems, chain)
     # A name decides where a sweep lives: two files never share it by inheritance.
-    inherited.pop("name", None)
+    inherited = {key: node for key, node in (base.entries or {}).items() if key != "name"}
     return merge(Node(root.mark, entries=inherited), Node(root.mark, entries=own))
 
 
-def read_base(path: Path, extends: Node, problems: Problems, chain: tuple[Path, ...]) -> Node:
-    """The file that `path` extends."""
-    if not isinstance(extends.value, str) or not extends.value:
-        fix = "write one file, relative to this one, such as extends: code.yaml"
-        problems.at(extends, (EXTENDS,), "not the name of a file", fix)
-        raise Unreadable
-    base = Path(os.path.normpath(path.parent / extends.value))
-    if base.resolve() in chain:
-        names = " -> ".join(file.name for file in (*chain, base))
-        problems.at(extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:")
-        raise Unreadable
-    if not base.is_file():
-        fix = missing_file_fix(base) + "the file is looked for relative to this one"
-        problems.at(extends, (EXTENDS,), f"there is no file {base}", fix)
-        raise Unreadable
-    return read_file(base, problems, chain)
-
-
 def read_text(path: Path, problems: Problems) -> str:
-    """The file's text."""
+    """Return the text of a file.
+
+    Raises:
+        Unreadable: there is no such file, or it is not text; the problem is noted.
+    """
+    fix = "give the path of a readable YAML file"
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        fix = (
-            missing_file_fix(path)
-            + "give the path of a search space, such as search_spaces/code.yaml"
-        )
-        problems.add(Mark(str(path)), "", None, "there is no such file", fix)
+        reason, example = "there is no such file", "search_spaces/code.yaml"
+        fix = f"{missing_file_fix(path)}give the path of a search space, such as {example}"
     except UnicodeDecodeError as error:
-        fix = "save the file as UTF-8 text"
-        problems.add(Mark(str(path)), "", None, f"not UTF-8 at byte {error.start}", fix)
+        reason, fix = f"not UTF-8 at byte {error.start}", "save the file as UTF-8 text"
     except OSError as error:
-        fix = "give the path of a readable YAML file"
-        problems.add(Mark(str(path)), "", None, error.strerror or "cannot be read", fix)
-    raise Unreadable
+        reason = error.strerror or "cannot be read"
+    raise problems.add(Mark(str(path)), "", None, reason, fix)
 
 
 def missing_file_fix(path: Path) -> str:
-    """A file of a similar name beside the missing one or in `search_spaces/`, if there is any."""
-    folders = [path.parent, Path("search_spaces")]
-    files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.yaml")]
-    files = [file for file in files if is_file(file)]  # a link that leads nowhere is none
+    """Return the question whether a file of a similar name is meant; empty if there is none."""
+    directories = (path.parent, Path("search_spaces"))
+    files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
+    files = [file for file in files if is_file(file)]  # no link that leads nowhere
     by_stem = {file.stem: str(file) for file in reversed(files)}
-    suggestion = did_you_mean(path.stem, by_stem)
-    for stem, file in by_stem.items():
-        suggestion = suggestion.replace(repr(stem), file)
-    return suggestion
+    close = difflib.get_close_matches(path.stem.lower(), by_stem, n=2)
+    return f"did you mean {' or '.join(by_stem[stem] for stem in close)}? " if close else ""
 
 
-def parse(text: str, source: str, problems: Problems) -> Node:
-    """YAML 1.2 text as nodes (`3e-5` is a number, `on` and `yes` are words).
+def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> Node:
+    """Return YAML 1.2 text as nodes; `first_line` is 0 for a source without lines.
 
     Raises:
-        Unreadable: it is not YAML, or means more than any sweep does.
+        Unreadable: it is not YAML, or means more than any sweep does; the problem is noted.
     """
+    yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
+    key, line = "", 0
     try:
-        data = parser().load(text)
-    except DuplicateKeyError as error:
-        key = str(getattr(error, "problem", "")).partition('"')[2].partition('"')[0]
-        mark = Mark(source, line_of_error(error))
-        problems.add(mark, key, None, "the key is given twice", "keep one of the two")
+        data = yaml.load(text)
     except MarkedYAMLError as error:
-        mark = Mark(source, line_of_error(error))
-        problems.add(mark, "", None, *syntax_reason(error, text, mark.line))
+        message, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+        mark = mark or getattr(error, "context_mark", None)
+        line = int(mark.line) + 1 if mark else 0
+        reason = f"not YAML: {message or getattr(error, 'context', None) or 'cannot be parsed'}"
+        fix = "look for a missing colon, bracket or quote here or just above"
+        if isinstance(error, DuplicateKeyError):
+            key = str(message).partition('"')[2].partition('"')[0]
+            reason, fix = "the key is given twice", "keep one of the two"
+        elif "\t" in "".join(text.splitlines()[line - 1 : line]):
+            reason, fix = "not YAML: a tab, which cannot indent", "indent with spaces"
     except YAMLError as error:
         reason = "not YAML: " + " ".join(str(error).split())
-        problems.add(Mark(source), "", None, reason, "remove characters that are not text")
+        fix = "remove characters that are not text"
     except (TypeError, ValueError, RecursionError) as error:
-        # The parser lets these through: a mapping as a key, a date without such a day, a thousand
-        # brackets. It does not say where.
+        # A mapping as a key, a date without such a day, deep brackets: the line is unknown.
         reason = f"not a sweep: {str(error) or type(error).__name__}"
-        problems.add(Mark(source), "", None, reason, "keep to words, numbers, lists and mappings")
+        fix = "keep to words, numbers, lists and mappings"
     else:
-        return Expansion(problems).node(data, Mark(source, 1))
-    raise Unreadable
+        mark = Mark(source, first_line)
+        return NodeBuilder(mark, problems).build(data, mark)
+    raise problems.add(Mark(source, line), key, None, reason, fix)
 
 
-def parser() -> Any:
-    """A round-trip parser: the only one that keeps the line of every key."""
-    yaml: Any = YAML(typ="rt", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
-    return yaml
-
-
-def line_of_error(error: MarkedYAMLError) -> int:
-    """Line of a syntax error, from 1; 0 if the parser does not say."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    return int(mark.line) + 1 if mark else 0
-
-
-def syntax_reason(error: MarkedYAMLError, text: str, line: int) -> tuple[str, str]:
-    """Reason and fix of a syntax error."""
-    lines = text.splitlines()
-    if 0 < line <= len(lines) and "\t" in lines[line - 1]:
-        return "not YAML: a tab, which cannot indent", "indent with spaces"
-    what = getattr(error, "problem", None) or getattr(error, "context", None) or "cannot be parsed"
-    return f"not YAML: {what}", "look for a missing colon, bracket or quote here or just above"
-
-
-def read_override(override: str, problems: Problems) -> Node | None:
-    """`training.steps=100` as a document of its own."""
+def _read_override(override: str, problems: Problems) -> Node | None:
+    """Return `training.steps=100` as a document of its own."""
     mark = Mark(f"--set {without_password(override)}")
     key, equals, text = override.partition("=")
-    if not equals or not all(key.strip().split(".")) or key.count(".") > DEEPEST:
+    key = key.strip()
+    if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:
         fix = "write --set KEY=VALUE, such as --set training.steps=100"
         problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
         return None
-    if key.strip() == EXTENDS:
+    if key == EXTENDS:
         fix = "write extends: in the file, or give the other file"
         problems.add(mark, EXTENDS, None, "works in files alone", fix)
         return None
     nested = Problems(mark)
     try:
-        value = parse(text, mark.source, nested)
+        value = parse(text, mark.source, nested, first_line=0)
     except Unreadable:
-        reason = nested.found[0][1].reason
-        problems.add(mark, key.strip(), text, reason, "quote the value for the shell and for YAML")
+        reason, fix = nested.found[0][1].reason, "quote the value for the shell and for YAML"
+        problems.add(mark, key, text, reason, fix)
         return None
-    return nest(key.strip(), at_mark(value, mark))
+    first, node = nest(key, value)
+    return Node(mark, entries={first: node})
+
+
+@dataclass
+class NodeBuilder:
+    """Builds nodes from what ruamel read of one document."""
+
+    source: Mark
+    """Place of the document; without a line, every node stands there."""
+    problems: Problems
+    values: int = 0
+    """Number of values so far."""
+    entry: Mark = field(init=False)
+    """The outermost key or element that is being read."""
+
+    def build(self, data: Any, mark: Mark, above: tuple[int, ...] = ()) -> Node:
+        """Return plain values with marks; a dotted key becomes nested mappings.
+
+        `above` has the identities of the collections around `data`, from the outermost on.
+
+        Raises:
+            Unreadable: there are too many values, they lie too deep, or an alias contains itself.
+        """
+        self._count(data, mark, above)
+        inside = (*above, id(data))
+        if isinstance(data, CommentedSeq):
+            elements = [
+                self.build(value, self._mark(data, index, mark), inside)
+                for index, value in enumerate(data)
+            ]
+            return Node(mark, elements=elements)
+        if not isinstance(data, CommentedMap):
+            return Node(mark, to_plain_scalar(data))
+        entries: dict[str, Node] = {}
+        for name, value in data.items():
+            key, where = str(name), self._mark(data, name, mark)
+            # Every dot is a level, too.
+            child = self.build(value, where, inside + (0,) * key.count("."))
+            clash = add_entry(entries, key, child)
+            if clash is not None:
+                fix = "keep one of the two (a dotted key is the same as nested mappings)"
+                self.problems.add(where, clash, None, "the key is given twice", fix)
+        return Node(mark, entries=entries)
+
+    def _mark(self, data: Any, key: object, default: Mark) -> Mark:
+        """Return the place of an entry; merged-in entries (`<<`) have none of their own."""
+        position = data.lc.data.get(key) if data.lc.data and self.source.line else None
+        return Mark(default.source, int(position[0]) + 1) if position else default
+
+    def _count(self, data: Any, mark: Mark, above: tuple[int, ...]) -> None:
+        """Count one more value, and refuse endless or huge documents."""
+        if len(above) <= 1:
+            self.entry = mark
+        self.values += 1
+        if id(data) in above:
+            reason, fix = "an alias that contains itself", "write the value out"
+        elif len(above) > DEEPEST:
+            reason = f"more than {DEEPEST} levels deep"
+            fix = "write it flat: no section of a sweep has more than four"
+        elif self.values > MOST_VALUES:
+            reason = f"more than {MOST_VALUES:,} values up to here, with every alias written out"
+            mark, fix = self.entry, "keep to the values that are meant"
+        else:
+            return
+        raise self.problems.add(mark, "", None, reason, fix)
+
+
+def to_plain_scalar(data: Any) -> object:
+    """Return a built-in value instead of ruamel's own types, which remember their notation."""
+    if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
+        return bool(data)
+    for kind in (bool, int, float, str):
+        if isinstance(data, kind):
+            return kind(data)
+    return data if data is None else str(data)
+
+
+def nest(key: str, node: Node) -> tuple[str, Node]:
+    """Return `a.b: x` as the entry `a: {b: x}`."""
+    parts = key.split(".")
+    if not all(parts):
+        return key, node
+    for part in reversed(parts[1:]):
+        node = Node(node.mark, entries={part: node})
+    return parts[0], node
+
+
+def add_entry(entries: dict[str, Node], key: str, node: Node) -> str | None:
+    """Add an entry, where `a.b: 1` and `a.c: 2` both add to `a`; return a key with two values."""
+    first, node = nest(key, node)
+    old = entries.setdefault(first, node)
+    if old is node:
+        return None
+    if old.entries is None or node.entries is None:
+        return first
+    clashes = [add_entry(old.entries, name, child) for name, child in node.entries.items()]
+    return next((f"{first}.{clash}" for clash in clashes if clash is not None), None)
+
+
+def merge(base: Node, change: Node, path: tuple[str, ...] = ()) -> Node:
+    """Return `change` laid over `base`: mappings merge, anything else is replaced.
+
+    A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
+    means the former alone. An empty mapping replaces what it is laid over, because to merge it
+    would change nothing. A key without a value removes the inherited one.
+    """
+    if base.entries is None or change.entries is None or (path and not change.entries):
+        return change
+    is_domain = not {*base.entries, *change.entries}.isdisjoint(DOMAIN_KEYS)
+    if is_domain and len(path) > 1 and path[0] == "space":
+        return change
+    merged = dict(base.entries)
+    for key, child in change.entries.items():
+        if child.is_empty() and key in merged:
+            del merged[key]
+        elif key in merged:
+            merged[key] = merge(merged[key], child, (*path, key))
+        else:
+            merged[key] = child
+    return Node(base.mark, entries=merged)

@@ -1,7 +1,8 @@
-"""The search space: every parameter of the task with its domain, and what hangs on what."""
+"""The search space: the domain of every parameter of the task, and the conditions between them."""
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from graphlib import TopologicalSorter
 
@@ -9,14 +10,121 @@ from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.trials import Params, ParamValue
-from gdpo_tune.spec.domains import Choice, Domain, Uniform
+
+Number = int | float
+
+GRID_TOLERANCE = 1e-9
+"""Share of a step within which a float counts as lying on the grid."""
+
+
+class ConditionalDomain(BaseModel):
+    """Base of the three kinds of domain."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    when: dict[str, tuple[ParamValue, ...]] = {}
+    """Parameter -> values under which this one has an effect; empty: always."""
+
+    def holds(self, chosen_values: Params) -> bool:
+        """Return whether every condition is met; a parameter without a value meets none."""
+        return not self.when or all(
+            name in chosen_values and is_one_of(chosen_values[name], values)
+            for name, values in self.when.items()
+        )
+
+    def values(self) -> tuple[ParamValue, ...] | None:
+        """Return every value that a trial may have; None for a continuous range."""
+        return None
+
+    def contains(self, value: ParamValue) -> bool:
+        """Return whether a trial may have `value`."""
+        return is_one_of(value, self.values() or ())
+
+    def middle(self) -> ParamValue:
+        """Return a typical value: of a list, the one half-way down."""
+        values = self.values() or ()
+        return values[(len(values) - 1) // 2]
+
+
+class Fixed(ConditionalDomain):
+    """The same value in every trial."""
+
+    value: ParamValue
+
+    def values(self) -> tuple[ParamValue, ...] | None:
+        """Return the value."""
+        return (self.value,)
+
+
+class Choice(ConditionalDomain):
+    """One of a few values, without an order."""
+
+    choices: tuple[ParamValue, ...]
+
+    def values(self) -> tuple[ParamValue, ...] | None:
+        """Return the choices."""
+        return self.choices
+
+
+class Uniform(ConditionalDomain):
+    """A range, both ends included; uniform in the value, or in its logarithm."""
+
+    low: Number
+    high: Number
+    log: bool = False
+    step: Number | None = None
+    """Distance between two values; None: 1 for integers, continuous for floats."""
+    integer: bool = False
+
+    def contains(self, value: ParamValue) -> bool:
+        """Return whether `value` lies in the range, and on its grid."""
+        if isinstance(value, bool | str) or not self.low <= value <= self.high:
+            return False
+        if self.integer and value != int(value):
+            return False
+        return self.step is None or is_on_grid(value - self.low, self.step)
+
+    def values(self) -> tuple[ParamValue, ...] | None:
+        """Return every value on the grid; None without one."""
+        if self.integer:
+            return tuple(range(int(self.low), int(self.high) + 1, int(self.step or 1)))
+        if self.step is None:
+            return None
+        count = round((self.high - self.low) / self.step) + 1
+        return tuple(self.low + index * self.step for index in range(count))
+
+    def middle(self) -> ParamValue:
+        """Return a typical value: half-way on the range's own scale, on its grid."""
+        if self.log:
+            centre = math.sqrt(self.low * self.high)
+        elif self.step is not None:
+            centre = self.low + self.step * ((self.high - self.low) // self.step // 2)
+        else:
+            centre = (self.low + self.high) / 2
+        return round(centre) if self.integer else centre
+
+
+Domain = Fixed | Uniform | Choice
+
+
+def is_one_of(value: ParamValue, values: tuple[ParamValue, ...]) -> bool:
+    """Return whether a value is among others; `true` is not 1, unlike in Python."""
+    return any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
+    )
+
+
+def is_on_grid(distance: Number, step: Number) -> bool:
+    """Return whether `distance` is a whole number of steps, up to float rounding."""
+    steps = distance / step
+    return abs(steps - round(steps)) <= GRID_TOLERANCE * max(1.0, abs(steps))
 
 
 class Space(BaseModel):
     """Domains by dotted parameter name.
 
     Every parameter of the task is present, in the registry's order, so that files which say the
-    same have the same dimensions; what the file does not name is fixed at its default.
+    same have the same dimensions; a parameter that the file does not name is fixed at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,17 +133,13 @@ class Space(BaseModel):
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Every name, each after the parameters that its `when` names.
-
-        Raises:
-            graphlib.CycleError: the conditions go in a circle (a loaded file never does).
-        """
+        """Every name, each after the parameters that its `when` names."""
         waits_for = {name: tuple(domain.when) for name, domain in self.domains.items()}
         return tuple(TopologicalSorter(waits_for).static_order())
 
     @cached_property
     def searched(self) -> dict[str, Choice | Uniform]:
-        """Domains that are really searched: those with more than one value, in dependency order."""
+        """Domains with more than one value, in dependency order."""
         domains = ((name, self.domains[name]) for name in self.order if name not in self.fixed)
         return {name: domain for name, domain in domains if isinstance(domain, Choice | Uniform)}
 
@@ -46,57 +150,45 @@ class Space(BaseModel):
 
     @cached_property
     def fixed(self) -> dict[str, ParamValue]:
-        """Values of parameters that have one alone."""
-        found = {name: only_value(domain) for name, domain in self.domains.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        """Values of parameters that have only one."""
+        values = {name: domain.values() for name, domain in self.domains.items()}
+        return {name: only[0] for name, only in values.items() if only and len(only) == 1}
 
     @cached_property
     def later_defaults(self) -> dict[str, ParamValue]:
-        """Defaults of parameters that did not exist when the first sweeps were run.
-
-        A trial of such a sweep was trained as if it had had them.
-        """
-        infos = {name: parameter_info(name) for name in self.domains}
+        """Defaults of parameters that leave the identity while they have them."""
+        infos = {name: get_parameter_info(name) for name in self.domains}
         return {name: info.default for name, info in infos.items() if info.added_later}
 
     @cached_property
-    def says_nothing(self) -> frozenset[str]:
+    def omittable(self) -> frozenset[str]:
         """Names that could be left out: added later, and never anything but their default."""
         return frozenset(
             name for name, default in self.later_defaults.items() if self.fixed.get(name) == default
         )
 
     def active(self, params: Params) -> dict[str, Domain]:
-        """Domains that have an effect given what `params` has chosen so far.
+        """Return the domains that have an effect under these values, in dependency order.
 
-        Args:
-            params: values of searched parameters; fixed ones need not be given.
-
-        Returns:
-            Name -> domain in dependency order. A parameter is left out while one that its `when`
-            names is not chosen yet, is inactive itself, or has another value.
+        A parameter is left out while one that its `when` names is not chosen yet, is inactive
+        itself, or has another value. Values of fixed parameters are optional.
         """
-        known: dict[str, ParamValue] = {}
+        chosen_values: dict[str, ParamValue] = {}
         result: dict[str, Domain] = {}
         for name in self.order:
             domain = self.domains[name]
-            if not domain.holds(known):
+            if not domain.holds(chosen_values):
                 continue
             result[name] = domain
             value = params.get(name, self.fixed.get(name))
             if value is not None:
-                known[name] = value
+                chosen_values[name] = value
         return result
 
     def complete(self, params: Params) -> dict[str, ParamValue]:
-        """Every parameter of the task, as training wants it.
+        """Return every parameter of the task: its default where it is inactive.
 
-        Args:
-            params: a value for every searched parameter that is active; others are ignored.
-
-        Returns:
-            `params` where active, the only value where there is one, and the parameter's default
-            where it is inactive, so that equal trials have equal parameters.
+        So equal trials have equal parameters. Values of inactive parameters are ignored.
 
         Raises:
             KeyError: an active, searched parameter has no value.
@@ -106,40 +198,37 @@ class Space(BaseModel):
         for name in self.domains:
             value = params.get(name, self.fixed.get(name))
             if name not in active:
-                value = parameter_info(name).default
+                value = get_parameter_info(name).default
             if value is None:
                 raise KeyError(f"no value for {name}, which is active")
             result[name] = value
         return result
 
     def baseline(self, params: Params) -> dict[str, ParamValue]:
-        """A complete setting around `params`, which may lie outside of the domains.
+        """Return a complete setting around `params`, which may lie outside of the domains.
 
-        A parameter that is not given has its default if the domain holds it, else the domain's
-        middle, so that a published setting is trained with a learning rate that fits the policy.
+        Any other parameter has its default if the domain holds it, else the domain's middle, so
+        that a published setting is trained with a learning rate that fits the policy.
         """
         chosen = dict(params)
         for name in self.order:
             domain = self.active(chosen).get(name)
             if name in chosen or domain is None:
                 continue
-            default = parameter_info(name).default
+            default = get_parameter_info(name).default
             chosen[name] = default if domain.contains(default) else domain.middle()
         return self.complete(chosen)
 
     def reachable(self, name: str) -> tuple[ParamValue, ...] | None:
-        """Values that a trial can have, the default included where `name` can be inactive.
-
-        None stands for a continuous range.
-        """
+        """Return the values that a trial can have, inactive ones too; None: a continuous range."""
         values = self.domains[name].values()
-        default = parameter_info(name).default
+        default = get_parameter_info(name).default
         if values is None or not self.can_be_inactive(name) or default in values:
             return values
         return (*values, default)
 
     def can_be_inactive(self, name: str) -> bool:
-        """Whether some choice of the other parameters leaves `name` without effect."""
+        """Return whether some choice of the other parameters leaves `name` without effect."""
         for parent, wanted in self.domains[name].when.items():
             values = self.domains[parent].values()
             if values is None or not set(values) <= set(wanted) or self.can_be_inactive(parent):
@@ -147,15 +236,7 @@ class Space(BaseModel):
         return False
 
 
-def only_value(domain: Domain) -> ParamValue | None:
-    """The value of a domain that has one alone, else None."""
-    if domain.values() is None:
-        return None
-    values = domain.values() or ()
-    return values[0] if len(values) == 1 else None
-
-
-def parameter_info(name: str) -> ParameterInfo:
-    """What the registry says of a dotted parameter name, whatever the task."""
+def get_parameter_info(name: str) -> ParameterInfo:
+    """Return the registry's entry of a dotted parameter name, whatever the task."""
     family, dot, _ = name.partition(".")
     return FAMILIES[family] if dot else PARAMETERS[name]

@@ -1,1 +1,1 @@
-"""What policies are trained on: problems, rewards and held-out metrics. One file a task."""
+"""Tasks: problems, rewards and held-out metrics. One file a task, which describes itself."""

@@ -13,11 +13,11 @@ LARGEST = 40
 
 
 @dataclass(frozen=True)
-class Step:
+class ArithmeticStep:
     """One operation on a running value."""
 
     value: int
-    """Before it."""
+    """Before the operation."""
     sign: str
     """`+`, `-`, `*` or `/`."""
     operand: int
@@ -25,7 +25,7 @@ class Step:
     """From 1 to `LARGEST`."""
 
     def __str__(self) -> str:
-        """The step in a terse thought."""
+        """Return the step as a terse thought."""
         return f"{self.value}{self.sign}{self.operand}={self.result}"
 
     @property
@@ -35,8 +35,8 @@ class Step:
         return {**words, "*": f"times {self.operand}", "/": "halved"}[self.sign]
 
 
-def step(rng: random.Random, value: int) -> Step:
-    """A step from `value` that stays within bounds."""
+def draw_step(rng: random.Random, value: int) -> ArithmeticStep:
+    """Draw a step from `value` that stays within bounds."""
     sign = rng.choice("+-*/" if value % 2 == 0 else "+-*")
     operand = {"*": rng.choice((2, 3)), "/": 2}.get(sign, rng.randint(2, 9))
     result = {
@@ -46,18 +46,18 @@ def step(rng: random.Random, value: int) -> Step:
         "/": value // operand,
     }[sign]
     if 1 <= result <= LARGEST:
-        return Step(value, sign, operand, result)
+        return ArithmeticStep(value, sign, operand, result)
     operand = rng.randint(2, 9)
     if value <= LARGEST // 2:
-        return Step(value, "+", operand, value + operand)
-    return Step(value, "-", operand, value - operand)
+        return ArithmeticStep(value, "+", operand, value + operand)
+    return ArithmeticStep(value, "-", operand, value - operand)
 
 
-def steps(rng: random.Random, fewest: int, most: int) -> list[Step]:
-    """From `fewest` to `most` steps, each from the result of the one before; starts at 2 to 12."""
+def draw_steps(rng: random.Random) -> list[ArithmeticStep]:
+    """Draw two or three steps, each from the result of the one before; starts at 2 to 12."""
     value = rng.randint(2, 12)
-    taken: list[Step] = []
-    for _ in range(rng.randint(fewest, most)):
-        taken.append(step(rng, value))
-        value = taken[-1].result
-    return taken
+    steps: list[ArithmeticStep] = []
+    for _ in range(rng.randint(2, 3)):
+        steps.append(draw_step(rng, value))
+        value = steps[-1].result
+    return steps

@@ -15,46 +15,97 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gdpo_tune.tasks.arithmetic import steps
+from gdpo_tune.tasks.arithmetic import draw_steps
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.generation import Family, draw
+from gdpo_tune.tasks.generation import Family, build_problem, draw_problems
 
-FUNCTION = "f"
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")  # from 2 on
 _CHAIN_MAX = 10**6
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """One step of a chain or a list problem."""
+    """One step of a chain or a list problem, with a constant c from 2 to 9 that it may use."""
 
     phrase: str
+    """With `{n}` for the constant in words."""
     note: str
-    """The step in a terse thought."""
+    """The step in a terse thought, with `{c}` for the constant."""
     template: str
-    """Python expression with `{e}` where the previous expression goes."""
-    apply: Callable[[Any], Any]
+    """Python expression with `{e}` for the previous expression, and `{c}`."""
+    apply: Callable[[Any, int], Any]
+    """(previous value, constant) -> value."""
+
+
+_CHAIN = (
+    _Operation("add {n}", "+{c}", "({e}+{c})", lambda v, c: v + c),
+    _Operation("subtract {n}", "-{c}", "({e}-{c})", lambda v, c: v - c),
+    _Operation("multiply by {n}", "*{c}", "({e}*{c})", lambda v, c: v * c),
+    _Operation("negate it", "neg", "(-{e})", lambda v, c: -v),
+    _Operation("take the absolute value", "abs", "abs({e})", lambda v, c: abs(v)),
+    _Operation("square it", "sq", "({e}**2)", lambda v, c: v * v),
+)
+_LIST = (
+    _Operation(
+        "add {n} to each item", "+{c}", "[v+{c} for v in {e}]", lambda v, c: [i + c for i in v]
+    ),
+    _Operation(
+        "multiply each item by {n}", "*{c}", "[v*{c} for v in {e}]", lambda v, c: [i * c for i in v]
+    ),
+    _Operation(
+        "subtract {n} from each item",
+        "-{c}",
+        "[v-{c} for v in {e}]",
+        lambda v, c: [i - c for i in v],
+    ),
+    _Operation(
+        "keep the items above {n}",
+        ">{c}",
+        "[v for v in {e} if v>{c}]",
+        lambda v, c: [i for i in v if i > c],
+    ),
+    _Operation("square each item", "sq", "[v*v for v in {e}]", lambda v, c: [i * i for i in v]),
+    _Operation(
+        "keep the even items",
+        "even",
+        "[v for v in {e} if v%2==0]",
+        lambda v, c: [i for i in v if i % 2 == 0],
+    ),
+    _Operation(
+        "keep the positive items",
+        "pos",
+        "[v for v in {e} if v>0]",
+        lambda v, c: [i for i in v if i > 0],
+    ),
+    _Operation("reverse the list", "rev", "{e}[::-1]", lambda v, c: v[::-1]),
+    _Operation("sort the list", "sort", "sorted({e})", lambda v, c: sorted(v)),
+)
+_ENDS = (
+    _Operation("return the sum", "sum", "sum({e})", lambda v, c: sum(v)),
+    _Operation("return the largest item", "max", "max({e})", lambda v, c: max(v)),
+    _Operation("return the smallest item", "min", "min({e})", lambda v, c: min(v)),
+    _Operation("count the items", "len", "len({e})", lambda v, c: len(v)),
+    _Operation("return the first item", "first", "{e}[0]", lambda v, c: v[0]),
+    _Operation("return the last item", "last", "{e}[-1]", lambda v, c: v[-1]),
+    _Operation("return the list", "id", "{e}", lambda v, c: list(v)),
+)
+_VISIBLE_LISTS = ((4, -1, 12), (13, 8, 6, 8))
+_HIDDEN_LISTS = ((2, -5, 7, 10), (16, 2), (1, 9, -4, 12, 12))
+_Step = tuple[_Operation, int]
+"""An operation and its constant."""
 
 
 def generate(split: Split, count: int, seed: int) -> list[Problem]:
-    """`count` problems of one split with distinct prompts.
-
-    The same arguments give the same list on every machine.
-
-    Raises:
-        UsageError: the split does not hold that many distinct prompts.
-    """
-    return draw("code", _FAMILIES, split, count, seed)
+    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
+    return draw_problems("code", _FAMILIES, split, count, seed)
 
 
-# --- rate: a constant that must be computed, then used once ---------------------------------------
-
-
-def _rate(rng: random.Random) -> Problem:
-    taken = steps(rng, 2, 3)
-    phrases = [f"k is {taken[0].value}", *(step.phrase for step in taken)]
-    notes = [str(step) for step in taken]
-    k = taken[-1].result
+def _draw_rate(rng: random.Random) -> Problem:
+    """Draw a constant that must be computed, then used once."""
+    steps = draw_steps(rng)
+    phrases = [f"k is {steps[0].value}", *(step.phrase for step in steps)]
+    notes = [str(step) for step in steps]
+    k = steps[-1].result
     uses: list[tuple[str, str, Callable[[int], int]]] = [
         ("k times x", f"{k}*x", lambda x: k * x),
         ("x plus k", f"x+{k}", lambda x: x + k),
@@ -63,123 +114,47 @@ def _rate(rng: random.Random) -> Problem:
     ]
     words, expression, function = rng.choice(uses)
     hidden = (7, -3, rng.randint(10, 99), rng.randint(-99, -10))
-    return _problem(
-        family="rate",
-        description=f": {', '.join(phrases)}; return {words}.",
-        expression=expression,
+    return build_problem(
+        "rate",
+        f"Write f(x): {', '.join(phrases)}; return {words}.",
+        f"def f(x): return {expression}",
         terse=" ".join(notes),
         long=f"Let me see. {'. '.join(notes)}. So k is {k}.",
-        visible=_tests(function, (0, 1, 2)),
-        hidden=_tests(function, hidden),
+        function="f",
+        visible=_build_tests(function, (0, 1, 2)),
+        hidden=_build_tests(function, hidden),
     )
 
 
-# --- chain: nested operations on a number ---------------------------------------------------------
-
-
-def _chain(rng: random.Random) -> Problem:
+def _draw_chain(rng: random.Random) -> Problem:
+    """Draw nested operations on a number."""
     while True:
-        operations = [_chain_operation(rng) for _ in range(rng.randint(2, 5))]
-        function = _compose(operations)
+        steps = [_draw_operation(rng, _CHAIN) for _ in range(rng.randint(2, 5))]
+        function = _compose(steps)
         # Numbers stay small enough to be compared exactly in any language that a judge may use.
         if all(abs(function(x)) <= _CHAIN_MAX for x in range(-12, 13)):
             break
     hidden = (5, -3, -7, rng.randint(8, 12), rng.randint(-12, -8))
-    return _composed("chain", ": ", operations, (0, 1, 2), hidden)
+    return _nest_operations("chain", ": ", steps, (0, 1, 2), hidden)
 
 
-def _chain_operation(rng: random.Random) -> _Operation:
-    c = rng.randint(2, 9)
-    number = _NUMBERS[c - 2]
-    return rng.choice(
-        (
-            _Operation(f"add {number}", f"+{c}", f"({{e}}+{c})", lambda v: v + c),
-            _Operation(f"subtract {number}", f"-{c}", f"({{e}}-{c})", lambda v: v - c),
-            _Operation(f"multiply by {number}", f"*{c}", f"({{e}}*{c})", lambda v: v * c),
-            _Operation("negate it", "neg", "(-{e})", lambda v: -v),
-            _Operation("take the absolute value", "abs", "abs({e})", abs),
-            _Operation("square it", "sq", "({e}**2)", lambda v: v * v),
-        )
-    )
-
-
-# --- list: nested operations on a list, then one result -------------------------------------------
-
-
-_ENDS = (
-    _Operation("return the sum", "sum", "sum({e})", sum),
-    _Operation("return the largest item", "max", "max({e})", max),
-    _Operation("return the smallest item", "min", "min({e})", min),
-    _Operation("count the items", "len", "len({e})", len),
-    _Operation("return the first item", "first", "{e}[0]", lambda v: v[0]),
-    _Operation("return the last item", "last", "{e}[-1]", lambda v: v[-1]),
-    _Operation("return the list", "id", "{e}", list),
-)
-_VISIBLE_LISTS = ((4, -1, 12), (13, 8, 6, 8))
-_HIDDEN_LISTS = ((2, -5, 7, 10), (16, 2), (1, 9, -4, 12, 12))
-
-
-def _list(rng: random.Random) -> Problem:
+def _draw_list(rng: random.Random) -> Problem:
+    """Draw nested operations on a list, then one result."""
     hidden = (*_HIDDEN_LISTS, (24, *(rng.randint(-20, 20) for _ in range(rng.randint(2, 5)))))
     while True:
-        operations = [_list_operation(rng) for _ in range(rng.randint(0, 2))]
-        operations.append(rng.choice(_ENDS))
-        if _defined(_compose(operations), (*_VISIBLE_LISTS, *hidden)):
-            return _composed("list", " for a list x: ", operations, _VISIBLE_LISTS, hidden)
+        steps = [_draw_operation(rng, _LIST) for _ in range(rng.randint(0, 2))]
+        steps.append((rng.choice(_ENDS), 2))  # ends have no constant
+        if _is_defined(_compose(steps), (*_VISIBLE_LISTS, *hidden)):
+            return _nest_operations("list", " for a list x: ", steps, _VISIBLE_LISTS, hidden)
 
 
-def _list_operation(rng: random.Random) -> _Operation:
-    c = rng.randint(2, 9)
-    number = _NUMBERS[c - 2]
-    return rng.choice(
-        (
-            _Operation(
-                f"add {number} to each item",
-                f"+{c}",
-                f"[v+{c} for v in {{e}}]",
-                lambda v: [i + c for i in v],
-            ),
-            _Operation(
-                f"multiply each item by {number}",
-                f"*{c}",
-                f"[v*{c} for v in {{e}}]",
-                lambda v: [i * c for i in v],
-            ),
-            _Operation(
-                f"subtract {number} from each item",
-                f"-{c}",
-                f"[v-{c} for v in {{e}}]",
-                lambda v: [i - c for i in v],
-            ),
-            _Operation(
-                f"keep the items above {number}",
-                f">{c}",
-                f"[v for v in {{e}} if v>{c}]",
-                lambda v: [i for i in v if i > c],
-            ),
-            _Operation(
-                "square each item", "sq", "[v*v for v in {e}]", lambda v: [i * i for i in v]
-            ),
-            _Operation(
-                "keep the even items",
-                "even",
-                "[v for v in {e} if v%2==0]",
-                lambda v: [i for i in v if i % 2 == 0],
-            ),
-            _Operation(
-                "keep the positive items",
-                "pos",
-                "[v for v in {e} if v>0]",
-                lambda v: [i for i in v if i > 0],
-            ),
-            _Operation("reverse the list", "rev", "{e}[::-1]", lambda v: v[::-1]),
-            _Operation("sort the list", "sort", "sorted({e})", sorted),
-        )
-    )
+def _draw_operation(rng: random.Random, operations: Sequence[_Operation]) -> _Step:
+    constant = rng.randint(2, 9)
+    return rng.choice(operations), constant
 
 
-def _defined(function: Callable[[Any], Any], arguments: Sequence[Sequence[int]]) -> bool:
-    """Whether the function has a value for each list (an empty one has no largest item)."""
+def _is_defined(function: Callable[[Any], Any], arguments: Sequence[Sequence[int]]) -> bool:
+    """Return whether the function has a value for each list (an empty one has no largest item)."""
     try:
         for argument in arguments:
             function(list(argument))
@@ -188,70 +163,45 @@ def _defined(function: Callable[[Any], Any], arguments: Sequence[Sequence[int]])
     return True
 
 
-# --- shared ---------------------------------------------------------------------------------------
-
-
-def _compose(operations: Sequence[_Operation]) -> Callable[[Any], Any]:
+def _compose(steps: Sequence[_Step]) -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
-        for operation in operations:
-            x = operation.apply(x)
+        for operation, constant in steps:
+            x = operation.apply(x, constant)
         return x
 
     return function
 
 
-def _composed(
-    family: str,
-    lead: str,
-    operations: Sequence[_Operation],
-    visible: Sequence[Any],
-    hidden: Sequence[Any],
+def _nest_operations(
+    family: str, lead: str, steps: Sequence[_Step], visible: Sequence[Any], hidden: Sequence[Any]
 ) -> Problem:
     expression = "x"
-    for operation in operations:
-        expression = operation.template.format(e=expression)
-    phrases = [operation.phrase for operation in operations]
-    function = _compose(operations)
-    return _problem(
-        family=family,
-        description=f"{lead}{', '.join(phrases)}.",
-        expression=expression,
-        terse=" ".join(operation.note for operation in operations),
+    for operation, c in steps:
+        expression = operation.template.format(e=expression, c=c)
+    phrases = [operation.phrase.format(n=_NUMBERS[c - 2]) for operation, c in steps]
+    function = _compose(steps)
+    return build_problem(
+        family,
+        f"Write f(x){lead}{', '.join(phrases)}.",
+        f"def f(x): return {expression}",
+        terse=" ".join(operation.note.format(c=c) for operation, c in steps),
         long=f"The steps are: {' then '.join(phrases)}. Let me see, now nest them.",
-        visible=_tests(function, visible),
-        hidden=_tests(function, hidden),
+        function="f",
+        visible=_build_tests(function, visible),
+        hidden=_build_tests(function, hidden),
     )
 
 
-def _tests(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[list[Any]]:
-    """Pairs [argument, expected value]; each value is computed on an argument of its own."""
+def _build_tests(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[list[Any]]:
+    """Return pairs [argument, expected value]; each value is computed on its own argument."""
     values: list[Any] = [
         list(cast("tuple[int, ...]", a)) if isinstance(a, tuple) else a for a in arguments
     ]
     return [[value, function(value)] for value in values]
 
 
-def _problem(
-    *,
-    family: str,
-    description: str,
-    expression: str,
-    terse: str,
-    long: str,
-    visible: list[list[Any]],
-    hidden: list[list[Any]],
-) -> Problem:
-    return Problem(
-        prompt=f"Write {FUNCTION}(x){description}\n",
-        family=family,
-        data={
-            "function": FUNCTION,
-            "solution": f"def {FUNCTION}(x): return {expression}",
-            "thoughts": {"none": "", "terse": terse, "long": long},
-            "visible": visible,
-            "hidden": hidden,
-        },
-    )
-
-
-_FAMILIES: dict[str, Family] = {"rate": (0.6, _rate), "chain": (0.2, _chain), "list": (0.2, _list)}
+_FAMILIES: dict[str, Family] = {
+    "rate": (0.6, _draw_rate),
+    "chain": (0.2, _draw_chain),
+    "list": (0.2, _draw_list),
+}

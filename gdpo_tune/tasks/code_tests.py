@@ -1,22 +1,20 @@
-"""What `Problem.data` of a code problem from a data set holds, and the job that it becomes.
+"""`Problem.data` of a code problem from a data set, for `execution.build_job`.
 
     function  the function to write; empty for a program that reads and prints
     head      Python above the policy's program, such as imports that are taken for granted
     tail      Python below it
-    calls     [arguments, expected]: the function is called and what it returns compared
     asserts   Python statements, at least one `assert` each
     streams   [input, expected output, tolerance]: the program is run on the input
 
-There are streams, or calls and asserts. At most `MOST_TESTS` tests of a problem are kept, the first
-ones: all of them share one candidate's limits.
+There are streams, or asserts. The first `MOST_TESTS` tests of a problem are kept: all of
+them share one candidate's limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from gdpo_tune.sandbox import Call, Job, Limits, Stream
+from gdpo_tune.sandbox import Stream
 from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data.columns import RowError
@@ -26,34 +24,32 @@ TOLERANCE = 1e-6
 """Of a printed number that is expected with a decimal point: other ways to print it are right."""
 
 
-def code_problem(
+def build_code_problem(
     prompt: str,
     family: str,
     *,
     function: str = "",
     head: str = "",
     tail: str = "",
-    calls: Sequence[Sequence[Any]] = (),
     asserts: Sequence[str] = (),
     streams: Sequence[tuple[str, str]] = (),
 ) -> Problem:
-    """A code problem; streams are pairs of input and expected output."""
+    """Return a code problem; streams are pairs of input and expected output."""
     data = {
         "function": function,
         "head": head,
         "tail": tail,
-        "calls": [list(call) for call in calls[:MOST_TESTS]],
         "asserts": list(asserts[:MOST_TESTS]),
-        "streams": [[*stream, _tolerance(stream[1])] for stream in streams[:MOST_TESTS]],
+        "streams": [[*stream, _choose_tolerance(stream[1])] for stream in streams[:MOST_TESTS]],
     }
     return Problem(prompt, family, data)
 
 
-def checked_assert(source: str, column: str) -> str:
-    """A test that the sandbox can run.
+def check_assert(source: str, column: str) -> str:
+    """Return a test that the sandbox can run.
 
     Raises:
-        RowError: it is no Python, or nothing in it can fail.
+        RowError: it is not Python, or nothing in it can fail.
     """
     try:
         read_assert(source)
@@ -62,32 +58,27 @@ def checked_assert(source: str, column: str) -> str:
     return source
 
 
-def checked_stream(given: str, expected: str, column: str) -> tuple[str, str]:
-    """A pair of input and expected output that the sandbox can run.
+def check_streams(
+    inputs: Sequence[str], outputs: Sequence[str], column: str
+) -> list[tuple[str, str]]:
+    """Return pairs of input and expected output that the sandbox can run.
 
     Raises:
-        RowError: it expects nothing, so that every program would pass, or a text is no Unicode.
+        RowError: there are more inputs than outputs, or fewer; nothing is expected, so that every
+            program would pass; or a text is not Unicode.
     """
-    try:
-        Stream(given, expected)
-    except ValueError as error:
-        raise RowError(column, str(error).partition("\n")[0]) from error
-    return given, expected
+    if len(inputs) != len(outputs):
+        raise RowError(column, f"{len(inputs)} inputs and {len(outputs)} outputs")
+    pairs = list(zip(inputs, outputs, strict=True))
+    for pair in pairs:
+        try:
+            Stream(*pair)
+        except ValueError as error:
+            raise RowError(column, str(error).partition("\n")[0]) from error
+    return pairs
 
 
-def job_of(problem: Problem, program: str, limits: Limits) -> Job:
-    """The policy's program with all tests of its problem."""
-    data = problem.data
-    return Job(
-        "\n".join(part for part in (data["head"], program, data["tail"]) if part),
-        tuple(Call(data["function"], tuple(args), expected) for args, expected in data["calls"]),
-        tuple(data["asserts"]),
-        tuple(Stream(*stream) for stream in data["streams"]),
-        limits=limits,
-    )
-
-
-def _tolerance(expected: str) -> float:
+def _choose_tolerance(expected: str) -> float:
     return TOLERANCE if any(_has_point(token) for token in expected.split()) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Tasks out of reward functions as TRL takes them: derive from `RewardFunctionTask`.
+"""Tasks made of reward functions as TRL takes them: derive from `RewardFunctionTask`.
 
     class Sums(RewardFunctionTask):
         reward_funcs = [right, short]
@@ -8,45 +8,47 @@
             return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in R for b in R]
 
 A reward function is called with keywords: `prompts`, `completions`, `lengths` (tokens of each
-completion) and every column of the rows, a list of N each; it returns N numbers, or None where it
-has nothing to say. A text in its place is a reward model: a Hub id or a folder.
+completion) and every column of the rows, a list of N each. It returns N numbers, or None for a
+completion that it does not score. A text instead of a function names a reward model: a Hub id or a
+directory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import random
 import re
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.system import Closing
+from gdpo_tune.core.task_files import describe_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
 
-RewardFunction = Callable[..., Sequence[float | None]]
+RowReward = Callable[..., Sequence[float | None]]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
+_logger = logging.getLogger(__name__)
 
 
 class RewardFunctionTask(Closing):
-    """A task whose rewards are functions; each of them is a held-out metric, too."""
+    """A task whose rewards are functions; each of them is also a held-out metric."""
 
-    reward_funcs: ClassVar[Sequence[RewardFunction | str]] = ()
-    """Functions, or reward models by Hub id or folder."""
+    reward_funcs: ClassVar[Sequence[RowReward | str]] = ()
+    """Functions, or reward models by Hub id or directory."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Name of a reward -> lowest and highest value, where they are known."""
-    directions: ClassVar[Mapping[str, Direction]] = {MEAN_LENGTH: "minimize"}
-    """Metric -> which way is better; `maximize` if it is not here."""
+    directions: ClassVar[Mapping[str, Direction]] = {}
+    """Metric -> the better direction; `maximize` if it is not here, `minimize` for mean_length."""
     instructions: str = ""
-    """What a policy that does not know the format is told of it."""
+    """The format in words, for a policy that does not know it."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
     metrics: ClassVar[tuple[str, ...]] = (MEAN_LENGTH,)
@@ -54,12 +56,10 @@ class RewardFunctionTask(Closing):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls.rewards = tuple(reward_name(function) for function in cls.reward_funcs)
+        cls.rewards = tuple(name_reward(function) for function in cls.reward_funcs)
         cls.metrics = (*cls.rewards, MEAN_LENGTH)
-        if MEAN_LENGTH not in cls.ranges:
-            cls.ranges = {**cls.ranges, MEAN_LENGTH: (0.0, float("inf"))}
-        if MEAN_LENGTH not in cls.directions:
-            cls.directions = {**cls.directions, MEAN_LENGTH: "minimize"}
+        cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **cls.ranges}
+        cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
 
     def __init__(
         self,
@@ -67,27 +67,27 @@ class RewardFunctionTask(Closing):
         sandbox: SandboxSettings | None = None,
         data: DataSettings | None = None,
     ) -> None:
-        """`self.settings` is the sweep's `training:`; the other two are there for use."""
+        """Keep the sweep's `training:` as `self.settings`; a subclass may use the other two."""
         self.settings = settings
         self.sandbox = sandbox
         self.data = data
         self._splits: dict[str, list[Problem]] | None = None
-        self._functions: list[RewardFunction] | None = None
+        self._functions: list[RowReward] | None = None
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
-        """Every row: its `prompt`, a text, and whatever columns the functions want.
+        """Return every row: its `prompt`, a text, and the columns that the functions want.
 
-        Where rows go, to training, validation or test, hangs on their prompt alone.
+        The prompt alone decides whether a row is for training, validation or test.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method rows()")
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
-        """`count` rows of a split, in an order of their own.
+        """Return `count` rows of a split, in an order that the seed decides.
 
         Raises:
             UsageError: the split has fewer.
         """
-        rows = self._rows()[split]
+        rows = self._split_rows()[split]
         if count > len(rows):
             raise UsageError(
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
@@ -102,8 +102,8 @@ class RewardFunctionTask(Closing):
     ) -> Scores:
         """Call every function on N completions.
 
-        One that raises is called again for each completion alone: those on which it raises again
-        are not scored.
+        A function that raises is called again for each completion alone: those on which it raises
+        again are not scored.
         """
         columns: dict[str, list[Any]] = {
             name: [problem.data[name] for problem in problems] for name in problems[0].data
@@ -115,13 +115,13 @@ class RewardFunctionTask(Closing):
         }
         rewards: dict[str, Sequence[float | None]] = {}
         failures: dict[str, Failures] = {}
-        for name, function in zip(self.rewards, self._loaded(), strict=True):
-            rewards[name], failures[name] = judged(function, columns, len(completions))
+        for name, function in zip(self.rewards, self._load_functions(), strict=True):
+            rewards[name], failures[name] = judge(function, columns, len(completions))
         metrics = {**rewards, MEAN_LENGTH: [float(length) for length in lengths]}
         return Scores(rewards, metrics, failures)
 
     def environment(self) -> dict[str, str]:
-        """Nothing that the trainer does not know."""
+        """Return nothing: the trainer knows all that there is."""
         return {}
 
     def close(self) -> None:
@@ -135,31 +135,31 @@ class RewardFunctionTask(Closing):
         self.problems("test", self.settings.test_prompts, 0)
         return self
 
-    def _loaded(self) -> list[RewardFunction]:
+    def _load_functions(self) -> list[RowReward]:
         if self._functions is None:
             self._functions = [
-                load_model(given) if isinstance(given, str) else given
-                for given in type(self).reward_funcs
+                load_reward_model(function) if isinstance(function, str) else function
+                for function in type(self).reward_funcs
             ]
         return self._functions
 
-    def _rows(self) -> dict[str, list[Problem]]:
+    def _split_rows(self) -> dict[str, list[Problem]]:
         if self._splits is None:
             self._splits = {"warm_start": [], **{split: [] for split in SHARES}}
-            for prompt, row in distinct(self.rows()).items():
-                self._splits[split_of(prompt)].append(Problem(prompt, "own", row))
+            for prompt, row in collect_rows(self.rows()).items():
+                self._splits[choose_row_split(prompt)].append(Problem(prompt, "own", row))
         return self._splits
 
 
-def reward_name(function: RewardFunction | str) -> str:
-    """A function's name, or the last part of a model's; every sign but letters and digits is _."""
+def name_reward(function: RowReward | str) -> str:
+    """Return a function's name, or a model's last part with `_` for all but letters and digits."""
     if isinstance(function, str):
         return re.sub(r"\W", "_", Path(function).name)
     return getattr(function, "__name__", type(function).__name__)
 
 
-def distinct(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Prompt -> the other columns; of rows with the same prompt the first counts.
+def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return prompt -> the other columns; of rows with the same prompt the first counts.
 
     Raises:
         UsageError: a row without a prompt, or with other columns than the first.
@@ -180,55 +180,41 @@ def distinct(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return result
 
 
-def split_of(prompt: str) -> str:
-    """Where a row goes."""
+def choose_row_split(prompt: str) -> str:
+    """Return the split of a row."""
     per_cent = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") % 100
     return next(split for split, share in SHARES.items() if per_cent in share)
 
 
-def judged(
-    function: RewardFunction, columns: Mapping[str, Sequence[Any]], count: int
+def judge(
+    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
 ) -> tuple[list[float | None], Failures]:
-    """Rewards of N completions, and what the function failed on."""
-    with _Attempt() as whole:
-        return _called(function, columns, count), Failures()
-    values: list[float | None] = []
+    """Return the rewards of N completions, and the failures of the function."""
+    values, first_error = _try_function(function, columns, count)
+    if values is not None:
+        return values, Failures()
+    values = []
     failed = 0
     for row in range(count):
-        with _Attempt() as alone:
-            values += _called(function, {name: [c[row]] for name, c in columns.items()}, 1)
-        if alone.error:
-            values.append(None)
-            failed += 1
-    return values, Failures(failed, whole.error) if failed else Failures()
+        alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()}, 1)
+        values += [None] if alone is None else alone
+        failed += alone is None
+    return values, Failures(failed, first_error) if failed else Failures()
 
 
-class _Attempt:
-    """Keeps what a block raises: a function that somebody else wrote may raise anything."""
-
-    def __init__(self) -> None:
-        self.error = ""
-        """The last line of the traceback; empty if nothing was raised."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        place = traceback.extract_tb(trace)[-1]
-        told = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        self.error = f"{told} ({Path(place.filename).name}, line {place.lineno})"
-        return True
+def _try_function(
+    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
+) -> tuple[list[float | None] | None, str]:
+    """Return the rewards, or None and the last line of the traceback."""
+    try:
+        return _call_function(function, columns, count), ""
+    except Exception as error:  # a user's function may raise anything
+        _logger.debug("a reward function raised", exc_info=True)
+        return None, describe_error(error)
 
 
-def _called(
-    function: RewardFunction, columns: Mapping[str, Sequence[Any]], count: int
+def _call_function(
+    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
 ) -> list[float | None]:
     returned = function(**columns)
     if inspect.iscoroutine(returned):
@@ -240,9 +226,9 @@ def _called(
     return values
 
 
-def load_model(name: str) -> RewardFunction:
-    """A reward model as a function."""
-    # Only who uses one pays for importing torch.
+def load_reward_model(name: str) -> RowReward:
+    """Load a reward model, to be called as a function."""
+    # Late, because it imports torch.
     from gdpo_tune.tasks.reward_model import RewardModel
 
     return RewardModel(name)

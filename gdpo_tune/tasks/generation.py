@@ -1,16 +1,17 @@
-"""Synthetic problems split by hash: what the embedded tasks' generators share."""
+"""Synthetic problems, split by hash: shared by the generators of the tasks that ship."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from typing import Any
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Problem, Split
 
 Family = tuple[float, Callable[[random.Random], Problem]]
-"""Share of the problems, and what draws one of them."""
+"""Share of the problems, and the function that draws one of them."""
 
 _SPLIT_ENDS: tuple[tuple[Split, int], ...] = (
     ("warm_start", 60),
@@ -22,13 +23,13 @@ _SPLIT_ENDS: tuple[tuple[Split, int], ...] = (
 _ATTEMPTS = 1000
 
 
-def split_of(text: str) -> Split:
-    """The split that a prompt, or whatever a task splits by, belongs to: its text alone decides."""
+def choose_split(text: str) -> Split:
+    """Return the split of a prompt, or of whatever a task splits by; its text alone decides."""
     bucket = int.from_bytes(sha256(text.encode()).digest()[:8]) % 100
     return next(name for name, end in _SPLIT_ENDS if bucket < end)
 
 
-def draw(
+def draw_problems(
     task: str,
     families: Mapping[str, Family],
     split: Split,
@@ -36,7 +37,7 @@ def draw(
     seed: int,
     split_by: Callable[[Problem], str] = lambda problem: problem.prompt,
 ) -> list[Problem]:
-    """`count` problems of one split with distinct prompts.
+    """Return `count` problems of one split with distinct prompts.
 
     The same arguments give the same list on every machine.
 
@@ -44,28 +45,36 @@ def draw(
         task: the task's name, which seeds the draw and stands in the message.
         families: family -> share and generator.
         split: which of the disjoint sets.
-        count: how many.
+        count: number of problems.
         seed: of the draw.
-        split_by: what two problems of different splits never have in common.
+        split_by: returns the text that two problems of different splits never share.
 
     Raises:
         UsageError: the split does not hold that many distinct prompts.
     """
     rng = random.Random(f"{task}/{split}/{seed}")
     shares = [share for share, _ in families.values()]
-    found: dict[str, Problem] = {}
-    while len(found) < count:
+    drawn: dict[str, Problem] = {}
+    while len(drawn) < count:
         family = rng.choices(list(families), shares)[0]
         _, generator = families[family]
-        # Persisting in a family keeps the shares although some families hold fewer prompts.
+        # Staying in a family keeps the shares although some families hold fewer prompts.
         for _ in range(_ATTEMPTS):
             problem = generator(rng)
-            if problem.prompt not in found and split_of(split_by(problem)) == split:
-                found[problem.prompt] = problem
+            if problem.prompt not in drawn and choose_split(split_by(problem)) == split:
+                drawn[problem.prompt] = problem
                 break
         else:
             raise UsageError(
                 f"the {task} task has no {count} distinct {split} prompts (family {family} is used "
-                f"up after {len(found)}): lower training.{split}_prompts"
+                f"up after {len(drawn)}): lower training.{split}_prompts"
             )
-    return list(found.values())
+    return list(drawn.values())
+
+
+def build_problem(
+    family: str, prompt: str, solution: str, terse: str, long: str, **data: Any
+) -> Problem:
+    """Return a problem with its solution, thoughts of three lengths, and the task's own data."""
+    thoughts = {"none": "", "terse": terse, "long": long}
+    return Problem(f"{prompt}\n", family, {**data, "solution": solution, "thoughts": thoughts})

@@ -1,37 +1,35 @@
-"""Mathematics under GSM8K's three binary rewards, whose definitions are in `math_rewards`.
-
-rewards, all 0 or 1:  correctness   the answer is exactly the right text
-                      integer       the answer consists of digits
-                      format        a think block, a line break, an answer block
-metrics, held out:    the same three, `length` (share within `settings.length_limit` tokens) and
-                      `mean_length` in tokens
-"""
+"""The GSM8K task: word problems as in the mathematics task, under GSM8K's three binary rewards."""
 
 from __future__ import annotations
 
-from gdpo_tune.tasks.base import Problem, WithoutProcesses
-from gdpo_tune.tasks.data import FromData
-from gdpo_tune.tasks.math_problems import generate
-from gdpo_tune.tasks.math_rewards import (
-    ANSWER_REQUEST,
-    gsm8k_correctness,
-    gsm8k_format,
-    gsm8k_integer,
-    plain_number,
-)
+from gdpo_tune.core.registry import TaskInfo, weigh_equally
+from gdpo_tune.tasks.answers import ANSWER_REQUEST
+from gdpo_tune.tasks.base import get_ranges, measure_rewards
+from gdpo_tune.tasks.built_in_task import BuiltInTask
+from gdpo_tune.tasks.math_problems import PROMPTS, generate
+from gdpo_tune.tasks.rewards import gsm8k_correctness, gsm8k_format, gsm8k_integer, length
+
+REWARDS = (gsm8k_correctness.REWARD, gsm8k_integer.REWARD, gsm8k_format.REWARD)
+METRICS = {
+    **measure_rewards((*REWARDS, length.REWARD)),
+    "mean_length": length.MEAN_LENGTH,
+}
 
 
-class GSM8KTask(FromData, WithoutProcesses):
-    """Word problems as in the mathematics task, judged as in the GSM8K recipe."""
+class GSM8KTask(BuiltInTask):
+    """Word problems; `data["answer"]` of a problem is its right answer."""
 
-    rewards = ("correctness", "integer", "format")
-    metrics = ("correctness", "integer", "format", "length", "mean_length")
-    _generate = staticmethod(generate)
+    reward_infos = REWARDS
+    metric_infos = METRICS
+    generate = staticmethod(generate)
     format_request = ANSWER_REQUEST
 
-    def _judge(self, problem: Problem, completion: str) -> dict[str, float]:
-        return {
-            "correctness": gsm8k_correctness(completion, plain_number(problem.data["answer"])),
-            "integer": gsm8k_integer(completion),
-            "format": gsm8k_format(completion),
-        }
+
+TASK = TaskInfo(
+    build=GSM8KTask,
+    rewards=get_ranges(REWARDS),
+    metrics=METRICS,
+    published=weigh_equally(get_ranges(REWARDS)),
+    embedded="embedded_math",
+    prompts=PROMPTS,
+)

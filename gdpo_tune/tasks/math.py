@@ -1,31 +1,33 @@
-"""The mathematics task: answer a word problem with a whole number, in few tokens.
-
-rewards, all 0 or 1:  correctness   the answer is right, numbers compared by value
-                      format        exactly one think block and one answer block
-                      length        at most `settings.length_limit` tokens
-metrics, held out:    the same three, and `mean_length` in tokens
-
-Correctness does not ask for the format: the answer is found wherever it is
-(`math_rewards.final_answer`), so that the objectives stay independent.
-"""
+"""The mathematics task: answer a word problem with a whole number, in few tokens."""
 
 from __future__ import annotations
 
-from gdpo_tune.tasks.base import Problem, WithoutProcesses
-from gdpo_tune.tasks.data import FromData
-from gdpo_tune.tasks.math_problems import generate
-from gdpo_tune.tasks.math_rewards import ANSWER_REQUEST, final_answer, same_answer
-from gdpo_tune.tasks.rewards import format_reward
+from gdpo_tune.core.registry import TaskInfo, weigh_equally
+from gdpo_tune.tasks.answers import ANSWER_REQUEST
+from gdpo_tune.tasks.base import get_ranges, measure_rewards
+from gdpo_tune.tasks.built_in_task import BuiltInTask
+from gdpo_tune.tasks.math_problems import PROMPTS, generate
+from gdpo_tune.tasks.rewards import answer_correctness, block_format, length
+
+REWARDS = (answer_correctness.REWARD, block_format.REWARD, length.REWARD)
+METRICS = {**measure_rewards(REWARDS), "mean_length": length.MEAN_LENGTH}
 
 
-class MathTask(FromData, WithoutProcesses):
+class MathTask(BuiltInTask):
     """Word problems; `data["answer"]` of a problem is its right answer."""
 
-    rewards = ("correctness", "format", "length")
-    metrics = ("correctness", "format", "length", "mean_length")
-    _generate = staticmethod(generate)
+    reward_infos = REWARDS
+    metric_infos = METRICS
+    generate = staticmethod(generate)
     format_request = ANSWER_REQUEST
 
-    def _judge(self, problem: Problem, completion: str) -> dict[str, float]:
-        right = same_answer(final_answer(completion), problem.data["answer"])
-        return {"correctness": float(right), "format": format_reward(completion)}
+
+TASK = TaskInfo(
+    build=MathTask,
+    rewards=get_ranges(REWARDS),
+    metrics=METRICS,
+    published=weigh_equally(get_ranges(REWARDS)),
+    embedded="embedded_math",
+    prompts=PROMPTS,
+    length_reward="length",
+)

@@ -1,4 +1,4 @@
-"""A reward model as a reward function: a classifier with one output, read as TRL reads it."""
+"""Reward models as reward functions: classifiers with one output, read as TRL reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import UsageError
 
 
 class RewardModel:
-    """The logit of `prompt + completion`, by a model from the Hub or a folder.
+    """The logit of `prompt + completion`, by a model from the Hub or a directory.
 
     Raises:
         UsageError: there is no such model, or its tokenizer cannot pad.
@@ -35,7 +35,7 @@ class RewardModel:
         self._model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-        """N rewards."""
+        """Return N rewards."""
         texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
         inputs = self._tokenizer(
             text=texts,

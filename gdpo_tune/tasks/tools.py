@@ -1,60 +1,59 @@
-"""The tools task: answer a request with calls of the tools on offer, in few tokens.
-
-rewards:              correctness   agreement with the right calls, from -3 to 3; None where none is
-                                    right, since such a group would only be noise
-                      format        0 or 1: the tags that the answer needs, in order
-                      length        0 or 1: at most `settings.length_limit` tokens
-metrics, held out:    the same three, `exact` (share whose calls are right in full: correctness 3)
-                      and `mean_length` in tokens
-
-Definitions, and how they differ from the released code: `tools_scoring`.
-"""
+"""The tools task: answer a request with calls of the tools on offer, in few tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from gdpo_tune.tasks.base import Problem, Scores, WithoutProcesses
-from gdpo_tune.tasks.data import FromData
+from gdpo_tune.core.registry import TaskInfo, weigh_equally
+from gdpo_tune.tasks.base import Sample, TaskMetric, get_ranges, measure_rewards
+from gdpo_tune.tasks.built_in_task import BuiltInTask
+from gdpo_tune.tasks.rewards import length, tool_correctness, tool_format
+from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, LOWEST, measure_agreement
 from gdpo_tune.tasks.tools_problems import generate
-from gdpo_tune.tasks.tools_scoring import HIGHEST, tools_correctness, tools_format
-
-_REQUEST = (
-    "Think first, between <think> and </think>. To call tools, write <tool_call> on the next line, "
-    'then each call as a JSON object on one line, {{"name": "...", "parameters": {{...}}}}, then '
-    "</tool_call> on a line. To say something to the user, write it last, on a new line, between "
-    "<response> and </response>. Use each pair of tags at most once, and at most {limit} tokens in "
-    "all."
-)
 
 
-class ToolsTask(FromData, WithoutProcesses):
+def is_exact(sample: Sample) -> float:
+    """Return 1.0 if the calls are right in full, else 0.0."""
+    return float(measure_agreement(sample) == HIGHEST)
+
+
+REWARDS = (tool_correctness.REWARD, tool_format.REWARD, length.REWARD)
+METRICS = {
+    # Unlike the reward, the metric counts requests for which no call is right.
+    "correctness": TaskMetric(
+        "maximize", LOWEST, HIGHEST, tool_correctness.REWARD.doc, measure_agreement
+    ),
+    "exact": TaskMetric(
+        "maximize", 0, 1, "share of completions with the right calls exactly", is_exact
+    ),
+    **measure_rewards((tool_format.REWARD, length.REWARD)),
+    "mean_length": length.MEAN_LENGTH,
+}
+
+
+class ToolsTask(BuiltInTask):
     """Requests to an assistant with tools.
 
     Of a problem, `data["calls"]` are the right calls, each with `name` and `parameters`, and
     `data["response"]` says whether the answer also speaks to the user.
     """
 
-    rewards = ("correctness", "format", "length")
-    metrics = ("correctness", "exact", "format", "length", "mean_length")
-    _generate = staticmethod(generate)
-    format_request = _REQUEST
+    reward_infos = REWARDS
+    metric_infos = METRICS
+    generate = staticmethod(generate)
+    format_request = (
+        "Think first, between <think> and </think>. To call tools, write <tool_call> on the next "
+        'line, then each call as a JSON object on one line, {{"name": "...", "parameters": '
+        "{{...}}}}, then </tool_call> on a line. To say something to the user, write it last, on a "
+        "new line, between <response> and </response>. Use each pair of tags at most once, and at "
+        "most {limit} tokens in all."
+    )
 
-    def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
-    ) -> Scores:
-        """Judge N completions; see `Task`. Where no call is right, correctness trains nothing."""
-        scores = super().score(problems, completions, lengths)
-        signal = [
-            value if problem.data["calls"] else None
-            for problem, value in zip(problems, scores.rewards["correctness"], strict=True)
-        ]
-        return replace(scores, rewards={**scores.rewards, "correctness": signal})
 
-    def _judge(self, problem: Problem, completion: str) -> dict[str, float]:
-        calls = problem.data["calls"]
-        correctness = tools_correctness(completion, calls)
-        format_kept = tools_format(completion, calls=bool(calls), response=problem.data["response"])
-        exact = float(correctness == HIGHEST)
-        return {"correctness": correctness, "exact": exact, "format": format_kept}
+TASK = TaskInfo(
+    build=ToolsTask,
+    rewards=get_ranges(REWARDS),
+    metrics=METRICS,
+    published=weigh_equally(get_ranges(REWARDS)),
+    embedded="embedded_tools",
+    prompts={"train": 30_000, "validation": 14_000, "test": 14_000},
+    length_reward="length",
+)

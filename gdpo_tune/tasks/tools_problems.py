@@ -4,7 +4,7 @@ Three families. `amount` hides serial arithmetic in one argument, which a small 
 right in one pass: this makes correctness and length real rivals. `pair` asks for two calls of one
 tool, the second argument relative to the first; `plain` only copies.
 
-Requests of two splits never have the same calculation, whoever or whatever it is about.
+Requests of two splits never have the same calculation, whatever tool and subject they name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdpo_tune.tasks.arithmetic import LARGEST, Step, steps
+from gdpo_tune.tasks.arithmetic import LARGEST, ArithmeticStep, draw_steps
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.generation import Family, draw
+from gdpo_tune.tasks.generation import Family, build_problem, draw_problems
 
 
 @dataclass(frozen=True)
 class _Tool:
-    """A tool with two parameters: whom or what it concerns, and a number."""
+    """A tool with two parameters: a subject and a number."""
 
     name: str
     parameters: tuple[str, str]
@@ -33,7 +33,7 @@ class _Tool:
     def signature(self) -> str:
         return f"{self.name}({','.join(self.parameters)})"
 
-    def call(self, subject: str, number: int) -> dict[str, object]:
+    def build_call(self, subject: str, number: int) -> dict[str, object]:
         values = dict(zip(self.parameters, (subject, number), strict=True))
         return {"name": self.name, "parameters": values}
 
@@ -49,28 +49,22 @@ _OFFERED = 3
 
 
 def generate(split: Split, count: int, seed: int) -> list[Problem]:
-    """`count` problems of one split with distinct prompts.
-
-    The same arguments give the same list on every machine.
-
-    Raises:
-        UsageError: the split does not hold that many distinct prompts.
-    """
-    return draw("tools", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
+    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
+    return draw_problems("tools", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
 
 
-def _amount(rng: random.Random) -> Problem:
+def _draw_amount(rng: random.Random) -> Problem:
     tool = rng.choice(_TOOLS)
     subject = rng.choice(tool.subjects)
-    taken = steps(rng, 2, 3)
-    asked = tool.request.format(s=subject, n=taken[0].value)
-    request = ", ".join([asked, *(step.phrase for step in taken)])
-    notes = [str(step) for step in taken]
-    calls = [tool.call(subject, taken[-1].result)]
-    return _problem(rng, "amount", tool, request, notes, calls, " ".join(notes))
+    steps = draw_steps(rng)
+    start = tool.request.format(s=subject, n=steps[0].value)
+    request = ", ".join([start, *(step.phrase for step in steps)])
+    notes = [str(step) for step in steps]
+    calls = [tool.build_call(subject, steps[-1].result)]
+    return _ask(rng, "amount", tool, request, notes, calls, " ".join(notes))
 
 
-def _pair(rng: random.Random) -> Problem:
+def _draw_pair(rng: random.Random) -> Problem:
     tool = rng.choice(_TOOLS)
     one, other = rng.sample(tool.subjects, 2)
     first, more = rng.randint(2, LARGEST - 9), rng.randint(2, 9)
@@ -78,20 +72,20 @@ def _pair(rng: random.Random) -> Problem:
     if second < 1:
         sign, word, second = "+", "more", first + more
     request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
-    notes = [str(Step(first, sign, more, second))]
-    calls = [tool.call(one, first), tool.call(other, second)]
-    return _problem(rng, "pair", tool, request, notes, calls, notes[0])
+    notes = [str(ArithmeticStep(first, sign, more, second))]
+    calls = [tool.build_call(one, first), tool.build_call(other, second)]
+    return _ask(rng, "pair", tool, request, notes, calls, notes[0])
 
 
-def _plain(rng: random.Random) -> Problem:
+def _draw_plain(rng: random.Random) -> Problem:
     tool = rng.choice(_TOOLS)
     subject, number = rng.choice(tool.subjects), rng.randint(1, LARGEST)
-    calls = [tool.call(subject, number)]
+    calls = [tool.build_call(subject, number)]
     request = tool.request.format(s=subject, n=number)
-    return _problem(rng, "plain", tool, request, [f"{tool.name} {number}"], calls, _lines(calls))
+    return _ask(rng, "plain", tool, request, [f"{tool.name} {number}"], calls, _write_calls(calls))
 
 
-def _problem(
+def _ask(
     rng: random.Random,
     family: str,
     tool: _Tool,
@@ -104,26 +98,24 @@ def _problem(
     offered = [tool, *rng.sample(others, _OFFERED - 1)]
     rng.shuffle(offered)
     tools = " ".join(other.signature for other in offered)
-    long = f"Let me see. {'. '.join(notes)}. So I call {tool.name}."
-    return Problem(
-        prompt=f"Tools: {tools}\nUser: {request}.\n",
-        family=family,
-        data={
-            "calls": calls,
-            "response": False,
-            "solution": _lines(calls),
-            "calculation": calculation,
-            "thoughts": {"none": "", "terse": " ".join(notes), "long": long},
-        },
+    return build_problem(
+        family,
+        f"Tools: {tools}\nUser: {request}.",
+        _write_calls(calls),
+        terse=" ".join(notes),
+        long=f"Let me see. {'. '.join(notes)}. So I call {tool.name}.",
+        calls=calls,
+        response=False,
+        calculation=calculation,
     )
 
 
-def _lines(calls: Sequence[dict[str, object]]) -> str:
+def _write_calls(calls: Sequence[dict[str, object]]) -> str:
     return "\n".join(json.dumps(call, separators=(",", ":")) for call in calls)
 
 
 _FAMILIES: dict[str, Family] = {
-    "amount": (0.6, _amount),
-    "pair": (0.2, _pair),
-    "plain": (0.2, _plain),
+    "amount": (0.6, _draw_amount),
+    "pair": (0.2, _draw_pair),
+    "plain": (0.2, _draw_plain),
 }

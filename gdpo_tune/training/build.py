@@ -32,7 +32,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     uses_vllm = engine == "vllm"
     for_engine = vllm_engine.arguments(config, model) if uses_vllm else {}
     arguments = trainer_arguments(config, cache.task.rewards, for_engine)
-    info = task_files.task_info(config.task)
+    info = task_files.task_info(config.task, config.params)
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
     with vllm_engine.starting(config, model, arguments) if uses_vllm else nullcontext():

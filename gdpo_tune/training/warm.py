@@ -106,8 +106,13 @@ class WorkerCache:
 
 
 _cache: WorkerCache | None = None
-_identify = attrgetter("task", "policy", "training", "sandbox", "data", "model")
-"""Returns what trials must agree in to share a cache."""
+
+
+def _identify(config: TrialConfig) -> tuple[object, ...]:
+    """Return the settings and rewards in which trials must agree to share a cache."""
+    rewards = tuple(task_files.task_info(config.task, config.params).rewards)
+    settings = attrgetter("task", "policy", "training", "sandbox", "data", "model")(config)
+    return (*settings, rewards)
 
 
 @contextmanager
@@ -125,7 +130,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         release()
         model, tokenizer = _load_policy(config)
         task: Task = task_files.build_task(
-            config.task, config.training, config.sandbox, config.data
+            config.task, config.training, config.sandbox, config.data, config.params
         )
         instructions = task.instructions, config.model.instructions
         prompts = prompt_format(config.policy, tokenizer, *instructions)

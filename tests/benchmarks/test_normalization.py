@@ -30,7 +30,6 @@ from normalization_trials import (
     training_of,
 )
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 
 
@@ -231,7 +230,7 @@ def test_both_forms_hold_out_the_same(name: str, tag: str):
     for ranges, (low, high) in RANGES.items():
         info = info_of(name, ranges)
         assert info.rewards["correctness"] == (low, high)
-        with registry.load(info.target)(TrainingSettings(), SandboxSettings()) as task:
+        with info.build(TrainingSettings(), SandboxSettings()) as task:
             problems = task.problems("train", 4, 0)
             solutions = [problem.data["solution"] for problem in problems]
             right = [f"<think></think>\n<{tag}>\n{one}\n</{tag}>" for one in solutions]

@@ -1,4 +1,4 @@
-"""The recipe of the image says what the package says."""
+"""The recipe of the image agrees with the package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ RECIPE = (ROOT / "docker" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_base_has_a_ray_that_the_package_takes():
+def test_the_base_image_has_a_ray_that_the_package_accepts():
     (ray,) = [Requirement(each) for each in PROJECT["dependencies"] if each.startswith("ray[")]
     (version,) = re.findall(r"^FROM rayproject/ray:([0-9.]+)-py311$", RECIPE, re.M)
     assert version in ray.specifier
 
 
-def test_what_is_copied_exists_and_is_not_ignored():
+def test_copied_paths_exist_and_are_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     copied = re.findall(r"^COPY --chown=ray (.*) \S+$", RECIPE, re.M)
     for name in " ".join(copied).split():
@@ -28,7 +28,7 @@ def test_what_is_copied_exists_and_is_not_ignored():
         assert f"!{name}" in ignored
 
 
-def test_extras_and_folder():
+def test_extras_and_directory():
     (extras,) = re.findall(r'pip install --no-cache-dir "\.\[(.*)\]"', RECIPE)
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     assert f"WORKDIR {KubeRayBackend.model_fields['working_dir'].default}\n" in RECIPE

@@ -10,7 +10,8 @@ from ruamel.yaml import YAML
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.render.names import TARGETS
+from gdpo_tune.clusters.render import TARGETS
+from gdpo_tune.clusters.render.base import find_left_out
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, files, render
 from tests.support.schedule import ROOT, scheduled
@@ -41,7 +42,7 @@ def documents(text: str) -> list[dict]:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_in_full(tmp_path, example):
-    """Read them in tests/data/rendered; a change there is a change for whoever has applied one."""
+    """The examples are in tests/data/rendered; users have applied such files."""
     text, options = EXAMPLES[example]
     target = "kuberay" if example == "ray_cron_job" else example
     for name, found in files(tmp_path, text, target, **options).items():
@@ -75,38 +76,39 @@ def test_every_limit_is_named_in_every_file(tmp_path, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_left_out_is_in_every_file(tmp_path, target):
     found = render(scheduled(tmp_path, TEXT_OF[target]), target)
-    assert found.left_out
-    for text in found.files.values():
-        for each in found.left_out:
+    left_out = find_left_out(found)
+    assert left_out
+    for text in found.values():
+        for each in left_out:
             assert f"# Left out: {each}." in text
 
 
 @pytest.mark.parametrize(
-    ("target", "old", "new", "told"),
+    ("target", "old", "new", "message"),
     [
         ("crontab", "missed_grace: 3h", "missed: skip", "CRON_TZ"),
         ("systemd", "missed_grace: 3h", "overlap: queue", "overlap queue: no second run"),
         ("systemd", "", "enabled: false\n", "leave the timer disabled"),
         ("systemd", "30 2", "30 2", "the run of 2026-03-30"),
         ("slurm", "missed_grace: 3h", "overlap: replace", "overlap replace: a time that comes"),
-        ("slurm", "max_runtime: 10h, ", "", "the partition's own ends the job"),
+        ("slurm", "max_runtime: 10h, ", "", "that of the partition ends the job"),
         ("kuberay", "", "", "overlap skip: a time that comes during a run is made up for"),
-        ("rayjob", "claim: sweeps", "cluster: shared", "backoffLimit needs a cluster of its own"),
+        ("rayjob", "claim: sweeps", "cluster: shared", "backoffLimit needs a new cluster"),
     ],
 )
-def test_what_targets_leave_out(tmp_path, target, old, new, told):
+def test_what_targets_leave_out(tmp_path, target, old, new, message):
     text = TEXT_OF[target]
     assert old in text
     text = text.replace(old, new) if old else text + new
-    if "2026-03-30" in told:  # a Monday after the Sunday on which Berlin's clocks change
-        text, told = text.replace("1-5", "*"), "the run of 2026-03-29: systemd leaves out"
-    assert any(told in each for each in render(scheduled(tmp_path, text), target).left_out)
+    if "2026-03-30" in message:  # a Monday after the Sunday on which Berlin's clocks change
+        text, message = text.replace("1-5", "*"), "the run of 2026-03-29: systemd skips"
+    assert any(message in each for each in find_left_out(render(scheduled(tmp_path, text), target)))
 
 
 def test_a_schedule_outside_of_the_missing_hour_loses_no_run(tmp_path):
     text = LOCAL.replace("30 2 * * 1-5", "30 3 * * *")
     assert not any(
-        "clocks" in each for each in render(scheduled(tmp_path, text), "systemd").left_out
+        "clocks" in each for each in find_left_out(render(scheduled(tmp_path, text), "systemd"))
     )
 
 
@@ -139,7 +141,7 @@ def test_policies_reach_a_ray_job(tmp_path):
     assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
 
 
-def test_a_ray_job_on_a_cluster_that_is_there(tmp_path):
+def test_a_ray_job_on_an_existing_cluster(tmp_path):
     text = KUBERAY.replace("claim: sweeps", "cluster: shared")
     spec = documents(*files(tmp_path, text, "rayjob").values())[0]["spec"]
     assert spec["clusterSelector"] == {"ray.io/cluster": "shared"}
@@ -168,12 +170,12 @@ def test_paths_with_spaces_and_percents(tmp_path):
     folder = tmp_path / "100% mine $now"
     folder.mkdir()
     sweep = scheduled(folder, LOCAL)
-    (crontab,) = render(sweep, "crontab").files.values()
+    (crontab,) = render(sweep, "crontab").values()
     (line,) = [line for line in crontab.splitlines() if line.startswith("30 2")]
     command = line.split(" ", 5)[5].replace("\\%", "%")
     assert shlex.split(command)[:2] == ["cd", str(folder)]
     assert "%" not in line.replace("\\%", "")
-    service = render(sweep, "systemd").files["gdpo-nightly.service"]
+    service = render(sweep, "systemd")["gdpo-nightly.service"]
     assert f"WorkingDirectory={tmp_path}/100%% mine $now\n" in service
 
 
@@ -193,7 +195,7 @@ REFUSED = {
         "systemd cannot express",
     ),
     "a backend without an image": ("kuberay", LOCAL, "", "", "pods need an image"),
-    "a backend without nodes": ("slurm", LOCAL, "", "", "slurm needs to know of nodes"),
+    "a backend without nodes": ("slurm", LOCAL, "", "", "slurm needs to know the number"),
     "the last day": ("kuberay", KUBERAY, "* * 1-5", "L * *", "L, LW and # are words"),
     "the second Monday": ("crontab", LOCAL, "* * 1-5", "* * 1#2", "L, LW and # are words"),
     "the last working day": ("systemd", LOCAL, "* * 1-5", "LW * *", "no last working day"),
@@ -211,13 +213,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_targets_refuse(tmp_path, case):
-    target, text, old, new, told = REFUSED[case]
+    target, text, old, new, message = REFUSED[case]
     sweep = scheduled(tmp_path, text.replace(old, new))
     with pytest.raises(SpecError) as caught:
         render(sweep, target)
     (problem,) = caught.value.problems
     assert problem.where == str(sweep.file)
-    assert told in problem.reason
+    assert message in problem.reason
     assert caught.value.exit_status == 2
 
 
@@ -234,9 +236,9 @@ def test_versions_of_kuberay(tmp_path):
         render(queued, "kuberay", ray_cron_job=True)
     in_utc = scheduled(tmp_path, KUBERAY.replace("Europe/Berlin", "UTC"))
     found = render(in_utc, "kuberay", kuberay=(1, 6), ray_cron_job=True)
-    (document,) = documents(*found.files.values())
+    (document,) = documents(*found.values())
     assert "timeZone" not in document["spec"]
-    assert any("the operator's own clock" in each for each in found.left_out)
+    assert any("the operator's clock is used" in each for each in find_left_out(found))
     assert "jobTemplate" in document["spec"]
 
 
@@ -245,16 +247,16 @@ def call(folder, *words: str) -> int:
 
 
 def test_the_command_prints_or_writes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(schedule, "clock", lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(schedule, "read_clock", lambda: datetime(2026, 1, 1, tzinfo=UTC))
     scheduled(tmp_path, LOCAL)
     assert call(tmp_path, "--to", "systemd") == 0
-    told = capsys.readouterr()
-    assert told.out.count("# gdpo-nightly.") == 2
-    assert "nightly: left out: missed_grace" in told.err
+    printed = capsys.readouterr()
+    assert printed.out.count("# gdpo-nightly.") == 2
+    assert "nightly: left out: missed_grace" in printed.err
     assert call(tmp_path, "--to", "systemd", "--out", str(tmp_path / "units")) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     names = ["gdpo-nightly.service", "gdpo-nightly.timer"]
-    assert told.out.splitlines() == [str(tmp_path / "units" / name) for name in names]
+    assert printed.out.splitlines() == [str(tmp_path / "units" / name) for name in names]
     assert "OnCalendar=" in (tmp_path / "units" / names[1]).read_text()
 
 
@@ -275,18 +277,18 @@ def test_every_problem_of_all_sweeps_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--to", "kubray"), "invalid choice: 'kubray'"),
         ((), "required: --to"),
         (("--to", "kuberay", "--kuberay", "new"), "'new' is no version"),
     ],
 )
-def test_words_that_are_wrong(tmp_path, capsys, words, told):
+def test_wrong_arguments(tmp_path, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
         call(tmp_path, *words)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_an_option_for_another_target(tmp_path):
@@ -297,7 +299,7 @@ def test_an_option_for_another_target(tmp_path):
         call(tmp_path, "--to", "systemd", "--kuberay", "1.5")
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_directory_that_cannot_be_written(tmp_path):
     sweep = scheduled(tmp_path, LOCAL)
     for place in (sweep.file, sweep.file / "below", tmp_path / ("x" * 300)):
         with pytest.raises(UsageError, match="cannot be written"):
@@ -318,7 +320,7 @@ def test_shipped_sweeps_are_rendered(file):
     assert loaded.error is None
     (sweep,) = loaded.sweeps
     for target in SHIPPED[file]:
-        for name, text in render(sweep, target).files.items():
+        for name, text in render(sweep, target).items():
             assert text.splitlines()[text.startswith("#!")].startswith(
                 f"# {name}: {sweep.settings.space}"
             )

@@ -1,4 +1,4 @@
-"""Cron lines as others read them: by a second parser, and by what systemd makes of them."""
+"""Cron lines as other schedulers read them: by a second parser, and as calendar events."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cronsim import CronSim
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.render import cron_line
-from gdpo_tune.clusters.render.base import Request
-from gdpo_tune.clusters.schedule_spec import Schedule
+from gdpo_tune.clusters.render.base import RenderRequest
 from gdpo_tune.core.errors import SpecError
 from tests.support.render import LOCAL, NOW, render
 from tests.support.schedule import scheduled
 
 
-def request_of(line: str, zone: str = "UTC") -> Request:
-    """A request of which nothing but the schedule counts."""
-    when = Schedule(cron=line, timezone=zone)
+def request_of(line: str, zone: str = "UTC") -> RenderRequest:
+    """A request of which only the schedule is used."""
+    when = CronSchedule(cron=line, timezone=zone)
     file = SimpleNamespace(file="sweeps/nightly.yaml")
-    return Request(file, when, target="here", python="", folder=Path(), now=NOW)
+    return RenderRequest(file, when, target="here", python="", directory=Path(), now=NOW)
 
 
 def field(low: int, high: int, names: tuple[str, ...] = ()) -> st.SearchStrategy[str]:
@@ -58,11 +58,11 @@ def next_times(line: str, count: int = 30) -> list[datetime]:
 @given(LINES, st.booleans())
 def test_five_fields_mean_the_same(line, star_decides):
     try:
-        written = cron_line.five_fields(request_of(line), star_decides=star_decides)
+        written = cron_line.format_five_fields(request_of(line), star_decides=star_decides)
     except SpecError:
         assume(False)
     for text in written.split():
-        assert cron_line.READ_BY_ALL.fullmatch(text)
+        assert cron_line.COMMON_SYNTAX.fullmatch(text)
     assert "7" not in re.sub("/.*", "", written.split()[4])
     assert next_times(written) == next_times(line)
 
@@ -82,7 +82,7 @@ def test_five_fields_mean_the_same(line, star_decides):
     ],
 )
 def test_five_fields(line, written):
-    assert cron_line.five_fields(request_of(line), star_decides=True) == written
+    assert cron_line.format_five_fields(request_of(line), star_decides=True) == written
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_five_fields(line, written):
     ],
 )
 def test_calendar_events(line, events):
-    assert cron_line.on_calendar(request_of(line)) == events
+    assert cron_line.format_calendar_events(request_of(line)) == events
 
 
 def test_several_events_are_several_lines(tmp_path):
     sweep = scheduled(tmp_path, LOCAL.replace("* * 1-5", "1 * 1"))
-    timer = render(sweep, "systemd").files["gdpo-nightly.timer"]
+    timer = render(sweep, "systemd")["gdpo-nightly.timer"]
     assert timer.count("OnCalendar=") == 2
 
 
@@ -123,9 +123,9 @@ def test_several_events_are_several_lines(tmp_path):
         ("15 2 * * *", "Australia/Lord_Howe", ["2026-10-04"]),
     ],
 )
-def test_runs_that_spring_moves(line, zone, days):
-    moved = cron_line.moved_by_spring(Schedule(cron=line, timezone=zone), NOW)
-    assert [str(day) for day in moved] == days
+def test_days_that_spring_moves(line, zone, days):
+    skipped = cron_line.find_skipped_days(request_of(line, zone))
+    assert [str(day) for day in skipped] == days
 
 
 def test_refusals_name_the_line(tmp_path):

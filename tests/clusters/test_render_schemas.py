@@ -1,4 +1,4 @@
-"""Rendered files, read by those that they are for: schemas of Kubernetes, KubeRay and systemd."""
+"""Rendered files, checked by schemas of Kubernetes and KubeRay, and by systemd."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters import cron
 from gdpo_tune.clusters.backends import kuberay
-from gdpo_tune.clusters.backends.base import Job
+from gdpo_tune.clusters.backends.base import ScheduledJob
 from gdpo_tune.clusters.backends.kuberay import KubeRay
-from gdpo_tune.clusters.backends.programs import Answer
+from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.schedule_spec import Schedule
+from gdpo_tune.clusters.outside_calls import ProgramAnswer
 from tests.support.render import HEAD, KUBERAY, LOCAL, SLURM, files, render
 from tests.support.schedule import ROOT, scheduled
 
@@ -39,7 +38,7 @@ SCHEMAS = "kubernetes-validate==1.37.0"
 KUBERNETES = ("v1.30.0", "v1.37.0")
 """The oldest version whose CronJobs have all that is used here, and the newest one known."""
 PLACE = "/api/_definitions.json"
-"""Where those schemas look for each other."""
+"""Address under which the schemas refer to each other."""
 KUBERAY_KEYS = ROOT / "tests" / "data" / "kuberay_keys.txt"
 TYPES = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
 VARIANTS = {
@@ -124,7 +123,7 @@ def check_keys(schemas: Path, known: dict[str, str], path: str, value: Any) -> N
 
 
 def check_whole(document: dict[str, Any]) -> None:
-    """Against the definition as KubeRay ships it, where KUBERAY_CRDS names the folder of them."""
+    """Against the definition as KubeRay ships it, where KUBERAY_CRDS names their directory."""
     if "KUBERAY_CRDS" in os.environ:
         schema = definition(f"ray.io_{document['kind'].lower()}s.yaml")
         jsonschema.Draft202012Validator(schema).validate(document)
@@ -180,19 +179,21 @@ def test_ray_cron_jobs(schemas, tmp_path, variant):
 def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
     texts: list[str] = []
 
-    def call(backend: str, words: object, text: str) -> Answer:
+    def call(backend: str, words: object, text: str) -> ProgramAnswer:
         texts.append(text)
-        return Answer(0, "", "")
+        return ProgramAnswer(0, "", "")
 
-    made = kuberay.backend(scheduled(tmp_path, VARIANTS[variant]))
-    job = Job("nightly-20260329T010000Z-a1", "nightly-20260329T010000Z", ("s.yaml",), tmp_path)
+    made = kuberay.build_backend(scheduled(tmp_path, VARIANTS[variant]))
+    job = ScheduledJob(
+        "nightly-20260329T010000Z-a1", "nightly-20260329T010000Z", ("s.yaml",), tmp_path
+    )
     KubeRay(made.sweep, made.settings, call).submit(job)
     (document,) = documents(*texts)
     check_kuberay(schemas, document)
     assert len(document["metadata"]["name"]) <= 47
 
 
-def test_the_check_itself_refuses(schemas, tmp_path):
+def test_the_checks_refuse_wrong_manifests(schemas, tmp_path):
     (text,) = files(tmp_path, KUBERAY, "rayjob").values()
     for old, new in (
         ("backoffLimit: 2", "backOffLimit: 2"),
@@ -211,9 +212,9 @@ def test_the_check_itself_refuses(schemas, tmp_path):
 def test_shipped_sweeps(schemas):
     for file in ("kuberay_code.yaml",):
         (sweep,) = load_sweeps(ROOT / "sweeps" / file).sweeps
-        for document in documents(*render(sweep, "kuberay").files.values()):
+        for document in documents(*render(sweep, "kuberay").values()):
             check_kubernetes(schemas, document)
-        check_kuberay(schemas, *documents(*render(sweep, "rayjob").files.values()))
+        check_kuberay(schemas, *documents(*render(sweep, "rayjob").values()))
 
 
 needs_systemd = pytest.mark.skipif(
@@ -226,7 +227,7 @@ needs_systemd = pytest.mark.skipif(
 def test_units(tmp_path, text):
     folder = tmp_path / "100% mine"
     folder.mkdir()
-    for name, unit in render(scheduled(folder, text), "systemd").files.items():
+    for name, unit in render(scheduled(folder, text), "systemd").items():
         (tmp_path / name).write_text(unit.replace("/srv/search/.venv/bin/python", sys.executable))
     units = [str(tmp_path / f"gdpo-nightly.{kind}") for kind in ("service", "timer")]
     words = ["systemd-analyze", "verify", "--user", "--man=no", *units]
@@ -274,15 +275,15 @@ LINES = [
 def test_timers_elapse_when_the_line_is_due(tmp_path, line):
     zone = "Asia/Kolkata"  # without changes of the clock, which systemd sees otherwise
     text = LOCAL.replace("30 2 * * 1-5", line).replace("Europe/Berlin", zone)
-    timer = render(scheduled(tmp_path, text), "systemd").files["gdpo-nightly.timer"]
+    timer = render(scheduled(tmp_path, text), "systemd")["gdpo-nightly.timer"]
     count, start = 60, datetime(2026, 1, 1, tzinfo=UTC)
-    due = cron.upcoming(Schedule(cron=line, timezone=zone), start)
+    due = CronSchedule(cron=line, timezone=zone).times_after(start)
     found = sorted({each for event in events_of(timer) for each in elapses(event, count)})
     assert found[:count] == list(itertools.islice(due, count))
 
 
 @needs_systemd
-def test_systemd_leaves_out_what_spring_leaves_out():
+def test_systemd_skips_the_hour_that_spring_skips():
     """The note in the unit is true: measured, not read."""
     found = list(elapses("*-*-* 02:30:00 Europe/Berlin", 120))
     days = {each.date().isoformat() for each in found}
@@ -294,7 +295,7 @@ def test_systemd_leaves_out_what_spring_leaves_out():
 @pytest.mark.parametrize("line", [line for line in LINES if not re.search(r"[L#]", line)])
 def test_crontabs_by_a_parser(tmp_path, line):
     text = LOCAL.replace("30 2 * * 1-5", line)
-    (crontab,) = render(scheduled(tmp_path, text), "crontab").files.values()
+    (crontab,) = render(scheduled(tmp_path, text), "crontab").values()
     zone, entry = [each for each in crontab.splitlines() if not each.startswith("#")]
     assert zone == "CRON_TZ=Europe/Berlin"
     fields = " ".join(entry.split()[:5])

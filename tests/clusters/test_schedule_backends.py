@@ -1,4 +1,4 @@
-"""What a file gets wrong about KubeRay and Slurm: file, line, key, reason, fix."""
+"""Mistakes in files for KubeRay and Slurm: file, line, key, reason, fix."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = {
         "/mnt/sweeps",
         "runs",
         "storage",
-        "which no pod sees",
+        "which pods do not see",
         "claim:",
     ),
     "nothing mounted": (
@@ -58,7 +58,7 @@ CASES = {
         "claim: sweeps",
         "claim: sweeps, working_dir: search",
         "backend.working_dir",
-        "neither a folder",
+        "neither a directory",
         "/srv/search",
     ),
     "a queue for a cluster that is there": (
@@ -66,7 +66,7 @@ CASES = {
         "claim: sweeps",
         "cluster: a, queue: b",
         "backend.queue",
-        "Kueue admits clusters",
+        "Kueue admits new clusters",
         "one of the two",
     ),
     "an underscore in the name": (
@@ -107,7 +107,7 @@ CASES = {
         "nodes: 2",
         "nodes: 2, options: [a100]",
         "backend.options",
-        "no option of sbatch",
+        "not an option of sbatch",
         "--constraint",
     ),
     "a misspelt backend": (
@@ -145,8 +145,8 @@ def test_the_longest_name_fits(tmp_path):
     assert len(job) == 47
 
 
-def test_a_tracking_file_in_a_pod_is_doubted(tmp_path):
-    (doubt,) = reach.doubts(scheduled(tmp_path, KUBERAY))
-    assert "lies in the job's own folder" in doubt
-    assert not reach.doubts(scheduled(tmp_path, SLURM))
-    assert not reach.doubts(scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n"))
+def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
+    (doubt,) = reach.find_warnings(scheduled(tmp_path, KUBERAY))
+    assert "lies in the job's own directory" in doubt
+    assert not reach.find_warnings(scheduled(tmp_path, SLURM))
+    assert not reach.find_warnings(scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n"))

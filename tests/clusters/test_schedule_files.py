@@ -1,4 +1,4 @@
-"""Everything that a file of `sweeps/` can get wrong: file, line, key, reason, fix; all at once."""
+"""Every mistake in a file of `sweeps/`: file, line, key, reason, fix; all at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.clusters.load_schedules import load_sweeps, overrides
+from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
 from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.schedule import ROOT, scheduled
@@ -171,21 +171,21 @@ CASES = {
         "a user or a password",
         "http://HOST:8265",
     ),
-    "a folder of nobody": (
+    "a directory of an unknown user": (
         "kind: local",
         "kind: slurm, folder: ~no-such-user/jobs",
         6,
         "backend.folder",
-        "no such user",
-        "from / on",
+        "no user of that name",
+        "begins with /",
     ),
-    "an address as a folder": (
+    "an address as a directory": (
         "kind: local",
         "kind: local, folder: s3://bucket/jobs",
         6,
         "backend.folder",
         "an address",
-        "a folder",
+        "a directory",
     ),
     "a name that Kubernetes does not take": (
         "kind: local",
@@ -233,17 +233,17 @@ CASES = {
         2,
         "space",
         "there is no file",
-        "is looked for",
+        "relative to",
     ),
     "a space without a name": ("search_spaces/gpu.yaml", '""', 2, "space", "empty", "write a word"),
     "a storage without a name": ("storage: runs", 'storage: ""', 7, "storage", "empty", "a word"),
-    "a storage of nobody": (
+    "a storage of an unknown user": (
         "storage: runs",
         "storage: ~no-such-user/runs",
         7,
         "storage",
-        "no such user",
-        "from / on",
+        "no user of that name",
+        "begins with /",
     ),
     "a number as a name": ("name: nightly", "name: 5", 1, "name", "not a piece of text", "quoted"),
     "a cluster with two addresses": (
@@ -267,7 +267,7 @@ CASES = {
         "storage: s3://bucket/sweeps",
         7,
         "storage",
-        "no journal can live",
+        "cannot hold a journal",
         "ledger: postgresql",
     ),
     "a storage that is a file": (
@@ -276,7 +276,7 @@ CASES = {
         7,
         "storage",
         "is a file",
-        "another folder",
+        "name another",
     ),
     "an address instead of a variable": (
         "GDPO_WEBHOOK",
@@ -363,7 +363,7 @@ def test_a_space_that_does_not_validate_shows_its_own_lines(tmp_path):
     assert "did you mean" in problem.fix
 
 
-def test_a_budget_that_no_trial_can_spend_is_told_at_its_own_line(tmp_path):
+def test_a_budget_that_no_trial_can_spend_is_reported_at_its_own_line(tmp_path):
     for key in ("gpu_hours", "gpu_hours_per_30d"):
         text = GOOD.replace("gpu.yaml", "code.yaml").replace("gpu_hours: 80", f"{key}: 80")
         (problem,) = problems_of(tmp_path, text)
@@ -385,8 +385,8 @@ def test_two_sweeps_of_one_name_are_both_refused(tmp_path):
     assert first.reason == f"also the name of {other}:2"
     assert second.reason == f"also the name of {tmp_path / 'sweeps' / 'nightly.yaml'}:1"
     with pytest.raises(SpecError, match="also the name of"):
-        loaded.named("nightly")
-    assert loaded.named("third").name == "third"
+        loaded.find("nightly")
+    assert loaded.find("third").name == "third"
 
 
 def test_a_stem_is_a_name_too(tmp_path):
@@ -396,16 +396,16 @@ def test_a_stem_is_a_name_too(tmp_path):
     assert loaded.error is None
     assert [sweep.name for sweep in loaded.sweeps] == ["b", "nightly"]
     with pytest.raises(UsageError, match="did you mean 'nightly'"):
-        loaded.named("nightl")
+        loaded.find("nightl")
 
 
-def test_an_object_store_with_a_local_backend_needs_a_folder(tmp_path):
+def test_an_object_store_with_a_local_backend_needs_a_directory(tmp_path):
     text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
     keys = [problem.key for problem in problems_of(tmp_path, text)]
     assert keys == ["backend", "storage"]
 
 
-def test_an_object_store_beside_a_database_is_what_a_job_is_told(tmp_path):
+def test_a_job_gets_the_object_store_and_the_database(tmp_path):
     text = GOOD.replace(
         "storage: runs", "storage: s3://bucket/sweeps\nledger: postgresql://me@db/s"
     )
@@ -415,7 +415,7 @@ def test_an_object_store_beside_a_database_is_what_a_job_is_told(tmp_path):
     (sweep,) = loaded.sweeps
     assert sweep.storage == "s3://bucket/sweeps"
     assert sweep.spec.address == "s3://bucket/sweeps/nightly"
-    assert 'storage="s3://bucket/sweeps"' in overrides(sweep.settings, sweep.root)
+    assert 'storage="s3://bucket/sweeps"' in list_overrides(sweep.settings, sweep.root)
 
 
 @pytest.mark.parametrize(
@@ -442,22 +442,22 @@ def test_a_ledger_shows_no_password(tmp_path, written, shown):
     ("text", "reason"),
     [("", "the file is empty"), ("- a", "not a mapping"), ("a: [", "not YAML")],
 )
-def test_files_that_are_no_mapping(tmp_path, text, reason):
+def test_files_that_are_not_mappings(tmp_path, text, reason):
     (problem,) = problems_of(tmp_path, text)
     assert reason in problem.reason
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_file_is_not_read_and_keeps_no_other_from_running(tmp_path, make):
+def test_a_pipe_or_directory_is_not_read_and_keeps_no_other_sweep_from_running(tmp_path, make):
     scheduled(tmp_path, GOOD)
     make(tmp_path / "sweeps" / "x.yaml")
     loaded = load_sweeps(tmp_path / "sweeps")
     assert [sweep.name for sweep in loaded.sweeps] == ["nightly"]
     assert loaded.error is not None
-    assert "x.yaml: not a file\n    fix: move it out of the folder" in str(loaded.error)
+    assert "x.yaml: not a file\n    fix: move it out of the directory" in str(loaded.error)
 
 
-def test_what_an_editor_keeps_beside_a_file_is_no_sweep(tmp_path):
+def test_files_of_an_editor_are_not_sweeps(tmp_path):
     scheduled(tmp_path, GOOD)
     (tmp_path / "sweeps" / ".#nightly.yaml").symlink_to("somebody@machine.4711:1")
     (tmp_path / "sweeps" / ".nightly.yaml").write_text("spa")
@@ -465,22 +465,22 @@ def test_what_an_editor_keeps_beside_a_file_is_no_sweep(tmp_path):
     assert (len(loaded.sweeps), loaded.error) == (1, None)
 
 
-def test_a_link_that_leads_nowhere_is_not_suggested_for_itself(tmp_path):
+def test_a_broken_link_is_not_suggested_for_itself(tmp_path):
     scheduled(tmp_path, GOOD)
     (tmp_path / "sweeps" / "x.yaml").symlink_to("nowhere")
-    told = str(load_sweeps(tmp_path / "sweeps").error)
-    assert "x.yaml: there is no such file" in told
-    assert "did you mean" not in told
+    message = str(load_sweeps(tmp_path / "sweeps").error)
+    assert "x.yaml: there is no such file" in message
+    assert "did you mean" not in message
 
 
 def test_no_file_at_all(tmp_path):
-    with pytest.raises(SpecError, match="there is no such file or folder"):
+    with pytest.raises(SpecError, match="there is no such file or directory"):
         load_sweeps(tmp_path / "sweeps")
     with pytest.raises(SpecError, match=r"no file \*\.yaml in it"):
         load_sweeps(tmp_path)
 
 
-def test_shipped_sweeps_are_sound():
+def test_shipped_sweeps_are_valid():
     loaded = load_sweeps(ROOT / "sweeps")
     assert loaded.error is None
     kinds = {sweep.name: type(sweep.settings.backend) for sweep in loaded.sweeps}

@@ -1,4 +1,4 @@
-"""RayJobs, by a `kubectl` that is made up and answers as the real one does."""
+"""RayJobs, by a fake `kubectl` that answers as the real one does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import pytest
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters.backends import kuberay, programs
-from gdpo_tune.clusters.backends.base import Job
+from gdpo_tune.clusters import outside_calls
+from gdpo_tune.clusters.backends import kuberay
+from gdpo_tune.clusters.backends.base import ScheduledJob
 from gdpo_tune.clusters.backends.kuberay import KubeRay
-from gdpo_tune.clusters.backends.programs import Answer
-from gdpo_tune.clusters.load_schedules import overrides
+from gdpo_tune.clusters.load_schedules import list_overrides
+from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import KUBERAY
 from tests.support.schedule import scheduled
@@ -27,10 +29,10 @@ class Cluster:
     def __init__(self) -> None:
         self.jobs: dict[str, dict] = {}
         self.calls: list[list[str]] = []
-        self.says: Answer | None = None
-        """To whatever is asked next."""
+        self.says: ProgramAnswer | None = None
+        """The answer to all calls, instead of the usual ones."""
 
-    def __call__(self, backend: str, words: Sequence[str], text: str) -> Answer:
+    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
         self.calls.append([backend, *words])
         if self.says is not None:
             return self.says
@@ -38,26 +40,26 @@ class Cluster:
         assert (tool, flag) == ("kubectl", "--namespace")
         return getattr(self, verb)(rest, text)
 
-    def auth(self, rest: list[str], text: str) -> Answer:
+    def auth(self, rest: list[str], text: str) -> ProgramAnswer:
         assert rest == ["can-i", "create", "rayjobs.ray.io"]
-        return Answer(0, "yes\n", "")
+        return ProgramAnswer(0, "yes\n", "")
 
-    def create(self, rest: list[str], text: str) -> Answer:
+    def create(self, rest: list[str], text: str) -> ProgramAnswer:
         job = YAML(typ="safe").load(text)
         name = job["metadata"]["name"]
         if name in self.jobs:
             there = f'rayjobs.ray.io "{name}" already exists'
-            return Answer(1, "", f"Error from server (AlreadyExists): {there}")
+            return ProgramAnswer(1, "", f"Error from server (AlreadyExists): {there}")
         self.jobs[name] = {**job, "status": {}}
-        return Answer(0, f"rayjob.ray.io/{name} created", "")
+        return ProgramAnswer(0, f"rayjob.ray.io/{name} created", "")
 
-    def get(self, rest: list[str], text: str) -> Answer:
+    def get(self, rest: list[str], text: str) -> ProgramAnswer:
         found = self.jobs.get(rest[1])
-        return Answer(0, json.dumps(found) if found else "", "")
+        return ProgramAnswer(0, json.dumps(found) if found else "", "")
 
-    def delete(self, rest: list[str], text: str) -> Answer:
+    def delete(self, rest: list[str], text: str) -> ProgramAnswer:
         self.jobs.pop(rest[1], None)
-        return Answer(0, "", "")
+        return ProgramAnswer(0, "", "")
 
 
 @pytest.fixture
@@ -67,19 +69,23 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def backend(tmp_path, cluster) -> KubeRay:
-    made = kuberay.backend(scheduled(tmp_path, KUBERAY))
+    made = kuberay.build_backend(scheduled(tmp_path, KUBERAY))
     return KubeRay(made.sweep, made.settings, cluster)
 
 
-def job_for(backend: KubeRay) -> Job:
+def job_for(backend: KubeRay) -> ScheduledJob:
     sweep = backend.sweep
-    words = [word for each in overrides(sweep.settings, sweep.root) for word in ("--set", each)]
-    return Job(NAME, NAME[:-3], (sweep.settings.space, "--name", NAME[:-3], *words), sweep.root)
+    words = [
+        word for each in list_overrides(sweep.settings, sweep.root) for word in ("--set", each)
+    ]
+    return ScheduledJob(
+        NAME, NAME[:-3], (sweep.settings.space, "--name", NAME[:-3], *words), sweep.root
+    )
 
 
 def test_a_job_is_created_once(backend, cluster):
     for _ in range(2):
-        assert backend.submit(job_for(backend)) == {"id": NAME.lower()}
+        assert backend.submit(job_for(backend)) == JobHandle(backend="kuberay", id=NAME.lower())
     (job,) = cluster.jobs.values()
     assert job["spec"]["entrypoint"] == (
         "cd /srv/search && python -m gdpo_tune.sweep search_spaces/gpu.yaml "
@@ -119,73 +125,83 @@ def test_a_job_is_created_once(backend, cluster):
         ),
     ],
 )
-def test_how_a_job_does(backend, cluster, status, running, seen, reason):
+def test_the_state_of_a_job(backend, cluster, status, running, seen, reason):
     known = backend.submit(job_for(backend))
-    cluster.jobs[known["id"]]["status"] = status
-    look = backend.look(known)
-    assert (look.running, look.status, look.reason) == (running, seen, reason)
+    cluster.jobs[known.id]["status"] = status
+    state = backend.poll(known)
+    assert (state.running, state.exit_status, state.reason) == (running, seen, reason)
 
 
 def test_a_job_that_is_stopped_is_gone(backend, cluster):
     known = backend.submit(job_for(backend))
     backend.stop(known, 0.0)
     assert cluster.calls[-1][-2:] == ["--ignore-not-found", "--wait=false"]
-    look = backend.look(known)
-    assert not look.running
-    assert look.status is None
-    assert "does not know the RayJob" in look.reason
+    state = backend.poll(known)
+    assert not state.running
+    assert state.exit_status is None
+    assert "does not know the RayJob" in state.reason
     backend.stop(known, 30.0)
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "told"),
+    ("answer", "error", "message"),
     [
-        (Answer(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
-        (Answer(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
-        (Answer(1, "", REFUSED), BackendUnreachableError, "does not answer: Unable to connect"),
+        (ProgramAnswer(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
+        (ProgramAnswer(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
         (
-            Answer(
+            ProgramAnswer(1, "", REFUSED),
+            BackendUnreachableError,
+            "does not answer: Unable to connect",
+        ),
+        (
+            ProgramAnswer(
                 0, "yes\n", "Warning: the server doesn't have a resource type 'rayjobs' in group"
             ),
             BackendError,
             "install the KubeRay operator",
         ),
-        (Answer(1, "", "error: context was not found"), BackendError, "context was not found"),
+        (
+            ProgramAnswer(1, "", "error: context was not found"),
+            BackendError,
+            "context was not found",
+        ),
     ],
 )
-def test_what_check_finds_out(backend, cluster, answer, error, told):
+def test_the_check_of_kubernetes(backend, cluster, answer, error, message):
     backend.check()
     cluster.says = answer
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         backend.check()
 
 
-def test_nobody_answers(backend, cluster):
+def test_kubernetes_does_not_answer(backend, cluster):
     known = backend.submit(job_for(backend))
-    cluster.says = Answer(1, "", REFUSED)
-    for call in (lambda: backend.look(known), lambda: backend.stop(known, 0.0)):
+    cluster.says = ProgramAnswer(1, "", REFUSED)
+    for call in (lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
         with pytest.raises(BackendUnreachableError):
             call()
-    cluster.says = Answer(1, "", 'admission webhook "kueue" denied the request: no such queue')
+    cluster.says = ProgramAnswer(
+        1, "", 'admission webhook "kueue" denied the request: no such queue'
+    )
     with pytest.raises(BackendError, match="no such queue"):
         backend.submit(job_for(backend))
 
 
 @pytest.mark.parametrize("shown", ["Warning: x", "[]", '{"status": 5}', '{"status": [1]}'])
-def test_what_is_no_ray_job(backend, cluster, shown):
+def test_output_that_is_not_a_ray_job(backend, cluster, shown):
     known = backend.submit(job_for(backend))
-    cluster.says = Answer(0, shown, "")
+    cluster.says = ProgramAnswer(0, shown, "")
     with pytest.raises(BackendError, match="kubectl shows no RayJob"):
-        backend.look(known)
+        backend.poll(known)
 
 
-def test_programs_that_are_not_there_or_hang(monkeypatch):
+def test_programs_that_are_missing_or_hang(monkeypatch):
     with pytest.raises(BackendError, match="backend kuberay: there is no program kubectl-of-mine"):
-        programs.call("kuberay", ["kubectl-of-mine"])
-    assert programs.call("kuberay", ["cat"], "hello").out == "hello"
-    assert programs.call("kuberay", ["printf", r"\377"]).out == "\ufffd"
+        call_program("kuberay", ["kubectl-of-mine"])
+    assert call_program("kuberay", ["cat"], "hello").out == "hello"
+    assert call_program("kuberay", ["printf", r"\377"]).out == "\ufffd"
     with pytest.raises(BackendError, match=r"/etc/passwd cannot be run \(Permission denied\)"):
-        programs.call("kuberay", ["/etc/passwd"])
-    monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.1)
+        call_program("kuberay", ["/etc/passwd"])
+    monkeypatch.setattr(outside_calls, "PROGRAM_SECONDS", 0.1)
     with pytest.raises(BackendUnreachableError, match=r"sleep gave no answer within 0\.1 s"):
-        programs.call("kuberay", ["sleep", "5"])
+        call_program("kuberay", ["sleep", "5"])

@@ -1,4 +1,4 @@
-"""A scheduled sweep on this machine, for real: it outlives whoever started it, and `kill -9`."""
+"""A real scheduled sweep on this machine: it survives its caller, and `kill -9`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters.backends import local
-from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, ScheduledJob
 from gdpo_tune.clusters.backends.local import Local
-from gdpo_tune.clusters.book import Book
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.log import EventLog
-from gdpo_tune.clusters.store import open_store
+from gdpo_tune.clusters.schedule_state import ScheduledRun, ScheduleHistory, ScheduleState
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 
@@ -44,7 +43,7 @@ WAIT = 240.0
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one scheduled sweep, away from any cluster."""
+    """A directory with one scheduled sweep, without a cluster."""
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "small.yaml").write_text(SPACE)
     (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
@@ -61,10 +60,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = WAIT) -> Any:
     return found
 
 
-def book_of(project: Path) -> Book:
-    book = Book()
-    book.apply_all(EventLog(open_store(str(project / "runs")), "nightly").refresh())
-    return book
+def state_of(project: Path) -> ScheduleState:
+    history = ScheduleHistory(ScheduleStorage(str(project / "runs")), "nightly")
+    history.refresh()
+    return history.state
 
 
 @pytest.mark.fault
@@ -76,17 +75,18 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     subprocess.run(first, cwd=project, check=True, timeout=WAIT)
     trials = project / "runs" / name / "trials"
     wait_for(lambda: (trials / "1" / "steps.jsonl").exists())
-    run = book_of(project).runs[name]
-    (_, _), (driver, created) = run.job["processes"]
+    run = state_of(project).runs[-1]
+    assert run.name == name
+    _, (driver, created) = run.job.processes
     assert psutil.Process(driver).create_time() == created
     os.kill(driver, signal.SIGKILL)
-    wait_for(lambda: Path(run.job["folder"], "end.json").exists())
+    wait_for(lambda: Path(run.job.directory, "end.json").exists())
 
-    def tick() -> Book:
+    def tick() -> ScheduledRun:
         subprocess.run([*words, "tick"], cwd=project, check=True, timeout=WAIT)
-        return book_of(project)
+        return state_of(project).runs[-1]
 
-    assert tick().runs[name].attempt == 2
+    assert tick().attempt == 2
     waiting = subprocess.run(
         [*words, "run", "nightly", "--at", at, "--wait", "--every", "1"],
         cwd=project,
@@ -97,7 +97,7 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     assert waiting.returncode == 0, waiting.stderr
     assert f"{name} finished. 3 trials" in waiting.stdout
 
-    run = book_of(project).runs[name]
+    run = state_of(project).runs[-1]
     assert (run.state, run.attempt) == ("finished", 2)
     spec = load_spec(project / "small.yaml", [f"storage={project / 'runs'}"], name)
     with Ledger.open(spec, read_only=True) as ledger:
@@ -109,11 +109,12 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     }
     assert {record.state for record in records} == {"complete"}
     assert len(sessions) == 2
-    assert run.end is not None
-    assert run.end.about["hypervolume"] > 0
+    assert state_of(project).notices[-1].details["hypervolume"] > 0
 
 
-def sleeper(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> tuple[Local, Job]:
+def sleeper(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> tuple[Local, ScheduledJob]:
     """A backend whose sweep is another program."""
     (folder / "gdpo").mkdir(exist_ok=True)
     script = folder / "gdpo" / "program.py"
@@ -127,7 +128,7 @@ def sleeper(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> tupl
 
     monkeypatch.setattr(local, "write_whole", write)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return Local(folder / "jobs"), Job("x-a1", "x", ("space.yaml",), folder)
+    return Local(folder / "jobs"), ScheduledJob("x-a1", "x", ("space.yaml",), folder)
 
 
 def test_a_job_is_begun_once_and_its_end_is_seen(tmp_path, monkeypatch):
@@ -135,12 +136,12 @@ def test_a_job_is_begun_once_and_its_end_is_seen(tmp_path, monkeypatch):
     backend, job = sleeper(tmp_path, monkeypatch, program + "raise SystemExit(7)\n")
     known = [backend.submit(job) for _ in range(3)]
     assert known[0] == known[1] == known[2]
-    assert backend.look(known[0]).running
-    look = wait_for(lambda: (seen := backend.look(known[0])) and not seen.running and seen)
-    assert (look.status, look.reason) == (7, "exit status 7: error: no luck")
+    assert backend.poll(known[0]).running
+    status = wait_for(lambda: (seen := backend.poll(known[0])) and not seen.running and seen)
+    assert (status.exit_status, status.reason) == (7, "exit status 7: error: no luck")
     assert (tmp_path / "begun").read_text() == "x"
     assert backend.submit(job) == known[0]
-    assert not backend.look(known[0]).running
+    assert not backend.poll(known[0]).running
 
 
 def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
@@ -162,47 +163,47 @@ def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
     wait_for((tmp_path / "signals").exists)
     time.sleep(0.3)
     assert (tmp_path / "signals").read_text() == "1"
-    assert backend.look(known).running
+    assert backend.poll(known).running
     backend.stop(known, CHECKPOINT_SECONDS)
-    look = wait_for(lambda: (seen := backend.look(known)) and not seen.running and seen)
-    assert look.status == -signal.SIGKILL
+    status = wait_for(lambda: (seen := backend.poll(known)) and not seen.running and seen)
+    assert status.exit_status == -signal.SIGKILL
     backend.stop(known, CHECKPOINT_SECONDS)
 
 
 def test_a_supervisor_that_was_killed_leaves_a_job_that_is_still_seen(tmp_path, monkeypatch):
     backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
     known = backend.submit(job)
-    (supervisor, _), (sweep, _) = known["processes"]
+    (supervisor, _), (sweep, _) = known.processes
     os.kill(supervisor, signal.SIGKILL)
     wait_for(lambda: not psutil.pid_exists(supervisor))
-    assert backend.look(known).running
+    assert backend.poll(known).running
     os.kill(sweep, signal.SIGKILL)
-    look = wait_for(lambda: (seen := backend.look(known)) and not seen.running and seen)
-    assert look.status is None
-    assert "nobody saw its end" in look.reason
+    status = wait_for(lambda: (seen := backend.poll(known)) and not seen.running and seen)
+    assert status.exit_status is None
+    assert "without an exit status" in status.reason
 
 
 def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch):
     backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
     known = backend.submit(job)
-    elsewhere = {**known, "machine": "another"}
-    beat = Path(known["folder"], "beat")
+    elsewhere = known.model_copy(update={"machine": "another"})
+    beat = Path(known.directory, "beat")
     wait_for(beat.exists)
-    assert backend.look(elsewhere).running
+    assert backend.poll(elsewhere).running
     with pytest.raises(local.BackendUnreachableError, match="runs on another: stop it there"):
         backend.stop(elsewhere, 0.0)
-    old = time.time() - 2 * local.SILENT
+    old = time.time() - 2 * local.SILENT_SECONDS
     os.utime(beat, (old, old))
-    assert not backend.look(elsewhere).running
+    assert not backend.poll(elsewhere).running
     beat.unlink()
-    assert not backend.look(elsewhere).running
+    assert not backend.poll(elsewhere).running
     backend.stop(known, CHECKPOINT_SECONDS)
-    wait_for(lambda: not backend.look(known).running)
+    wait_for(lambda: not backend.poll(known).running)
 
 
 def test_a_command_that_cannot_start_is_refused(tmp_path, monkeypatch):
     backend, job = sleeper(tmp_path, monkeypatch, "")
-    gone = Job(job.id, job.run, job.arguments, tmp_path / "gone")
+    gone = ScheduledJob(job.id, job.run, job.arguments, tmp_path / "gone")
     with pytest.raises(local.BackendError, match=r"the process did not start: .*gone"):
         backend.submit(gone)
 
@@ -213,7 +214,7 @@ def test_serve_ends_with_a_signal_and_leaves_the_job(project: Path):
     (project / "sweeps" / "nightly.yaml").write_text(SWEEP.replace('"0 2 * * *"', cron))
     words = [sys.executable, "-m", "gdpo_tune.schedule", "sweeps", "serve", "--every", "0.5"]
     with subprocess.Popen(words, cwd=project) as server:
-        wait_for(lambda: book_of(project).schedule)
+        wait_for(lambda: state_of(project).schedule)
         (project / "sweeps" / "broken.yaml").write_text("space: nowhere.yaml\n")
         time.sleep(2)
         assert server.poll() is None

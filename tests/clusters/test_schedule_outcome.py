@@ -1,10 +1,10 @@
-"""What a run has come to, from its ledger: figures, and the comparison with the last run."""
+"""The figures of a run from its ledger, and its comparison with the last run."""
 
 from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.clusters.outcome import figures, told
+from gdpo_tune.clusters.outcome import describe_figures, read_figures
 from gdpo_tune.ledger import Ledger
 from tests.support.schedule import scheduled
 from tests.support.tuning import outcome, spec_in
@@ -30,13 +30,13 @@ def search(folder, name, shift=0.0, trials=14, overrides=()):
 def test_figures_of_a_run(tmp_path):
     sweep = scheduled(tmp_path, TEXT)
     search(tmp_path, "nightly-1", trials=5)
-    found = figures(sweep, "nightly-1", None)
+    found = read_figures(sweep, "nightly-1", None)
     assert (found["trials"], found["failed_trials"], found["front"]) == (5, 0, 5)
     assert found["gpu_hours"] == 0.0
     low, high = found["hypervolume_interval"]
     assert 0 < low <= high
     assert "comparison" not in found
-    assert told(found).startswith("5 trials, 5 on the front, hypervolume 0.")
+    assert describe_figures(found).startswith("5 trials, 5 on the front, hypervolume 0.")
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.25, "better"), (-0.15, "worse"), (0.0, "equal")])
@@ -44,42 +44,42 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
     sweep = scheduled(tmp_path, TEXT)
     search(tmp_path, "nightly-1")
     search(tmp_path, "nightly-2", shift)
-    found = figures(sweep, "nightly-2", "nightly-1")["comparison"]
+    found = read_figures(sweep, "nightly-2", "nightly-1")["comparison"]
     assert (found["with"], found["verdict"]) == ("nightly-1", verdict)
     low, high = found["interval"]
     assert low < found["hypervolume_ratio"] < high
     assert (low > 1) == (verdict == "better")
     assert (high < 1) == (verdict == "worse")
-    text = told(figures(sweep, "nightly-2", "nightly-1"))
+    text = describe_figures(read_figures(sweep, "nightly-2", "nightly-1"))
     assert f"Against nightly-1: {verdict}. {found['hypervolume_ratio']:.2f} times its" in text
 
 
 def test_a_run_that_never_began_has_cost_nothing(tmp_path):
-    found = figures(scheduled(tmp_path, TEXT), "nightly-1", None)
+    found = read_figures(scheduled(tmp_path, TEXT), "nightly-1", None)
     assert found == {"gpu_hours": 0.0}
-    assert told(found) == ""
+    assert describe_figures(found) == ""
 
 
 def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
     elsewhere = "backend: {kind: ray-job, address: http://head:8265}\n"
     sweep = scheduled(tmp_path, TEXT + elsewhere)
-    found = figures(sweep, "nightly-1", None)
+    found = read_figures(sweep, "nightly-1", None)
     assert list(found) == ["unknown"]
-    assert "What it came to is not known here: nightly-1: there is no sweep" in told(found)
+    assert "Its result is not known here: nightly-1: there is no sweep" in describe_figures(found)
     search(tmp_path, "nightly-2", trials=2)
-    found = figures(sweep, "nightly-2", "nightly-1")
+    found = read_figures(sweep, "nightly-2", "nightly-1")
     assert "there is no sweep" in found["comparison"]["unknown"]
-    assert "Not compared with nightly-1" in told(found)
+    assert "Not compared with nightly-1" in describe_figures(found)
 
 
 def test_a_run_that_found_nothing(tmp_path):
     sweep = scheduled(tmp_path, TEXT)
     search(tmp_path, "nightly-1", trials=0)
     search(tmp_path, "nightly-2", trials=3)
-    found = figures(sweep, "nightly-1", "nightly-2")
+    found = read_figures(sweep, "nightly-1", "nightly-2")
     assert found["front"] == 0
     assert "hypervolume" not in found
-    assert told(found).startswith(
+    assert describe_figures(found).startswith(
         "0 trials, 0 on the front. Not compared with nightly-2: nightly-1 cannot be compared: "
         "no configuration of it has ended yet."
     )

@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster, by a client that is made up and a dashboard that knows its version."""
+"""Jobs of a Ray cluster, by a fake client and a dashboard that knows its version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import pytest
 
 import gdpo_tune
 from gdpo_tune.clusters.backends import jobs_api, ray_jobs
-from gdpo_tune.clusters.backends.base import Job
+from gdpo_tune.clusters.backends.base import ScheduledJob
+from gdpo_tune.clusters.backends.jobs_api import JobsApi
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
-from gdpo_tune.clusters.load_schedules import overrides
+from gdpo_tune.clusters.load_schedules import list_overrides
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.jobs import Client, serve_dashboard, without_tokens
 from tests.support.schedule import scheduled
@@ -43,27 +45,32 @@ def client() -> Client:
     return Client()
 
 
+class FakeApi(JobsApi):
+    """Calls of a fake client."""
+
+    def client(self) -> Client:
+        self.fake.headers = self.headers()
+        return self.fake
+
+
 def backend_with(client: Client, sweep) -> RayJobs:
-    made = ray_jobs.backend(sweep)
-
-    def make(address: str, headers: dict[str, str]) -> Client:
-        client.headers = dict(headers)
-        return client
-
-    return replace(made, api=replace(made.api, make_client=make))
+    made = ray_jobs.build_backend(sweep)
+    api = FakeApi(made.api.address, made.api.token, made.api.caller, made.api.token_fix)
+    object.__setattr__(api, "fake", client)
+    return replace(made, api=api)
 
 
-def job_for(sweep) -> Job:
-    words = [w for o in overrides(sweep.settings, sweep.root) for w in ("--set", o)]
+def job_for(sweep) -> ScheduledJob:
+    words = [w for o in list_overrides(sweep.settings, sweep.root) for w in ("--set", o)]
     arguments = (sweep.settings.space, "--name", "nightly-1", *words)
-    return Job("nightly-1-a1", "nightly-1", arguments, sweep.root)
+    return ScheduledJob("nightly-1-a1", "nightly-1", arguments, sweep.root)
 
 
 def test_a_job_is_submitted_once(tmp_path, head, client):
     sweep = scheduled(tmp_path, TEXT)
     backend = backend_with(client, sweep)
     for _ in range(2):
-        assert backend.submit(job_for(sweep)) == {"id": "nightly-1-a1"}
+        assert backend.submit(job_for(sweep)) == JobHandle(backend="ray-job", id="nightly-1-a1")
     (submitted,) = client.submitted
     assert submitted["submission_id"] == "nightly-1-a1"
     storage = json.dumps(str(tmp_path / "shared"))
@@ -95,24 +102,24 @@ def test_the_space_is_named_as_it_is_found_in_what_is_sent(tmp_path, head, clien
         ("STOPPED", None, False, None, "stopped:"),
     ],
 )
-def test_how_a_job_does(tmp_path, head, client, status, code, running, seen, reason):
+def test_the_state_of_a_job(tmp_path, head, client, status, code, running, seen, reason):
     sweep = scheduled(tmp_path, TEXT)
     backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
     message = f"Job entrypoint command\n failed with exit code {code}"
     job = SimpleNamespace(status=status, driver_exit_code=code, message=message)
-    client.jobs[known["id"]] = job
-    look = backend.look(known)
-    assert (look.running, look.status) == (running, seen)
-    assert look.reason.startswith(reason)
+    client.jobs[known.id] = job
+    state = backend.poll(known)
+    assert (state.running, state.exit_status) == (running, seen)
+    assert state.reason.startswith(reason)
 
 
-def test_a_job_that_the_cluster_forgot(tmp_path, head, client):
+def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
     backend = backend_with(client, scheduled(tmp_path, TEXT))
-    look = backend.look({"id": "gone"})
-    assert not look.running
-    assert look.status is None
-    assert "does not know the job" in look.reason
+    state = backend.poll(JobHandle(backend="ray-job", id="gone"))
+    assert not state.running
+    assert state.exit_status is None
+    assert "does not know the job" in state.reason
 
 
 def test_a_job_is_stopped(tmp_path, head, client):
@@ -120,10 +127,10 @@ def test_a_job_is_stopped(tmp_path, head, client):
     backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
     backend.stop(known, 0.0)
-    assert not backend.look(known).running
+    assert not backend.poll(known).running
 
 
-def test_what_the_cluster_says_no_to(tmp_path, head, client):
+def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
     sweep = scheduled(tmp_path, TEXT)
     backend = backend_with(client, sweep)
 
@@ -140,58 +147,58 @@ def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
     backend = backend_with(client, scheduled(tmp_path, TEXT))
     client.get_job_info = lambda _: time.sleep(5)
     with pytest.raises(BackendUnreachableError, match="no answer within"):
-        backend.look({"id": "x"})
+        backend.poll(JobHandle(backend="ray-job", id="x"))
 
 
 @pytest.mark.parametrize("name", ["RAY_HEAD", "RAY_TOKEN"])
 def test_a_variable_that_is_not_set(tmp_path, head, monkeypatch, name):
     monkeypatch.delenv(name)
     with pytest.raises(BackendError, match=f"= {name}, and that variable is not set"):
-        ray_jobs.backend(scheduled(tmp_path, TEXT))
+        ray_jobs.build_backend(scheduled(tmp_path, TEXT))
 
 
 def test_an_address_without_a_token(tmp_path, head):
     head.token = "another"
     text = TEXT.replace(", token_env: RAY_TOKEN", "")
     with pytest.raises(BackendError, match=r"asks for a token \(401\)\n.*token_env"):
-        ray_jobs.backend(scheduled(tmp_path, text)).check()
+        ray_jobs.build_backend(scheduled(tmp_path, text)).check()
     with pytest.raises(BackendError, match=r"does not take the token \(403\)"):
-        ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+        ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
     head.token = "letmein"
-    ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+    ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
 
 
 def test_a_token_that_ray_finds_by_itself_is_sent_too(tmp_path, head, monkeypatch):
     head.token = "of the file"
     (tmp_path / "token").write_text("of the file\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    ray_jobs.backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
+    ray_jobs.build_backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
 
 
-def test_an_address_where_nobody_is(tmp_path, head, monkeypatch):
+def test_an_address_that_does_not_answer(tmp_path, head, monkeypatch):
     monkeypatch.setenv("RAY_HEAD", "http://127.0.0.1:9")
-    backend = ray_jobs.backend(scheduled(tmp_path, TEXT))
+    backend = ray_jobs.build_backend(scheduled(tmp_path, TEXT))
     with pytest.raises(BackendUnreachableError, match=r"127.0.0.1:9 does not answer \(.*refused"):
         backend.check()
 
 
 @pytest.mark.parametrize("address", ["head:8265", "ray://head:10001", "http://"])
-def test_an_address_that_is_none(tmp_path, head, monkeypatch, address):
+def test_an_address_that_is_not_valid(tmp_path, head, monkeypatch, address):
     monkeypatch.setenv("RAY_HEAD", address)
     with pytest.raises(BackendError, match="write http://HOST:8265"):
-        ray_jobs.backend(scheduled(tmp_path, TEXT))
+        ray_jobs.build_backend(scheduled(tmp_path, TEXT))
 
 
 def test_an_address_of_something_else(tmp_path, head):
     head.says = b"<html>"
     with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
-        ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+        ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
 
 
 @pytest.mark.parametrize(
     "says", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"]
 )
-def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypatch, says):
+def test_an_address_of_another_protocol(tmp_path, head, monkeypatch, says):
     def answer(server: socket.socket) -> None:
         with server.accept()[0] as connection:
             connection.recv(9999)
@@ -202,22 +209,24 @@ def test_an_address_of_something_that_speaks_otherwise(tmp_path, head, monkeypat
         thread = threading.Thread(target=answer, args=[server])
         thread.start()
         with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
-            ray_jobs.backend(scheduled(tmp_path, TEXT)).check()
+            ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
         thread.join()
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
-        ("RAY_HEAD", "http://me:secret@127.0.0.1:9", "a user or a password stands in it"),
-        ("RAY_HEAD", "http://127.0.0.1:9/?token=secret", "something stands behind . or #"),
-        ("RAY_HEAD", "http://127.0.0.1:9#secret", "something stands behind . or #"),
+        ("RAY_HEAD", "http://me:secret@127.0.0.1:9", "it has a user or a password"),
+        ("RAY_HEAD", "http://127.0.0.1:9/?token=secret", "it has something behind . or #"),
+        ("RAY_HEAD", "http://127.0.0.1:9#secret", "it has something behind . or #"),
         ("RAY_TOKEN", "sec\nret", "the token has characters that cannot be sent"),
         ("RAY_TOKEN", "secret\u20ac", "the token has characters that cannot be sent"),
     ],
 )
-def test_what_cannot_be_sent_is_not_shown_either(tmp_path, head, monkeypatch, name, value, told):
+def test_secrets_that_cannot_be_sent_are_not_shown(
+    tmp_path, head, monkeypatch, name, value, message
+):
     monkeypatch.setenv(name, value)
-    with pytest.raises(BackendError, match=told) as caught:
-        ray_jobs.backend(scheduled(tmp_path, TEXT))
+    with pytest.raises(BackendError, match=message) as caught:
+        ray_jobs.build_backend(scheduled(tmp_path, TEXT))
     assert "sec" not in str(caught.value).replace("such as", "")

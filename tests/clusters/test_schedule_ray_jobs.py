@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.clusters import asking
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.tick import job_of, open_desk
+from gdpo_tune.clusters.named_runs import run_by_name
+from gdpo_tune.clusters.schedule_context import open_context
+from gdpo_tune.clusters.schedule_state import JobHandle
+from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError
-from tests.support.ray_heads import ROOT, ray_head
+from tests.support.ray_heads import ROOT, start_ray_head
 
 pytestmark = [
     pytest.mark.integration,
@@ -37,7 +39,7 @@ TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
 
 @pytest.fixture
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with ray_head(tmp_path_factory.mktemp("ray")) as url:
+    with start_ray_head(tmp_path_factory.mktemp("ray")) as url:
         yield url
 
 
@@ -46,23 +48,23 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
     (tmp_path / "small.yaml").write_text(SPACE)
     (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
     monkeypatch.setenv("RAY_HEAD_FOR_TEST", head)
-    sweep = load_sweeps(tmp_path / "sweeps").named("nightly")
-    desk = open_desk(sweep, lambda: datetime.now(UTC))
-    assert asking.run(desk, TICK, wait=False) == 0
-    run = desk.book.runs["nightly-20260329T010000Z"]
-    assert run.job == {"backend": "ray-job", "id": "nightly-20260329T010000Z-a1"}
+    sweep = load_sweeps(tmp_path / "sweeps").find("nightly")
+    context = open_context(sweep, lambda: datetime.now(UTC))
+    assert run_by_name(context, TICK, wait=False) == 0
+    run = context.state.runs[-1]
+    assert run.name == "nightly-20260329T010000Z"
+    assert run.job == JobHandle(backend="ray-job", id=f"{run.name}-a1")
 
-    backend = desk.make_backend(sweep)
+    backend = context.build_backend(sweep)
     assert isinstance(backend, RayJobs)
-    again = backend.submit(job_of(sweep, run))  # it is known
-    assert {"backend": backend.kind, **again} == run.job
-    assert backend.look(run.job).running
-    assert asking.run(desk, TICK, wait=True, every=1) == 0, run.end
-    assert run.state == "finished"
-    assert run.end is not None
-    assert run.end.about["trials"] == 3
-    assert (tmp_path / "shared" / run.id / "ledger.journal").exists()
+    assert backend.submit(build_job(sweep, run)) == run.job
+    assert backend.poll(run.job).running
+    assert run_by_name(context, TICK, wait=True, every=1) == 0
+    assert context.state.runs[-1].state == "finished"
+    assert context.state.notices[-1].details["trials"] == 3
+    assert (tmp_path / "shared" / run.name / "ledger.journal").exists()
 
-    assert not backend.look({"id": "unheard-of"}).running
+    unheard_of = JobHandle(backend="ray-job", id="unheard-of")
+    assert not backend.poll(unheard_of).running
     with pytest.raises(BackendError, match="does not exist"):
-        backend.stop({"id": "unheard-of"}, 0.0)
+        backend.stop(unheard_of, 0.0)

@@ -5,10 +5,15 @@ import re
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import durations
 from gdpo_tune.clusters.backends.base import BACKENDS
-from gdpo_tune.clusters.schedule_reference import filled
-from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, sections
+from gdpo_tune.clusters.schedule_reference import fill_page
+from gdpo_tune.clusters.schedule_spec import (
+    BACKEND_SETTINGS,
+    SweepFile,
+    format_duration,
+    list_sections,
+    parse_duration,
+)
 from gdpo_tune.core.registry import load
 from tests.support.schedule import ROOT, scheduled
 
@@ -17,12 +22,12 @@ PAGE = ROOT / "docs" / "schedule.md"
 
 def test_the_page_is_up_to_date():
     """If not: python -m gdpo_tune.clusters.schedule_reference docs/schedule.md."""
-    assert PAGE.read_text() == filled(PAGE.read_text())
+    assert PAGE.read_text() == fill_page(PAGE.read_text())
 
 
 def test_every_key_has_a_line_of_its_own():
     keys = [*SweepFile.model_fields]
-    for name, section in sections().items():
+    for name, section in list_sections().items():
         keys += [f"{name.partition(':')[0]}.{key}" for key in section.model_fields]
     for key in keys:
         rows = re.findall(
@@ -31,12 +36,12 @@ def test_every_key_has_a_line_of_its_own():
         assert rows, key
 
 
-def test_a_page_without_the_marks_is_left_alone():
+def test_a_page_without_the_marks_is_refused():
     with pytest.raises(ValueError, match="the page lacks"):
-        filled("nothing")
+        fill_page("nothing")
 
 
-def test_the_example_is_sound(tmp_path):
+def test_the_example_is_valid(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     sweep = scheduled(tmp_path, example.replace("code.yaml", "gpu.yaml"))
     assert sweep.settings.policy.max_runtime == 36_000
@@ -65,19 +70,19 @@ def test_every_backend_has_settings_and_code():
     [("90m", 5400), ("6h", 21_600), ("1d12h", 129_600), ("2h30m15s", 9015), ("60s", 60)],
 )
 def test_lengths_of_time(text, seconds):
-    assert durations.seconds_of(text) == seconds
-    assert durations.seconds_of(durations.shown(seconds)) == seconds
+    assert parse_duration(text) == seconds
+    assert parse_duration(format_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "6", "h", "6 h", "1h1d", "-1h", "1.5h", "6H", 6, None, "1h ", "9" * 5000 + "h"]
 )
-def test_what_is_no_length_of_time(text):
+def test_text_that_is_not_a_length_of_time(text):
     with pytest.raises(ValueError, match="not a length of time"):
-        durations.seconds_of(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["0s", "0d0h", "59s", "367d", "999999999d"])
-def test_lengths_of_time_that_make_no_sense(text):
+def test_lengths_of_time_that_are_too_short_or_too_long(text):
     with pytest.raises(ValueError, match="must be 1m to 366d"):
-        durations.seconds_of(text)
+        parse_duration(text)

@@ -1,13 +1,13 @@
-"""What a schedule does with runs: attempts, the longest time, budgets, and their commands."""
+"""Runs of a schedule: attempts, budgets, clocks, and their commands."""
 
 from __future__ import annotations
 
 import json
 from datetime import timedelta
 
-from gdpo_tune.clusters import asking, notify
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.tick import job_of
+from gdpo_tune.clusters.named_runs import run_by_name
+from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, scheduled
 
@@ -35,7 +35,7 @@ def test_an_attempt_that_was_refused_waits_before_the_next(tmp_path):
     assert scene.run.state == "finished"
 
 
-def test_a_job_that_is_not_taken_counts_as_an_attempt(tmp_path):
+def test_a_refused_job_counts_as_an_attempt(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {max_attempts: 1}\n")
 
     def refuse(_: object) -> None:
@@ -43,15 +43,14 @@ def test_a_job_that_is_not_taken_counts_as_an_attempt(tmp_path):
 
     scene.backend.submit = refuse
     assert scene.at(2) == ["started", "ended"]
-    assert scene.run.end is not None
-    assert scene.run.end.about["reason"] == "too large"
+    assert scene.run.summary == "too large"
 
 
-def test_a_backend_that_is_away_is_asked_again_until_the_grace_is_over(tmp_path):
+def test_a_backend_that_does_not_answer_is_asked_again_within_the_grace(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {missed_grace: 2h}\n")
     scene.backend.down = True
     assert scene.at(2) == []
-    assert "down" in str(scene.desk.trouble[-1])
+    assert "down" in str(scene.context.trouble[-1])
     assert scene.at(4.1) == ["skipped"]
     scene.backend.down = False
     assert scene.at(5) == []
@@ -68,38 +67,38 @@ def test_a_month_of_gpu_hours(tmp_path):
     for day in range(3):
         assert scene.at(24 * day + 2) == ["started", "submitted"]
         limits.append(scene.run.gpu_hours_limit)
-        overrides = job_of(scene.sweep, scene.run).arguments
-        assert f"search.budget.gpu_hours={limits[-1]}" in overrides
+        arguments = build_job(scene.sweep, scene.run).arguments
+        assert f"search.budget.gpu_hours={limits[-1]}" in arguments
         scene.at(24 * day + 4)
     assert limits == [40, 40, 10]
     assert scene.at(24 * 3 + 2) == ["skipped"]
-    assert asking.run(scene.desk, scene.clock.now, wait=True) == 4
-    assert "135 of 100 GPU-hours" in notify.words("nightly", scene.desk.added[-1])
+    assert run_by_name(scene.context, scene.clock.now, wait=True) == 4
+    assert "135 of 100 GPU-hours" in scene.context.events[-1].text
     # the first run ended on day 0 at 04:00; 30 days later its hours do not count any more
     assert scene.at(24 * 30 + 2)[-1] == "skipped"
     assert scene.at(24 * 31 + 2)[-2:] == ["started", "submitted"]
 
 
-def test_a_ledger_that_nobody_can_read_counts_with_all_that_it_may_have_cost(tmp_path):
+def test_an_unreadable_ledger_counts_with_all_that_the_run_may_have_spent(tmp_path):
     scene = Scene(tmp_path, GPUS + "budget: {gpu_hours: 40, gpu_hours_per_30d: 100}\n")
-    scene.desk.figures = lambda *_: {"unknown": "out of reach"}
+    scene.context.read_figures = lambda *_: {"unknown": "out of reach"}
     for day in range(3):
         scene.at(24 * day + 2)
         scene.at(24 * day + 4)
-    assert scene.desk.book.spent_until(scene.clock.now) == 40 + 40 + 20
+    assert scene.context.state.gpu_hours_spent(scene.clock.now) == 40 + 40 + 20
     assert scene.at(24 * 3 + 2) == ["skipped"]
 
 
-def test_a_schedule_that_changes_owes_nothing_for_the_time_before(tmp_path):
+def test_a_changed_schedule_makes_up_for_no_earlier_time(tmp_path):
     scene = Scene(tmp_path)
     scene.at(2)
     scene.at(4)
-    scene.desk.sweep = scheduled(tmp_path, NIGHTLY.replace("0 2", "0 10"))
+    scene.context.sweep = scheduled(tmp_path, NIGHTLY.replace("0 2", "0 10"))
     assert scene.at(12) == ["seen"]
-    scene.desk.sweep = scheduled(tmp_path, NIGHTLY.replace("0 2", "0 10") + "enabled: false\n")
+    scene.context.sweep = scheduled(tmp_path, NIGHTLY.replace("0 2", "0 10") + "enabled: false\n")
     assert scene.at(13) == ["seen"]
     assert scene.at(34.5) == []
-    scene.desk.sweep = scheduled(tmp_path, NIGHTLY.replace("0 2", "0 10"))
+    scene.context.sweep = scheduled(tmp_path, NIGHTLY.replace("0 2", "0 10"))
     assert scene.at(34.6) == ["seen"]
     assert scene.at(58) == ["started", "submitted"]
 
@@ -107,7 +106,7 @@ def test_a_schedule_that_changes_owes_nothing_for_the_time_before(tmp_path):
 def test_the_command_of_a_run(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "budget: {trials: 7}\ntracking: http://mlflow:5000\n")
     scene.at(2)
-    job = job_of(scene.sweep, scene.run)
+    job = build_job(scene.sweep, scene.run)
     storage = json.dumps(str(tmp_path / "runs"))
     assert job.arguments == (
         *("search_spaces/code.yaml", "--name", "nightly-20260101T020000Z"),
@@ -116,35 +115,35 @@ def test_the_command_of_a_run(tmp_path):
     )
 
 
-def test_runs_without_an_experiment_of_their_own_share_one(tmp_path):
+def test_runs_without_an_experiment_share_one(tmp_path):
     scene = Scene(tmp_path)
     space = tmp_path / "search_spaces" / "code.yaml"
     space.write_text(space.read_text().replace(", experiment: code", ""))
     sweep = load_sweeps(scene.sweep.file).sweeps[0]
     scene.at(2)
-    assert job_of(sweep, scene.run).arguments[-1] == "tracking.experiment=nightly"
+    assert build_job(sweep, scene.run).arguments[-1] == "tracking.experiment=nightly"
 
 
-def test_a_run_that_is_taken_up_again_gets_what_is_left_by_then(tmp_path):
+def test_a_resumed_run_gets_the_rest_of_the_budget(tmp_path):
     text = GPUS + "budget: {gpu_hours: 60, gpu_hours_per_30d: 100}\npolicy: {max_attempts: 1}\n"
     scene = Scene(tmp_path, text, a1=Plan(1, 1, 20))
     for day in range(4):
         scene.at(24 * day + 2)
         scene.at(24 * day + 4)
     assert scene.run.gpu_hours_limit == 40  # 60 were spent before it
-    first = next(iter(scene.desk.book.runs.values()))
-    assert asking.run(scene.desk, first.tick, wait=False) == 0
+    first = scene.context.state.runs[0]
+    assert run_by_name(scene.context, first.due, wait=False) == 0
     assert first.gpu_hours_limit == 20 + 20  # what it has spent, and what is left
-    assert "search.budget.gpu_hours=40.0" in job_of(scene.sweep, first).arguments
+    assert "search.budget.gpu_hours=40.0" in build_job(scene.sweep, first).arguments
 
 
-def test_hours_that_a_clock_ahead_has_noted_are_spent_all_the_same(tmp_path):
+def test_hours_recorded_by_a_clock_that_was_ahead_are_spent(tmp_path):
     scene = Scene(tmp_path, GPUS + "budget: {gpu_hours_per_30d: 100}\n", a1=Plan(1, 0, 150))
     scene.at(2)
     scene.at(5)
-    assert scene.desk.book.spent_until(START) == 150
+    assert scene.context.state.gpu_hours_spent(START) == 150
     scene.clock.now = FIRST + timedelta(minutes=30)  # set back
-    assert asking.run(scene.desk, scene.clock.now, wait=False) == 4
+    assert run_by_name(scene.context, scene.clock.now, wait=False) == 4
     assert scene.at(2.6) == []  # and nothing is started twice
 
 

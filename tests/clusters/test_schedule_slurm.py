@@ -1,4 +1,4 @@
-"""Jobs of Slurm, by commands that are made up, and scripts that run without it."""
+"""Jobs of Slurm by fake commands, and scripts that run without Slurm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.clusters.backends import slurm
-from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job
-from gdpo_tune.clusters.backends.programs import Answer
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.slurm import Slurm
+from gdpo_tune.clusters.outside_calls import ProgramAnswer
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
 from tests.support.schedule import scheduled
@@ -24,45 +24,45 @@ GONE = "slurm_load_jobs error: Invalid job id specified"
 
 
 class Controller:
-    """What Slurm's commands do with jobs."""
+    """A fake of Slurm's commands."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, str]] = {}
         """Id -> name, state, script."""
         self.calls: list[Sequence[str]] = []
-        self.says: Answer | None = None
+        self.says: ProgramAnswer | None = None
 
-    def __call__(self, backend: str, words: Sequence[str], text: str) -> Answer:
+    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
         self.calls.append(words)
         return self.says or getattr(self, words[0])(list(words[1:]))
 
-    def scontrol(self, words: list[str]) -> Answer:
-        return Answer(0, "Slurmctld(primary) at head is UP\n", "")
+    def scontrol(self, words: list[str]) -> ProgramAnswer:
+        return ProgramAnswer(0, "Slurmctld(primary) at head is UP\n", "")
 
-    def sbatch(self, words: list[str]) -> Answer:
+    def sbatch(self, words: list[str]) -> ProgramAnswer:
         script = Path(words[1])
         lines = script.read_text().splitlines()
         (name,) = [line.partition("--job-name=")[2] for line in lines if "--job-name=" in line]
         known = str(40 + len(self.jobs))
         self.jobs[known] = {"name": name, "state": "PENDING", "script": str(script)}
-        return Answer(0, f"{known};cluster\n", "")
+        return ProgramAnswer(0, f"{known};cluster\n", "")
 
-    def squeue(self, words: list[str]) -> Answer:
+    def squeue(self, words: list[str]) -> ProgramAnswer:
         if "--name" in words:
             name = words[words.index("--name") + 1]
             found = [known for known, job in self.jobs.items() if job["name"] == name]
-            return Answer(0, "".join(f"{each}\n" for each in found), "")
+            return ProgramAnswer(0, "".join(f"{each}\n" for each in found), "")
         known = words[words.index("--jobs") + 1]
         if known not in self.jobs:
-            return Answer(1, "", GONE)
-        return Answer(0, self.jobs[known]["state"] + "\n", "")
+            return ProgramAnswer(1, "", GONE)
+        return ProgramAnswer(0, self.jobs[known]["state"] + "\n", "")
 
-    def scancel(self, words: list[str]) -> Answer:
+    def scancel(self, words: list[str]) -> ProgramAnswer:
         if words[-1] not in self.jobs:
-            return Answer(1, "", f"scancel: error: {GONE}")
+            return ProgramAnswer(1, "", f"scancel: error: {GONE}")
         if "--signal=TERM" not in words:
             self.jobs[words[-1]]["state"] = "CANCELLED"
-        return Answer(0, "", "")
+        return ProgramAnswer(0, "", "")
 
 
 @pytest.fixture
@@ -72,20 +72,21 @@ def controller() -> Controller:
 
 @pytest.fixture
 def backend(tmp_path, controller) -> Slurm:
-    made = slurm.backend(scheduled(tmp_path, SLURM))
-    return Slurm(made.sweep, made.settings, made.folder, controller)
+    made = slurm.build_backend(scheduled(tmp_path, SLURM))
+    return Slurm(made.sweep, made.settings, made.directory, controller)
 
 
 @pytest.fixture
-def job(backend) -> Job:
+def job(backend) -> ScheduledJob:
     arguments = (backend.sweep.settings.space, "--name", "nightly-1")
-    return Job("nightly-1-a1", "nightly-1", arguments, backend.sweep.root)
+    return ScheduledJob("nightly-1-a1", "nightly-1", arguments, backend.sweep.root)
 
 
 def test_a_job_is_submitted_once(backend, controller, job, tmp_path):
     known = [backend.submit(job) for _ in range(2)]
     folder = tmp_path / "runs" / ".schedule" / "nightly" / "jobs" / "nightly-1-a1"
-    assert known[0] == known[1] == {"id": "40", "folder": str(folder)}
+    assert known[0] == known[1]
+    assert (known[0].id, known[0].directory) == ("40", str(folder))
     (submitted,) = controller.jobs.values()
     script = Path(submitted["script"]).read_text()
     for option in ("--nodes=2", "--exclusive", "--gpus-per-node=4", "--partition=gpu", "--requeue"):
@@ -96,7 +97,7 @@ def test_a_job_is_submitted_once(backend, controller, job, tmp_path):
 
 def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller, job):
     known = backend.submit(job)
-    folder = Path(known["folder"])
+    folder = Path(known.directory)
     (folder / "id").unlink()  # killed before it was written: the job is in the queue
     assert backend.submit(job) == known
     controller.jobs.clear()
@@ -105,37 +106,37 @@ def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller
     assert not controller.jobs
 
 
-def test_how_a_job_does(backend, controller, job):
+def test_the_state_of_a_job(backend, controller, job):
     known = backend.submit(job)
-    folder = Path(known["folder"])
+    folder = Path(known.directory)
     for state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
         controller.jobs["40"]["state"] = state
-        assert backend.look(known).running
+        assert backend.poll(known).running
     controller.jobs["40"]["state"] = "NODE_FAIL"
-    assert backend.look(known) == slurm.Look(running=False, reason="node fail")
+    assert backend.poll(known) == JobStatus(running=False, reason="node fail")
     controller.jobs["40"]["state"] = "FAILED"
     (folder / "end").write_text("2\n")
     (folder / "log.txt").write_text("error: no such policy\n")
-    look = backend.look(known)
-    assert (look.status, look.reason) == (2, "exit status 2: error: no such policy")
+    status = backend.poll(known)
+    assert (status.exit_status, status.reason) == (2, "exit status 2: error: no such policy")
     controller.jobs.clear()
-    assert backend.look(known) == look
+    assert backend.poll(known) == status
     (folder / "end").write_text("0\n")
-    assert backend.look(known) == slurm.Look(running=False, status=0)
+    assert backend.poll(known) == JobStatus(running=False, exit_status=0)
     (folder / "end").unlink()
-    assert "does not know the job" in backend.look(known).reason
+    assert "does not know the job" in backend.poll(known).reason
 
 
-def test_a_job_is_told_once_and_cancelled_in_the_end(backend, controller, job):
+def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, job):
     known = backend.submit(job)
     controller.jobs["40"]["state"] = "RUNNING"
     for waited in (0.0, 30.0):
         backend.stop(known, waited)
     sent = [words for words in controller.calls if words[0] == "scancel"]
     assert sent == [("scancel", "--batch", "--signal=TERM", "40")]
-    assert backend.look(known).running
+    assert backend.poll(known).running
     backend.stop(known, CHECKPOINT_SECONDS)
-    assert backend.look(known).reason == "cancelled"
+    assert backend.poll(known).reason == "cancelled"
     controller.jobs.clear()
     backend.stop(known, CHECKPOINT_SECONDS)
 
@@ -146,28 +147,28 @@ def test_a_job_that_waits_is_cancelled_at_once(backend, controller, job):
     assert controller.jobs["40"]["state"] == "CANCELLED"
 
 
-def test_a_controller_that_is_away(backend, controller, job):
+def test_a_controller_that_does_not_answer(backend, controller, job):
     backend.check()
     known = backend.submit(job)
-    controller.says = Answer(1, "", AWAY)
-    for call in (backend.check, lambda: backend.look(known), lambda: backend.stop(known, 0.0)):
-        with pytest.raises(BackendUnreachableError, match="the controller is away"):
+    controller.says = ProgramAnswer(1, "", AWAY)
+    for call in (backend.check, lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
+        with pytest.raises(BackendUnreachableError, match="backend slurm does not answer"):
             call()
 
 
-def test_what_slurm_says_no_to(backend, controller, job):
-    def refuse(words: list[str]) -> Answer:
-        return Answer(1, "", "sbatch: error: invalid partition specified: gpu")
+def test_a_job_that_slurm_refuses(backend, controller, job):
+    def refuse(words: list[str]) -> ProgramAnswer:
+        return ProgramAnswer(1, "", "sbatch: error: invalid partition specified: gpu")
 
     controller.sbatch = refuse
     with pytest.raises(BackendError, match="invalid partition specified"):
         backend.submit(job)
 
 
-def test_a_folder_that_cannot_be(backend, controller, tmp_path):
+def test_a_directory_that_cannot_be_created(backend, controller, tmp_path):
     (tmp_path / "file").touch()
     made = Slurm(backend.sweep, backend.settings, tmp_path / "file" / "jobs", controller)
-    with pytest.raises(BackendError, match="write folder: another one"):
+    with pytest.raises(BackendError, match="write folder: and another one"):
         made.check()
 
 
@@ -179,9 +180,9 @@ PROGRAMS = {
 
 
 def run_script(
-    tmp_path: Path, backend: Slurm, job: Job, body: str
+    tmp_path: Path, backend: Slurm, job: ScheduledJob, body: str
 ) -> tuple[subprocess.Popen[bytes], Path]:
-    """The script as a node would run it, with programs that stand for the real ones."""
+    """Run the script as a node would, with fake programs."""
     known = backend.submit(job)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -189,13 +190,13 @@ def run_script(
         program = programs / name
         program.write_text("#!/bin/bash\n" + text.replace("{body}", body) + "\n")
         program.chmod(0o755)
-    script = Path(known["folder"], "job.sbatch")
+    script = Path(known.directory, "job.sbatch")
     text = script.read_text().replace("export PATH=", "ignored=")
     script.write_text(text)
     path = f"{programs}:{os.environ['PATH']}"
     variables = {"SLURM_JOB_ID": "40", "SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_NUM_NODES": "2"}
     environment = {**os.environ, "PATH": path, "SLURM_JOB_NODELIST": "node[1-2]", **variables}
-    return subprocess.Popen(["bash", str(script)], env=environment), Path(known["folder"])
+    return subprocess.Popen(["bash", str(script)], env=environment), Path(known.directory)
 
 
 def test_the_script_keeps_the_exit_status(backend, job, tmp_path):
@@ -208,7 +209,7 @@ def test_the_script_keeps_the_exit_status(backend, job, tmp_path):
     assert (tmp_path / "seen").read_text() == f"node1:6379 {words}\n"
 
 
-def test_the_script_tells_the_sweep_and_waits_for_its_checkpoints(backend, job, tmp_path):
+def test_the_script_signals_the_sweep_and_waits_for_its_checkpoints(backend, job, tmp_path):
     body = 'trap "sleep 0.5; touch saved; exit 130" TERM; touch ready; while :; do sleep 0.1; done'
     script, folder = run_script(tmp_path, backend, job, body)
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Who hears how runs end, and what happens where nobody answers."""
+"""The webhook hears how runs end; it may fail, hang or redirect."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TOLD = NIGHTLY + "notify: {webhook_env: HOOK}\n"
 def test_a_webhook_hears_how_runs_end(tmp_path, hook):
     scene = Scene(tmp_path, TOLD)
     scene.at(2)
-    assert scene.at(4) == ["ended", "told"]
+    assert scene.at(4) == ["ended", "sent"]
     assert scene.at(5) == []
     scene.at(24 * 3 + 12)
     first, skipped = hook.got
@@ -60,27 +60,27 @@ def test_a_webhook_hears_how_runs_end(tmp_path, hook):
     assert "3 runs from nightly-20260102T020000Z to nightly-20260104T020000Z" in skipped["text"]
 
 
-def test_only_what_was_asked_for_is_told(tmp_path, hook):
+def test_only_wanted_notices_are_sent(tmp_path, hook):
     scene = Scene(tmp_path, NIGHTLY + "notify: {webhook_env: HOOK, on: [failed, stopped]}\n")
     scene.at(2)
     assert scene.at(4) == ["ended"]
     assert hook.got == []
 
 
-def test_a_webhook_that_fails_is_tried_again_and_holds_nothing_up(tmp_path, hook):
+def test_a_webhook_that_fails_is_tried_again_and_delays_nothing(tmp_path, hook):
     hook.answer = 500
     scene = Scene(tmp_path, TOLD)
     scene.at(2)
-    assert scene.at(4) == ["ended", "untold"]
-    assert scene.desk.added[-1].about["why"] == "HOOK: the webhook answered 500"
+    assert scene.at(4) == ["ended", "not sent"]
+    assert scene.context.events[-1].text == "nightly: HOOK: the webhook answered 500"
     assert scene.at(5) == []  # tried, and known to fail already
     assert len(hook.got) == 2
     hook.answer = 200
-    assert scene.at(6) == ["told"]
+    assert scene.at(6) == ["sent"]
     assert {got["id"] for got in hook.got} == {"nightly/4"}
 
 
-def test_old_news_are_not_told(tmp_path, hook):
+def test_old_notices_are_not_sent(tmp_path, hook):
     hook.answer = 500
     scene = Scene(tmp_path, TOLD)
     scene.at(2)
@@ -97,28 +97,28 @@ def test_old_news_are_not_told(tmp_path, hook):
         ("", "not set"),
         ("http://127.0.0.1:9/x?key=secret", "does not answer"),
         ("secret", "not the address of a webhook"),
-        ("http://me:secret@127.0.0.1:9/x", "an address with a user or a password"),
+        ("http://me:secret@127.0.0.1:9/x", "it has a user or a password"),
         ("http://[secret", "not the address of a webhook"),
         ("file:///etc/secret", "not the address of a webhook"),
         ("http://127.0.0.1:9/\nsecret", "not the address of a webhook"),
     ],
 )
 def test_why_a_webhook_cannot_be_reached(address, problem):
-    said = notify.send(address, {})
-    assert problem in said
-    assert "secret" not in said
+    result = notify.post(address, {})
+    assert problem in result
+    assert "secret" not in result
 
 
 def test_a_webhook_that_hangs_is_left_alone(monkeypatch):
     monkeypatch.setattr(notify, "SECONDS", 0.2)
-    with HTTPServer(("127.0.0.1", 0), Hook) as server:  # nobody serves
-        said = notify.send(f"http://127.0.0.1:{server.server_port}", {})
-    assert "does not answer" in said
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:  # it accepts, and does not answer
+        result = notify.post(f"http://127.0.0.1:{server.server_port}", {})
+    assert "does not answer" in result
 
 
-def test_a_webhook_that_leads_elsewhere_has_heard_nothing(hook):
+def test_a_redirect_of_a_webhook_is_a_failure(hook):
     hook.answer = 302
-    assert notify.send(os.environ["HOOK"], {}) == "the webhook answered 302"
+    assert notify.post(os.environ["HOOK"], {}) == "the webhook answered 302"
     assert len(hook.got) == 1
 
 
@@ -136,8 +136,8 @@ def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
         thread = threading.Thread(target=drip, args=[server])
         thread.start()
         began = time.monotonic()
-        said = notify.send(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
+        result = notify.post(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
         ended.set()
         thread.join()
-    assert "does not answer within 0.5 s" in said
+    assert "does not answer within 0.5 s" in result
     assert time.monotonic() - began < 3

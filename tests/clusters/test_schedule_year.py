@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 
 import pytest
 
+from gdpo_tune.clusters.named_runs import run_by_name
+from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_state import KEPT_STATES, Notice
 from gdpo_tune.clusters.tick import tick
-from tests.support.schedule import Clock, FakeBackend, MemoryStore, desk_of, scheduled
+from gdpo_tune.core.errors import BackendUnreachableError
+from tests.support.schedule import Clock, FakeBackend, MemoryStorage, context_of, scheduled
 from tests.support.schedule_oracle import (
     HOUR,
     STOPS_IN,
@@ -70,41 +75,31 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, limited, tmp_path):
     sweep = scheduled(tmp_path, text)
     seed = sorted(SCENES).index(scene)
     plan = plan_of(seed, scale["longest"], 6.0)
-    clock, store = Clock(), MemoryStore()
+    clock, storage = Clock(), MemoryStorage()
     backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
     oracle = Oracle(times_of(), month=month, plan=plan, **rules)
 
-    desk = desk_of(sweep, clock, backend, store)
+    context, record = context_of(sweep, clock, backend, storage), Observed()
     chance = random.Random(seed)
     for now, up in calls_of_a_year(chance, scale["every"]):
         clock.now, backend.down = now, not up
         if chance.random() < 0.002:
-            desk = desk_of(sweep, clock, backend, store)  # another process, on another machine
-        tick(desk)
+            context = context_of(sweep, clock, backend, storage)  # another process or machine
+        context.events.clear()
+        tick(context)
+        if context.events:
+            record.add(context)
         oracle.call(now, up)
 
-    events = desk_of(sweep, clock, backend, store).log.events
-    fates: list[tuple[datetime, str]] = []
-    for event in events:
-        if event.kind == "started":
-            fates.append((datetime.fromisoformat(event.about["tick"]), "started"))
-        elif event.kind == "skipped":
-            first, last = (datetime.fromisoformat(event.about[key]) for key in ("first", "last"))
-            within = [t for t in oracle.times if first <= t <= last]
-            assert len(within) == event.about["count"]
-            fates += [(t, event.about["why"]) for t in within]
+    assert len(storage.files) == KEPT_STATES
+    fates = record.fates(oracle.times)
     assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
     assert dict(fates) == oracle.fates
     last = max(oracle.fates)
     expected = {t for t in oracle.times if oracle.since < t <= last} - {oracle.queued}
     assert set(dict(fates)) == expected  # none missing
 
-    ends = {
-        datetime.strptime(event.about["run"][-16:], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC): event
-        for event in events
-        if event.kind == "ended"
-    }
-    assert {t: event.about["state"] for t, event in ends.items()} == oracle.ends
+    assert record.ends == oracle.ends
     assert len(backend.submissions) == len(set(backend.submissions))
     never_two_at_once(backend)
     several = Counter(oracle.fates.values())
@@ -113,6 +108,98 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, limited, tmp_path):
     assert several["overlap"] > 3 or limited or scene == "on time or not at all"
     assert (several["budget"] > 3) == limited
     assert {"finished", "failed"} <= set(oracle.ends.values())
+
+
+class Killed(BaseException):
+    """Stands for `kill -9`."""
+
+
+class DyingStorage(MemoryStorage):
+    """Kills its process before or after a write, or lets another process write first."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance, self.other_tick, self.enabled = chance, lambda: None, True
+
+    def create(self, name: str, content: bytes) -> None:
+        event = self.chance.random() if self.enabled else 1.0
+        if event < 0.1:
+            raise Killed
+        if event < 0.2:
+            self.enabled = False
+            self.other_tick()
+            self.enabled = True
+        super().create(name, content)
+        if event > 0.9 and self.enabled:
+            raise Killed
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
+    """Without an oracle, which does not know when a tick dies: by what must hold in any case."""
+    schedule, policy, times_of, _, scale = SCENES[scene]
+    text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n"
+    sweep, clock, record = scheduled(tmp_path, text), Clock(), Observed()
+    chance = random.Random(scene)
+    storage = DyingStorage(chance)
+    plan = plan_of(1, scale["longest"], 6.0)
+    backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
+
+    def tick_once() -> None:
+        with suppress(Killed):
+            tick(context_of(sweep, clock, backend, storage))
+        record.add(context_of(sweep, clock, backend, storage))
+
+    def other_tick() -> None:
+        if chance.random() < 0.5:
+            return tick_once()
+        context = context_of(sweep, clock, backend, storage)
+        with suppress(Killed, BackendUnreachableError):
+            run_by_name(context, clock(), wait=False)
+        return record.add(context_of(sweep, clock, backend, storage))
+
+    storage.other_tick = other_tick
+    for now, up in calls_of_a_year(chance, scale["every"])[:1200]:
+        clock.now, backend.down = now, not up
+        tick_once()
+
+    times, state = times_of(), context_of(sweep, clock, backend, storage).state
+    fates = record.fates(times)
+    assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
+    expected = {t for t in times if state.since < t <= state.handled} - {state.queued}
+    assert set(dict(fates)) == expected  # none missing
+    assert Counter(dict(fates).values())["started"] > 3
+    assert {job.rpartition("-a")[0] for job in backend.jobs} <= set(record.started)
+    never_two_at_once(backend)
+
+
+class Observed:
+    """Runs and notices of all states that were seen."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, datetime] = {}
+        self.notices: dict[int, Notice] = {}
+
+    def add(self, context: ScheduleContext) -> None:
+        self.started |= {run.name: run.due for run in context.state.runs}
+        self.notices |= {notice.number: notice for notice in context.state.notices}
+
+    def fates(self, times: list[datetime]) -> list[tuple[datetime, str]]:
+        """Every time that was started or skipped, with `started` or the reason."""
+        found = [(due, "started") for due in self.started.values() if due in times]
+        for notice in self.notices.values():
+            if notice.skipped is not None:
+                first, last = notice.skipped
+                within = [time for time in times if first <= time <= last]
+                by_name = first == last and first not in times
+                assert by_name or len(within) == notice.details["count"]
+                found += [(time, notice.why) for time in within]
+        return found
+
+    @property
+    def ends(self) -> dict[datetime, str]:
+        ends = [notice for notice in self.notices.values() if notice.skipped is None]
+        return {self.started[end.details["run"]]: end.occasion for end in ends}
 
 
 def never_two_at_once(backend: FakeBackend) -> None:

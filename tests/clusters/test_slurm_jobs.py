@@ -1,4 +1,4 @@
-"""Jobs and batch scripts on a real Slurm; only `ray symmetric-run` is made up."""
+"""Jobs and batch scripts on a real Slurm; only `ray symmetric-run` is a fake."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from gdpo_tune.clusters.backends import slurm as slurm_backend
-from gdpo_tune.clusters.backends.base import Job, Look
-from gdpo_tune.clusters.book import Book
-from gdpo_tune.clusters.log import EventLog
-from gdpo_tune.clusters.store import open_store
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
+from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from tests.support.render import render
 from tests.support.schedule import ROOT, scheduled
 from tests.support.slurm_cluster import program, slurm
@@ -62,11 +61,11 @@ def sweep_in(folder: Path, programs: Path) -> Any:
     return scheduled(folder, SWEEP.format(path=programs))
 
 
-def test_rendered_scripts_would_be_taken(tmp_path, programs):
+def test_slurm_accepts_rendered_scripts(tmp_path, programs):
     script = tmp_path / "nightly.sbatch"
 
     def tested(old: str, new: str) -> subprocess.CompletedProcess[str]:
-        text = render(sweep_in(tmp_path, programs), "slurm").files["nightly.sbatch"]
+        text = render(sweep_in(tmp_path, programs), "slurm")["nightly.sbatch"]
         script.write_text(text.replace(old, new))
         words = ["sbatch", "--test-only", str(script)]
         return subprocess.run(words, capture_output=True, text=True, check=False)
@@ -78,26 +77,30 @@ def test_rendered_scripts_would_be_taken(tmp_path, programs):
     assert "unrecognized option" in tested("--requeue", "--reqeue").stderr
 
 
-def test_jobs_from_their_begin_to_their_end(tmp_path, programs):
+def test_jobs_from_start_to_end(tmp_path, programs):
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     program(stubs, "python", STUB)
-    backend = slurm_backend.backend(sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}")))
+    backend = slurm_backend.build_backend(
+        sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}"))
+    )
     backend.check()
 
-    def submitted(run: str) -> dict[str, Any]:
-        return backend.submit(Job(f"{run}-a1", run, ("small.yaml", "--name", run), tmp_path))
+    def submitted(run: str) -> JobHandle:
+        return backend.submit(
+            ScheduledJob(f"{run}-a1", run, ("small.yaml", "--name", run), tmp_path)
+        )
 
-    def end(job: dict[str, Any]) -> Look:
-        return wait_for(lambda: (look := backend.look(job)) and not look.running and look)
+    def end(job: JobHandle) -> JobStatus:
+        return wait_for(lambda: (look := backend.poll(job)) and not look.running and look)
 
     good = [submitted("good") for _ in range(2)]
     assert good[0] == good[1]
-    assert end(good[0]) == Look(running=False, status=0)
+    assert end(good[0]) == JobStatus(running=False, exit_status=0)
     begun = tmp_path / "project" / "begun"
     assert begun.read_text() == "-m gdpo_tune.sweep small.yaml --name good\n"
     bad = end(submitted("bad"))
-    assert bad.status == 7
+    assert bad.exit_status == 7
     assert "exit status 7" in bad.reason
 
     long = submitted("long")
@@ -105,22 +108,22 @@ def test_jobs_from_their_begin_to_their_end(tmp_path, programs):
     waiting = submitted("waiting")  # both nodes are taken
     backend.stop(waiting, 0.0)
     assert end(waiting).reason == "cancelled"
-    assert backend.look(long).running
+    assert backend.poll(long).running
     backend.stop(long, 0.0)
-    assert end(long).status == 130
+    assert end(long).exit_status == 130
     assert (tmp_path / "project" / "saved").exists()
 
 
-def test_a_rendered_sweep_that_is_told_to_stop_and_goes_on(tmp_path, programs):
+def test_a_rendered_sweep_that_is_stopped_and_resumed(tmp_path, programs):
     sweep = sweep_in(tmp_path, Path(f"{programs}:{Path(sys.executable).parent}"))
     script = tmp_path / "nightly.sbatch"
-    text = render(sweep, "slurm").files["nightly.sbatch"]
+    text = render(sweep, "slurm")["nightly.sbatch"]
     script.write_text(text.replace("--wait", "--at 2026-01-01T02:00:00Z --wait --every 1"))
 
     def run() -> Any:
-        book = Book()
-        book.apply_all(EventLog(open_store(sweep.storage), sweep.name).refresh())
-        return book.runs.get(NAME)
+        history = ScheduleHistory(ScheduleStorage(sweep.storage), sweep.name)
+        history.refresh()
+        return next((run for run in history.state.runs if run.name == NAME), None)
 
     def submit() -> str:
         words = ["sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", str(script)]
@@ -137,7 +140,7 @@ def test_a_rendered_sweep_that_is_told_to_stop_and_goes_on(tmp_path, programs):
     assert f"{second} PENDING" in queued()  # --dependency=singleton
     subprocess.run(["scancel", "--batch", "--signal=TERM", first], check=True)
     wait_for(lambda: run().state == "stopped", 120)
-    wait_for(lambda: run().state in ("starting", "running"), 60)  # the second one takes it up
+    wait_for(lambda: run().state in ("starting", "running"), 60)  # the second one resumes it
     wait_for(lambda: run().state == "finished", 400)
     assert run().attempt == 2
     wait_for(lambda: not queued(), 60)

@@ -1,4 +1,4 @@
-"""`--submit`: a sweep as a job, by a client that is made up; and what `--address` means."""
+"""`--submit`: a sweep as a job, by a fake client; and what `--address` means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import gdpo_tune
 from gdpo_tune import sweep
-from gdpo_tune.clusters.backends import jobs_api, shipping, submit
+from gdpo_tune.clusters.backends import jobs_api, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.jobs import Client, serve_dashboard, without_tokens
 
@@ -42,7 +42,7 @@ def job_of(client: Client) -> str:
     return name
 
 
-def test_a_sweep_is_sent_with_its_folder_and_the_package(head, client, capsys):
+def test_a_sweep_is_sent_with_its_directory_and_the_package(head, client, capsys):
     options = ["--set", "search.trials=3", "--set", "tracking.uri=http://mlflow:5000", "--fresh"]
     assert sweep.main(["code.yaml", "--submit", head.url, "--detach", *options]) == 0
     (sent,) = client.submitted
@@ -56,14 +56,14 @@ def test_a_sweep_is_sent_with_its_folder_and_the_package(head, client, capsys):
     assert sent["metadata"] == {"gdpo_tune_sweep": f"{here}/runs/code"}
     assert sent["runtime_env"] == {
         "working_dir": str(here),
-        "excludes": [*shipping.NEVER_SENT, "/runs"],
+        "excludes": [*jobs_api.NEVER_SENT, "/runs"],
         "env_vars": {"PYTHONUNBUFFERED": "1"},
         "py_modules": [str(Path(gdpo_tune.__file__).parent)],
     }
-    told = capsys.readouterr()
-    assert f"kept in {here}/runs/code, as the nodes of the cluster see it" in told.out
-    assert f"ray job stop --address {head.url} {job_of(client)}" in told.out
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert f"kept in {here}/runs/code, as the nodes of the cluster see it" in printed.out
+    assert f"ray job stop --address {head.url} {job_of(client)}" in printed.out
+    assert printed.err == ""
 
 
 def test_a_tracking_file_that_ray_would_delete_is_warned_of(head, client, capsys):
@@ -81,7 +81,7 @@ def test_a_tracking_file_that_ray_would_delete_is_warned_of(head, client, capsys
         "ledger=postgresql://me@db/sweeps?password=secret",
     ],
 )
-def test_no_password_is_sent_along_for_all_to_see(head, client, override):
+def test_no_password_is_sent(head, client, override):
     with pytest.raises(UsageError) as caught:
         sweep.main(["code.yaml", "--submit", head.url, "--detach", "--set", override])
     assert "sec" not in str(caught.value).replace("tracking", "")
@@ -90,7 +90,7 @@ def test_no_password_is_sent_along_for_all_to_see(head, client, override):
 
 @pytest.mark.parametrize("option", ["--address", "--submit"])
 def test_an_address_that_is_empty_starts_no_sweep_here(head, option, monkeypatch):
-    monkeypatch.setattr(sweep, "run", lambda *_, **__: pytest.fail("it runs here"))
+    monkeypatch.setattr(sweep, "print_environment", lambda *_, **__: pytest.fail("it runs here"))
     with pytest.raises(UsageError, match=r"address|--address"):
         sweep.main(["code.yaml", f"{option}="])
 
@@ -98,13 +98,13 @@ def test_an_address_that_is_empty_starts_no_sweep_here(head, option, monkeypatch
 def test_the_same_command_finds_its_job_again_while_it_runs(head, client, capsys):
     for _ in range(2):
         assert sweep.main(["code.yaml", "--submit", head.url, "--detach"]) == 0
-    assert f"code is under way already, as job {job_of(client)}" in capsys.readouterr().out
+    assert f"code is active already, as job {job_of(client)}" in capsys.readouterr().out
     client.end(job_of(client), "FAILED", 1)
-    assert submit.running_job(client, f"{Path.cwd()}/runs/code") is None
-    assert submit.running_job(client, f"{Path.cwd()}/runs/another") is None
+    assert submit.find_active_job(client, f"{Path.cwd()}/runs/code") is None
+    assert submit.find_active_job(client, f"{Path.cwd()}/runs/another") is None
 
 
-def test_a_log_is_shown_once_though_it_breaks_off(head, client, monkeypatch, capsys):
+def test_a_log_is_printed_once_although_the_connection_breaks(head, client, monkeypatch, capsys):
     monkeypatch.setattr(submit.time, "sleep", lambda _: None)
     client.logs = [["one\n", "two\n", ""], ["one\ntwo\nth", ""], ["one\ntwo\nthree\n"]]
     tail = client.tail_job_logs
@@ -128,22 +128,22 @@ def test_the_exit_status_is_that_of_the_job(head, client, status, code, exit_sta
     client.submit_job(submission_id="x")
     client.end("x", status, code)
     client.logs = [["hello\n"]]
-    assert submit.followed(submit.cluster_at(head.url), "x") == exit_status
+    assert submit.follow_job(submit.cluster_at(head.url), "x") == exit_status
     ended = capsys.readouterr().err
     assert ended.startswith("the job ended: ") is (status != "SUCCEEDED")
 
 
 def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys):
     client.logs = [[]]
-    assert submit.followed(submit.cluster_at(head.url), "gone") == 1
+    assert submit.follow_job(submit.cluster_at(head.url), "gone") == 1
     assert "does not know the job any more" in capsys.readouterr().err
 
 
-def test_a_cluster_that_stops_answering_is_waited_for_and_then_given_up(head, client, capsys):
+def test_a_cluster_that_stops_answering_is_given_up_after_a_while(head, client, capsys):
     waits: list[float] = []
     away = submit.cluster_at("http://127.0.0.1:9")
     with pytest.raises(BackendUnreachableError):
-        submit.followed(away, "x", sleep=waits.append)
+        submit.follow_job(away, "x", sleep=waits.append)
     assert sum(waits) == submit.PATIENCE
     assert capsys.readouterr().err.count("waiting for the cluster") == 1
 
@@ -152,10 +152,10 @@ def test_ctrl_c_leaves_the_job_alone(head, client, monkeypatch, capsys):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "followed", interrupt)
+    monkeypatch.setattr(submit, "follow_job", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sweep.main(["code.yaml", "--submit", head.url])
-    assert "it goes on. The same command follows it again" in capsys.readouterr().err
+    assert "The job goes on; the same command follows it again" in capsys.readouterr().err
     assert client.jobs[job_of(client)].status == "RUNNING"
 
 
@@ -169,7 +169,7 @@ def test_a_cluster_that_asks_for_a_token(head, client, monkeypatch, tmp_path):
     assert sweep.main(["code.yaml", "--submit", head.url, "--detach"]) == 0
 
 
-def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
+def test_a_directory_that_is_not_sent(head, client, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     with pytest.raises(BackendError, match="holds far more than a project"):
         sweep.main(["code.yaml", "--submit", head.url, "--detach"])
@@ -179,20 +179,20 @@ def test_a_folder_that_is_not_sent(head, client, monkeypatch, tmp_path):
     with pytest.raises(BackendError, match=unfit):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *elsewhere])
     nowhere = ["--working-dir", str(tmp_path / "no")]
-    with pytest.raises(BackendError, match="is no folder"):
-        shipping.runtime_env(tmp_path / "no", "s3://x", "x")
+    with pytest.raises(BackendError, match="is not a directory"):
+        jobs_api.build_runtime_env(tmp_path / "no", "s3://x", "x")
     with pytest.raises(BackendError, match="is not in"):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *nowhere])
 
 
-def test_a_checkout_brings_the_package_by_itself():
+def test_a_checkout_contains_the_package():
     root = Path(gdpo_tune.__file__).parents[1]
-    assert "py_modules" not in shipping.runtime_env(root, "s3://bucket", "x")
+    assert "py_modules" not in jobs_api.build_runtime_env(root, "s3://bucket", "x")
 
 
-def test_storage_that_is_the_folder_itself_is_not_left_out(tmp_path):
-    assert shipping.excludes(str(tmp_path), tmp_path) == shipping.NEVER_SENT
-    assert shipping.excludes("s3://bucket/runs", tmp_path) == shipping.NEVER_SENT
+def test_storage_that_is_the_sent_directory_is_not_excluded(tmp_path):
+    assert jobs_api.list_excludes(str(tmp_path), tmp_path) == jobs_api.NEVER_SENT
+    assert jobs_api.list_excludes("s3://bucket/runs", tmp_path) == jobs_api.NEVER_SENT
 
 
 def test_rays_client_gets_the_address_that_was_given(monkeypatch):
@@ -216,15 +216,15 @@ def test_options_of_submit_alone_are_refused(option: str):
         sweep.main(["code.yaml", option])
 
 
-def test_an_address_is_where_ray_is_looked_for(monkeypatch):
+def test_an_address_becomes_that_of_ray(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    sweep.parsed(["code.yaml", "--address", "auto"])
+    sweep.parse_arguments(["code.yaml", "--address", "auto"])
     assert os.environ["RAY_ADDRESS"] == "auto"
-    sweep.parsed(["code.yaml", "--address", "head:6379"])
+    sweep.parse_arguments(["code.yaml", "--address", "head:6379"])
     assert os.environ["RAY_ADDRESS"] == "head:6379"
-    sweep.parsed(["code.yaml", "--address", "auto"])
+    sweep.parse_arguments(["code.yaml", "--address", "auto"])
     assert os.environ["RAY_ADDRESS"] == "head:6379"
     with pytest.raises(UsageError, match="--address = ray://head:10001"):
-        sweep.parsed(["code.yaml", "--address", "ray://head:10001"])
+        sweep.parse_arguments(["code.yaml", "--address", "ray://head:10001"])
     with pytest.raises(SystemExit):
-        sweep.parsed(["code.yaml", "--address", "auto", "--submit", "http://head:8265"])
+        sweep.parse_arguments(["code.yaml", "--address", "auto", "--submit", "http://head:8265"])

@@ -1,4 +1,4 @@
-"""`--submit` to a real cluster that asks for a token, and lacks folder and package."""
+"""`--submit` to a real cluster that asks for a token, and lacks directory and package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ray_heads import ROOT, ray_head
+from tests.support.ray_heads import ROOT, start_ray_head
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
@@ -60,7 +60,9 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = [path for path in known if path and Path(path).resolve() != ROOT]
     here |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
-    with ray_head(temporary, **token, HOME=str(home), PYTHONPATH=os.pathsep.join(others)) as url:
+    with start_ray_head(
+        temporary, **token, HOME=str(home), PYTHONPATH=os.pathsep.join(others)
+    ) as url:
 
         def submit(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
             words = ["-m", "gdpo_tune.sweep", "small.yaml", "--submit", url, *options]
@@ -80,4 +82,4 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(
         assert "submitted small as job small-" in done.stdout
         assert "py_modules_files" in done.stdout, "the package is not the one that was sent"
         assert (project / "runs" / "small" / "ledger.journal").exists()
-        print(done.stdout)  # what a person has seen, for who runs this by hand
+        print(done.stdout)  # for a person who runs this by hand

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import outcome, rounds, tick
+from gdpo_tune.clusters import console
+from gdpo_tune.clusters.backends.base import build_backend
+from gdpo_tune.clusters.outcome import read_figures
+from gdpo_tune.clusters.schedule_context import ScheduleContext
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
 from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, scheduled
 
@@ -19,18 +22,18 @@ NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """A backend of every sweep that the command speaks of, and its clock."""
+    """The backend of every sweep, with its clock."""
     clock = Clock(datetime(2026, 1, 1, 1, tzinfo=UTC))
     fake = FakeBackend(clock, lambda _: Plan(1))
-    monkeypatch.setattr(schedule, "clock", clock)
-    monkeypatch.setattr(tick.Desk.__init__, "__defaults__", defaults(fake))
+    monkeypatch.setattr(schedule, "read_clock", clock)
+    monkeypatch.setattr(ScheduleContext.__init__, "__defaults__", defaults(fake))
     return fake
 
 
 def defaults(fake: FakeBackend) -> tuple[object, ...]:
-    old = tick.Desk.__init__.__defaults__
+    old = ScheduleContext.__init__.__defaults__
     assert old is not None
-    changed = {tick.backend_of: lambda _: fake, outcome.figures: lambda *_: {}}
+    changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
 
 
@@ -63,15 +66,15 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
     assert f"{name} runs, attempt 2." in capsys.readouterr().out
 
 
-def test_files_that_are_wrong_keep_no_other_from_running(tmp_path, backend, capsys):
+def test_wrong_files_keep_no_other_sweep_from_running(tmp_path, backend, capsys):
     scheduled(tmp_path, NIGHTLY)
     (tmp_path / "sweeps" / "bad.yaml").write_text("space: nowhere.yaml\n")
     assert call(tmp_path, "tick") == 2
     backend.clock.pass_by(hours=1)
     assert call(tmp_path, "tick") == 2
-    told = capsys.readouterr()
-    assert "there is no file nowhere.yaml" in told.err
-    assert "is started" in told.out
+    printed = capsys.readouterr()
+    assert "there is no file nowhere.yaml" in printed.err
+    assert "is started" in printed.out
     assert call(tmp_path, "next") == 2
     assert "2026-01-02T02:00:00Z" in capsys.readouterr().out
 
@@ -97,26 +100,26 @@ def test_exit_statuses(tmp_path, backend, capsys):
         schedule.main([str(tmp_path / "nothing"), "status"])
 
 
-def test_validate_looks_at_the_machine_too(tmp_path, capsys, monkeypatch):
+def test_validate_checks_the_machine_too(tmp_path, capsys, monkeypatch):
     text = NIGHTLY + "backend: {kind: ray-job, address: http://127.0.0.1:9}\n"
     scheduled(tmp_path, text + "notify: {webhook_env: HOOK}\n")
     assert call(tmp_path, "validate", "--files-only") == 0
     assert call(tmp_path, "validate") == 6
-    told = capsys.readouterr().err
-    assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in told
-    assert "HOOK is not set, so nobody would be told" in told
-    assert "lies in the job's own folder" in told
+    printed = capsys.readouterr().err
+    assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in printed
+    assert "HOOK is not set, so no notification would be sent" in printed
+    assert "lies in the job's own directory" in printed
     scheduled(tmp_path, text + "enabled: false\n")
     assert call(tmp_path, "validate") == 0
-    told = capsys.readouterr()
-    (line,) = told.err.splitlines()  # nothing of what nobody would be told
-    assert "nightly.yaml: disabled; here it could not run: backend ray-job" in line
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()  # no warning about the webhook
+    assert "nightly.yaml: disabled; it could not run here: backend ray-job" in line
     assert "error:" not in line
-    assert told.out == "1 sound: nightly\n"
+    assert printed.out == "1 valid: nightly\n"
     monkeypatch.setenv("HOOK", "http://127.0.0.1:9")
     scheduled(tmp_path, NIGHTLY)
     assert call(tmp_path, "validate") == 0
-    assert capsys.readouterr().out == "1 sound: nightly\n"
+    assert capsys.readouterr().out == "1 valid: nightly\n"
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     (tmp_path / "runs.d").touch()
     scheduled(tmp_path, NIGHTLY + "storage: runs.d/below\n")
@@ -138,20 +141,20 @@ def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
 ):
     scheduled(tmp_path, NIGHTLY)
     scheduled(tmp_path, NIGHTLY, name="other")
-    real = rounds.tick
+    real = console.tick
 
-    def broken(desk: tick.Desk) -> None:
-        if desk.sweep.name == "nightly":
+    def broken(context: ScheduleContext) -> None:
+        if context.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
-        real(desk)
+        real(context)
 
-    monkeypatch.setattr(rounds, "tick", broken)
+    monkeypatch.setattr(console, "tick", broken)
     assert call(tmp_path, "tick") == 1
     backend.clock.pass_by(hours=1)
     assert call(tmp_path, "tick") == 1
-    told = capsys.readouterr()
-    assert "other-20260101T020000Z is started." in told.out
-    assert f"error: {tmp_path}/sweeps/nightly.yaml: [Errno 13] Permission denied" in told.err
+    printed = capsys.readouterr()
+    assert "other-20260101T020000Z is started." in printed.out
+    assert f"error: {tmp_path}/sweeps/nightly.yaml: [Errno 13] Permission denied" in printed.err
 
 
 def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys):
@@ -160,13 +163,13 @@ def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys)
     assert call(tmp_path, "tick") == 0
     (tmp_path / "runs/.schedule/nightly/00000001.json").write_text("{")
     assert call(tmp_path, "status") == 2
-    told = capsys.readouterr()
-    assert "other\n  next" in told.out
-    assert "nightly.yaml: storage" in told.err
-    assert "00000001.json is not what was written there" in told.err
+    printed = capsys.readouterr()
+    assert "other\n  next" in printed.out
+    assert "nightly.yaml: storage" in printed.err
+    assert "00000001.json is damaged" in printed.err
 
 
-def test_status_tells_of_a_clock_that_was_ahead(tmp_path, backend, capsys):
+def test_status_reports_a_clock_that_was_ahead(tmp_path, backend, capsys):
     scheduled(tmp_path, NIGHTLY)
     backend.clock.pass_by(days=30)
     assert call(tmp_path, "tick") == 0
@@ -175,13 +178,13 @@ def test_status_tells_of_a_clock_that_was_ahead(tmp_path, backend, capsys):
     backend.clock.pass_by(days=-28)
     assert call(tmp_path, "tick") == 0
     assert call(tmp_path, "status") == 0
-    told = capsys.readouterr().out
-    assert "no run by the schedule until 2026-01-31 01:00:00" in told
-    assert "next                  2026-01-31T02:00:00Z" in told
+    printed = capsys.readouterr().out
+    assert "no run by the schedule until 2026-01-31 01:00:00" in printed
+    assert "next                  2026-01-31T02:00:00Z" in printed
 
 
-def test_a_folder_of_too_long_a_name(capsys):
-    with pytest.raises(SpecError, match="there is no such file or folder"):
+def test_a_directory_with_a_name_that_is_too_long(capsys):
+    with pytest.raises(SpecError, match="there is no such file or directory"):
         schedule.main(["x" * 5000, "next"])
 
 
@@ -193,7 +196,7 @@ def test_status_and_next_write_nothing(tmp_path, backend):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("run", "nightly", "--at", "2026-01-01T02:00:00"), "has no zone: write"),
         (("run", "nightly", "--at", "tonight"), "is no time"),
@@ -206,11 +209,11 @@ def test_status_and_next_write_nothing(tmp_path, backend):
         ((), "required: COMMAND"),
     ],
 )
-def test_words_that_are_wrong(tmp_path, capsys, words, told):
+def test_wrong_arguments(tmp_path, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
         call(tmp_path, *words)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_errors_reach_a_shell(tmp_path):

@@ -16,8 +16,7 @@ from gdpo_tune.core import engines
 from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import embedded_folder, load_policy
-from gdpo_tune.policies.size import parameters
+from gdpo_tune.policies.load_policy import load_policy, parameters, policy_folder
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
@@ -26,8 +25,7 @@ from gdpo_tune.spec import (
     load_spec,
     machine,
 )
-from gdpo_tune.spec import gpu as spec_gpu
-from gdpo_tune.spec.gpu import GIB, least_share
+from gdpo_tune.spec.machine import GIB, compute_least_share
 from tests.support.spec_cases import GOOD
 
 GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
@@ -107,7 +105,7 @@ def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
     (extra,) = project["project"]["optional-dependencies"]["vllm"]
     assert f"{OLDEST} {NEWEST}" == "{}.0 {}.0".format(*re.findall(r"0\.\d+", extra))
     for version in (OLDEST, NEWEST):  # TRL warns of others, and a warning fails this test
-        answer = lambda *_, found=version, **__: (True, found)  # noqa: E731
+        answer = lambda *_, installed=version, **__: (True, installed)  # noqa: E731
         monkeypatch.setattr(import_utils, "_is_package_available", answer)
         assert import_utils.is_vllm_available()
 
@@ -163,35 +161,35 @@ def test_dry_run_tells_the_engine(overrides, line, load):
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(spec_gpu, "installed_vllm", lambda: GOOD_VLLM)
+    monkeypatch.setattr(machine, "installed_vllm", lambda: GOOD_VLLM)
 
 
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
     small, large = 10**6, 10**9
     # The engine decides: 1 GiB and 2 bytes a number, in .45 of the trial's memory.
-    assert least_share(load(), small, 80 * GIB) == pytest.approx(
+    assert compute_least_share(load(), small, 80 * GIB) == pytest.approx(
         (GIB + 2 * small) / 0.45 / (80 * GIB)
     )
     # The trainer decides: half a GiB and 4 numbers of 4 bytes, in the other .55.
-    assert least_share(load(), large, 80 * GIB) == pytest.approx(
+    assert compute_least_share(load(), large, 80 * GIB) == pytest.approx(
         (GIB / 2 + 16 * large) / 0.55 / (80 * GIB)
     )
-    alone = least_share(load("rollout.engine=transformers"), large, 80 * GIB)
+    alone = compute_least_share(load("rollout.engine=transformers"), large, 80 * GIB)
     assert alone == pytest.approx((GIB / 2 + 16 * large) / (80 * GIB))
-    wide = least_share(load("model.dtype=float32"), small, 80 * GIB)
+    wide = compute_least_share(load("model.dtype=float32"), small, 80 * GIB)
     assert wide == pytest.approx((GIB + 4 * small) / 0.45 / (80 * GIB))
     spec = load("rollout.engine=transformers")
     adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
-    assert least_share(adapters, large, 80 * GIB) == pytest.approx(
+    assert compute_least_share(adapters, large, 80 * GIB) == pytest.approx(
         (GIB / 2 + 2 * large) / (80 * GIB)
     )
 
 
 def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
-    monkeypatch.setattr(spec_gpu, "installed_vllm", lambda: None)
-    without = least_share(load("rollout.engine=transformers"), 10**9, 80 * GIB)
-    assert least_share(load(), 10**9, 80 * GIB) == without
-    assert least_share(load("rollout.engine=vllm"), 10**9, 80 * GIB) > without
+    monkeypatch.setattr(machine, "installed_vllm", lambda: None)
+    without = compute_least_share(load("rollout.engine=transformers"), 10**9, 80 * GIB)
+    assert compute_least_share(load(), 10**9, 80 * GIB) == without
+    assert compute_least_share(load("rollout.engine=vllm"), 10**9, 80 * GIB) > without
 
 
 def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_vllm):
@@ -251,7 +249,7 @@ def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
 
 def test_a_policy_is_measured_without_loading_it(tmp_path):
     model, _ = load_policy("embedded")
-    assert parameters("embedded") == parameters(embedded_folder()) == model.num_parameters()
+    assert parameters("embedded") == parameters(policy_folder("embedded")) == model.num_parameters()
     assert parameters(str(tmp_path)) is None
     assert parameters("nobody/has-this-policy") is None
     assert parameters("not a / policy / at all") is None

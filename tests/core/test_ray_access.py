@@ -43,7 +43,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_where_a_token_is_found(home: Path, tmp_path: Path):
+def test_sources_of_a_token(home: Path, tmp_path: Path):
     everywhere = {"HOME": str(home), ray_access.FILE: str(home / "file"), ray_access.TOKEN: "said"}
     assert ray_access.token(everywhere) == "said"
     del everywhere[ray_access.TOKEN]
@@ -55,10 +55,10 @@ def test_where_a_token_is_found(home: Path, tmp_path: Path):
     assert ray_access.token({**everywhere, ray_access.MODE: "disabled"}) == ""
 
 
-def test_a_token_that_was_given_is_sent_and_one_at_home_is_left_to_ray(home: Path):
-    given = {"HOME": str(home), ray_access.TOKEN: "said"}
-    ray_access.settle(given)
-    assert given[ray_access.MODE] == "token"
+def test_a_token_of_a_variable_is_sent_and_one_at_home_is_left_to_ray(home: Path):
+    environment = {"HOME": str(home), ray_access.TOKEN: "said"}
+    ray_access.settle(environment)
+    assert environment[ray_access.MODE] == "token"
     at_home = {"HOME": str(home)}
     ray_access.settle(at_home)
     assert ray_access.MODE not in at_home
@@ -76,7 +76,7 @@ def test_a_token_that_was_given_is_sent_and_one_at_home_is_left_to_ray(home: Pat
         ({"RAY_AUTH_TOKEN_PATH": "/dev/null"}, "= /dev/null: the file is empty"),
     ],
 )
-def test_a_token_that_is_not_there_is_told_before_ray_ends_the_process(environment, why):
+def test_a_missing_token_is_reported_before_ray_ends_the_process(environment, why):
     for ask in (ray_access.token, ray_access.settle):
         with pytest.raises(UsageError, match=why) as caught:
             ask(dict(environment))

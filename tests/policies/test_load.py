@@ -12,7 +12,6 @@ from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.policies.load_policy import (
     check_available,
     check_policy,
-    embedded_folder,
     load_policy,
     policy_folder,
 )
@@ -21,7 +20,7 @@ from gdpo_tune.policies.load_policy import (
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the embedded policy that a test may damage."""
-    return shutil.copytree(embedded_folder(), tmp_path / "policy")
+    return shutil.copytree(policy_folder("embedded"), tmp_path / "policy")
 
 
 def edit(file, change):
@@ -31,7 +30,7 @@ def edit(file, change):
 
 
 def test_names():
-    assert policy_folder("embedded") == embedded_folder()
+    assert policy_folder("embedded").endswith("policies/embedded")
     assert policy_folder("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
     assert policy_folder("runs/code/checkpoint") == "runs/code/checkpoint"
 

@@ -10,7 +10,7 @@ from transformers import AddedToken
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.policies.load_policy import embedded_folder, load_policy
+from gdpo_tune.policies.load_policy import load_policy, policy_folder
 from gdpo_tune.policies.prompts import PromptFormat, check_tags, prompt_format
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
@@ -36,8 +36,8 @@ def test_without_a_template_the_prompt_is_plain_text(tokenizer):
 def test_with_a_template_the_instructions_are_the_systems(tokenizer):
     tokenizer.chat_template = CHAT
     assert PromptFormat(tokenizer).text("p") == "<|user|>p\n<|assistant|>"
-    told = PromptFormat(tokenizer, "do it")
-    assert told.text("p") == "<|system|>do it\n<|user|>p\n<|assistant|>"
+    instructed = PromptFormat(tokenizer, "do it")
+    assert instructed.text("p") == "<|system|>do it\n<|user|>p\n<|assistant|>"
 
 
 def test_a_template_without_a_system_role_gets_them_from_the_user(tokenizer):
@@ -68,7 +68,7 @@ def test_the_tokens_are_the_templates_own(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "told"),
+    ("name", "mode", "instructed"),
     [
         ("embedded", "auto", False),
         ("embedded", "on", True),
@@ -78,14 +78,14 @@ def test_the_tokens_are_the_templates_own(tokenizer):
         ("org/other", "off", False),
     ],
 )
-def test_who_is_told(tokenizer, name, wanted, told):
-    assert bool(prompt_format(name, tokenizer, INSTRUCTIONS, wanted).instructions) is told
+def test_policies_that_get_instructions(tokenizer, name, mode, instructed):
+    assert bool(prompt_format(name, tokenizer, INSTRUCTIONS, mode).instructions) is instructed
 
 
 @pytest.mark.parametrize("name", registry.TASKS)
 def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
-    info = registry.TASKS[name]
-    with registry.load(info.target)(TrainingSettings(length_limit=123)) as task:
+    info = registry.describe_task(name)
+    with info.build(TrainingSettings(length_limit=123)) as task:
         instructions = task.instructions
     assert {"<think>", "</think>"} < set(re.findall(r"</?\w+>", instructions))
     assert "at most 123 tokens" in instructions
@@ -93,14 +93,14 @@ def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
     assert prompt_format(info.embedded, own, instructions, "on").instructions == instructions
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_policy_that_we_trained_is_given_what_it_is_used_to(tokenizer, tmp_path, told):
-    folder = shutil.copytree(embedded_folder(), tmp_path / "trained")
+@pytest.mark.parametrize("instructed", [True, False])
+def test_a_policy_that_we_trained_is_prompted_as_in_its_training(tokenizer, tmp_path, instructed):
+    folder = shutil.copytree(policy_folder("embedded"), tmp_path / "trained")
     assert prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
-    PromptFormat(tokenizer, INSTRUCTIONS if told else "").save(folder)
-    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": told}
+    PromptFormat(tokenizer, INSTRUCTIONS if instructed else "").save(folder)
+    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed}
     chosen = prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
-    assert bool(chosen.instructions) is told
+    assert bool(chosen.instructions) is instructed
 
 
 def test_tags_that_come_back_pass(tokenizer):

@@ -8,14 +8,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_tune.core import registry
-from gdpo_tune.policies.load_policy import embedded_folder, load_policy, policy_folder
+from gdpo_tune.policies.load_policy import load_policy, policy_folder
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.generation import split_of
-from gdpo_tune.tasks.rewards import extract_code, format_reward
+from gdpo_tune.tasks.answers import extract_code
+from gdpo_tune.tasks.generation import choose_split
+from gdpo_tune.tasks.rewards.block_format import score_block_format
 from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
-from recipes.make_policy import RECIPES, demonstrations, judge, main
+from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS
 from recipes.warm_start import Schedule
+from tests.support.data import build_sample
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +49,9 @@ def test_tags_and_operators_are_one_token(tokenizer, text):
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("task", RECIPES)
 def test_prompts_and_completions_come_back_as_they_were(task, split):
-    tokenizer = load_policy(registry.TASKS[task].embedded)[1]
+    tokenizer = load_policy(registry.describe_task(task).embedded)[1]
     rng = random.Random(0)
-    for problem in judge(task).problems(split, 200, 0):
+    for problem in build_task(task).problems(split, 200, 0):
         thought = problem.data["thoughts"][draw_mode(rng)]
         text = problem.prompt + render(thought, problem.data["solution"], rng, RECIPES[task].frame)
         ids = tokenizer(text)["input_ids"]
@@ -69,9 +71,9 @@ def test_auto_tokenizer_reads_the_folder_alike(tokenizer):
     text = (
         "Write f(x): k is 17, plus 9.\n<think>17+9=26</think><answer>def f(x): return x+26</answer>"
     )
-    assert AutoTokenizer.from_pretrained(embedded_folder()).tokenize(text) == tokenizer.tokenize(
+    assert AutoTokenizer.from_pretrained(policy_folder("embedded")).tokenize(
         text
-    )
+    ) == tokenizer.tokenize(text)
     assert "17" in tokenizer.tokenize(text)
 
 
@@ -84,7 +86,7 @@ def test_demonstrations_are_imperfect_in_the_stated_shares():
     rng = random.Random(0)
     frame = RECIPES["code"].frame
     completions = [render("1+1=2", "def f(x): return x", rng, frame) for _ in range(4000)]
-    share = sum(format_reward(completion) for completion in completions) / 4000
+    share = sum(score_block_format(build_sample(completion)) for completion in completions) / 4000
     assert share == pytest.approx(FORMAT_SHARE, abs=0.03)
     modes = [draw_mode(rng) for _ in range(4000)]
     for mode, expected in MODES.items():
@@ -103,22 +105,24 @@ def test_every_fault_still_holds_the_program():
 def test_every_fault_of_a_task_costs_the_format_and_most_keep_the_answer():
     rng = random.Random(0)
     for task in ("math", "tools"):
-        problem = judge(task).problems("warm_start", 1, 0)[0]
+        problem = build_task(task).problems("warm_start", 1, 0)[0]
         solution, frame = problem.data["solution"], RECIPES[task].frame
         completions = sorted({render("1+1=2", solution, rng, frame) for _ in range(200)})
-        scores = judge(task).score([problem] * 5, completions, [9] * 5).rewards
-        best = registry.TASKS[task].rewards["correctness"][1]
+        scores = build_task(task).score([problem] * 5, completions, [9] * 5).rewards
+        best = registry.describe_task(task).rewards["correctness"][1]
         assert sum(value == 1 for value in scores["format"]) == 1
         # A tool call without its tags is not found; an answer is.
         assert sum(value == best for value in scores["correctness"]) == 5 - (task == "tools")
 
 
 def test_demonstrations_use_no_prompt_of_another_split():
-    assert {split_of(prompt) for prompt, _ in demonstrations("code", 200)} == {"warm_start"}
+    assert {choose_split(prompt) for prompt, _ in list_demonstrations("code", 200)} == {
+        "warm_start"
+    }
 
 
 def test_demonstrations_of_code_are_those_that_the_shipped_policy_learnt():
-    digest = hashlib.sha256(repr(demonstrations("code", 300)).encode()).hexdigest()
+    digest = hashlib.sha256(repr(list_demonstrations("code", 300)).encode()).hexdigest()
     assert digest.startswith("2f9b2a043209bda0")
 
 
@@ -154,10 +158,10 @@ def test_the_recipe_measures_every_mode_and_family_of_a_task(task, tmp_path):
     arguments = ["--task", task, "--out", str(tmp_path), "--steps", "2", "--prompts", "60"]
     assert main([*arguments, "--held-out", "20"]) == 0
     facts = json.loads((tmp_path / "measured.json").read_text())
-    families = {problem.family for problem in judge(task).problems("validation", 20, 0)}
+    families = {problem.family for problem in build_task(task).problems("validation", 20, 0)}
     for table in ("sampled", *(f"forced_{mode}" for mode in MODES)):
         assert facts[table].keys() == {"all", *families}
-        assert facts[table]["all"].keys() == registry.TASKS[task].metrics.keys()
+        assert facts[table]["all"].keys() == registry.describe_task(task).metrics.keys()
     assert load_policy(str(tmp_path))[0].num_parameters() == facts["parameters"]
 
 
@@ -171,7 +175,7 @@ def test_training_lowers_the_loss(tmp_path):
 
 @pytest.mark.parametrize(("task", "gain"), [("code", 0.2), ("math", 0.2), ("tools", 0.5)])
 def test_shipped_policies_were_measured_and_show_the_trade_off(task, gain):
-    with open(f"{policy_folder(registry.TASKS[task].embedded)}/measured.json") as file:
+    with open(f"{policy_folder(registry.describe_task(task).embedded)}/measured.json") as file:
         facts = json.load(file)
     direct, terse = facts["forced_none"]["all"], facts["forced_terse"]["all"]
     assert terse["correctness"] > direct["correctness"] + gain
@@ -189,7 +193,7 @@ def test_recipes_measure_with_the_lengths_of_the_shipped_sweep(task):
 
 @pytest.mark.parametrize("task", registry.TASKS)
 def test_shipped_policies_are_small_and_load(task):
-    name = registry.TASKS[task].embedded
+    name = registry.describe_task(task).embedded
     model, tokenizer = load_policy(name)
     assert 400_000 < model.num_parameters() < 600_000
     assert (Path(policy_folder(name)) / "model.safetensors").stat().st_size <= 2_000_000

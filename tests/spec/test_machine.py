@@ -24,7 +24,7 @@ SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
     ],
 )
 def test_workers_that_fit_beside_each_other(asked, cpus, gpus, expected):
-    assert machine.fitting_workers(Resources(**asked), cpus, gpus) == expected
+    assert machine.count_fitting_workers(Resources(**asked), cpus, gpus) == expected
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ CHOICES = (
 @pytest.mark.parametrize(
     ("overrides", "slots", "name", "why"),
     [
-        ((), None, "gp", "16 trials of 5 parameters and 3 objectives: few enough"),
-        ((), 8, "gp", "few enough"),
+        ((), None, "gp", "16 trials of 5 parameters and 3 objectives: small enough"),
+        ((), 8, "gp", "small enough"),
         ((), 16, "qmc", "all 16 trials run side by side"),
         (("search.trials=300",), 2, "gp", "300 trials"),
         (("search.trials=301",), 2, "tpe", "301 trials takes many seconds"),
@@ -32,7 +32,7 @@ CHOICES = (
         ((FOUR,), 2, "tpe", "4 objectives are too many"),
         (CHOICES, 2, "tpe", "every parameter is a choice"),
         (("search.trials=100",), 33, "tpe", "33 slots would wait"),
-        (("search.sampler=nsga2",), 2, "nsga2", "asked for"),
+        (("search.sampler=nsga2",), 2, "nsga2", "as requested"),
         (("search.scheduler={type: pbt}",), 2, "qmc", "members of a population begin spread"),
     ],
 )

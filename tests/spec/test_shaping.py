@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.core.registry import UNKNOWN_RANGE
 from gdpo_tune.ledger.format import STATES, to_record
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import lint
+from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
 CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
@@ -58,7 +58,7 @@ def test_what_is_written_out_at_its_default_keeps_the_identity(load):
     written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
     spec = load(*written)
     assert spec.identity() == load().identity()
-    assert spec.space.says_nothing == set(LATER)
+    assert spec.space.omittable == set(LATER)
     assert load(text=spec.dump_yaml()).identity() == load().identity()
 
 
@@ -136,9 +136,9 @@ def test_a_shaped_file_survives_being_written_out(load):
 
 
 def test_the_published_setting_still_resolves(load):
-    published = registry.TASKS["code"].published
+    published = code.TASK.published
     complete = load(*SHAPED).space.baseline(published)
-    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
+    assert complete.keys() == parameters_of(code.TASK).keys()
     assert {**LATER, **published}.items() <= complete.items()
 
 
@@ -148,9 +148,8 @@ def test_the_published_setting_still_resolves(load):
 @pytest.fixture
 def unbounded(monkeypatch):
     """The code task, with a length reward of which nobody knows the range."""
-    task = registry.TASKS["code"]
-    rewards = {**task.rewards, "length": UNKNOWN_RANGE}
-    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    rewards = {**code.TASK.rewards, "length": UNKNOWN_RANGE}
+    monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
 
 
 @pytest.mark.usefixtures("unbounded")
@@ -183,7 +182,7 @@ def test_an_unknown_range_is_fine_where_it_is_not_needed(load):
 DOUBTS = {
     "pairs": (
         ["space.group_size=[2, 4]", "space.length_shape=[step, ramp]"],
-        "space.length_shape = ramp: in a group of 2 under gdpo only which completion earns more",
+        "space.length_shape = ramp: in a group of 2 under gdpo, shapes of the length reward",
     ),
     "no weight": (
         ["space.reward_weights.length=0", "space.conditioning.length=correctness"],
@@ -226,9 +225,8 @@ def test_sound_shaping_raises_no_doubt():
 
 
 def test_an_unmet_condition_on_a_reward_below_zero_is_doubtful(load, monkeypatch):
-    task = registry.TASKS["code"]
-    rewards = {**task.rewards, "correctness": (-3.0, 3.0)}
-    monkeypatch.setitem(registry.TASKS, "code", dataclasses.replace(task, rewards=rewards))
+    rewards = {**code.TASK.rewards, "correctness": (-3.0, 3.0)}
+    monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     doubt = "space.conditioning.correctness: an unmet condition gives correctness 0"
     found = lint(load("space.conditioning.correctness=format"))
     assert any(warning.startswith(doubt) for warning in found)

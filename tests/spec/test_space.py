@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.spec import Choice, Fixed, Space, Uniform, load_spec
+from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
 
@@ -150,7 +151,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "num_iterations": 1,
         **space.later_defaults,
     }
-    assert complete.keys() == parameters_of(registry.TASKS["code"]).keys()
+    assert complete.keys() == parameters_of(code.TASK).keys()
 
 
 def test_complete_refuses_an_open_dimension(load):
@@ -169,7 +170,7 @@ def test_inactive_fixed_value_gives_way_to_the_default(load):
 
 def test_baseline_takes_defaults_where_the_space_holds_them(load):
     space = load(BETA).space
-    published = registry.TASKS["code"].published
+    published = code.TASK.published
     baseline = space.baseline(published)
     assert {name: baseline[name] for name in published} == dict(published)
     assert baseline["group_size"] == 8  # the default, which is among the choices

@@ -1,36 +1,42 @@
-"""Small files in the schema of each layout, sentences of our own."""
+"""Small files in the schema of each layout, sentences of our own; samples to judge."""
 
 import json
 from pathlib import Path
 
 from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.tasks.base import Problem, Sample
 
 FOLDER = Path(__file__).parents[1] / "data"
 
 
-def rows(layout: str) -> list[dict]:
+def build_sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sample:
+    """A completion of a problem with this data."""
+    return Sample(Problem("", "", data), completion, tokens, limit)
+
+
+def read_rows(layout: str) -> list[dict]:
     """The rows of a layout's file."""
     return [json.loads(line) for line in (FOLDER / f"{layout}.jsonl").read_text().splitlines()]
 
 
-def data(layout: str) -> DataSettings:
+def build_data_settings(layout: str) -> DataSettings:
     """Settings that read a layout's file."""
     return DataSettings(source=str(FOLDER / f"{layout}.jsonl"), layout=layout)
 
 
-def enlarged(layout: str, column: str, folder: Path, times: int = 5) -> DataSettings:
+def write_enlarged(layout: str, column: str, folder: Path, times: int = 5) -> DataSettings:
     """A layout's rows several times over, each with a prompt of its own: no split is empty."""
     lines = [
         json.dumps({**row, column: f"({time}) {row[column]}"})
         for time in range(times)
-        for row in rows(layout)
+        for row in read_rows(layout)
     ]
     file = folder / f"{layout}.jsonl"
     file.write_text("\n".join(lines))
     return DataSettings(source=str(file), layout=layout)
 
 
-def solutions(layout: str) -> list[str]:
+def read_solutions(layout: str) -> list[str]:
     """The right program of each row of a code layout."""
     take = {
         "mbpp": lambda row: row["code"],
@@ -39,4 +45,4 @@ def solutions(layout: str) -> list[str]:
         "apps": lambda row: json.loads(row["solutions"])[0],
         "code_contests": lambda row: row["solutions"]["solution"][0],
     }[layout]
-    return [take(row) for row in rows(layout)]
+    return [take(row) for row in read_rows(layout)]

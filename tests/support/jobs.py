@@ -1,4 +1,4 @@
-"""A dashboard that knows its version, and a client of jobs that is made up."""
+"""A dashboard that knows its version, and a fake client of jobs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def without_tokens(monkeypatch: pytest.MonkeyPatch, home: object) -> None:
 
 
 class Client:
-    """What Ray's client does with jobs, without a cluster."""
+    """A fake of Ray's client of jobs."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, SimpleNamespace] = {}
         self.submitted: list[dict[str, object]] = []
         self.headers: dict[str, str] = {}
         self.logs: list[list[str]] = []
-        """What each call for a log gets, in turn; an empty part breaks it off."""
+        """Parts of the log for each call; an empty part breaks the connection."""
 
     def submit_job(self, *, submission_id: str, **about: object) -> None:
         if submission_id in self.jobs:

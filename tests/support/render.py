@@ -1,4 +1,4 @@
-"""Sweeps for other schedulers, written as if the project lay in /srv/search."""
+"""Sweeps for other schedulers, as if the project were in /srv/search."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.base import Rendered
-from gdpo_tune.clusters.render.names import NEWEST_KUBERAY
-from gdpo_tune.clusters.render.targets import render_all
+from gdpo_tune.clusters.render.base import render_all
 from tests.support.schedule import ROOT, scheduled
 
 PROJECT = "/srv/search"
@@ -31,15 +29,15 @@ def render(
     sweep: ScheduledSweep,
     target: str,
     *,
-    kuberay: tuple[int, int] = NEWEST_KUBERAY,
+    kuberay: tuple[int, int] | None = None,
     ray_cron_job: bool = False,
-) -> Rendered:
-    """What a target makes of one sweep."""
+) -> dict[str, str]:
+    """The files of one sweep for a target."""
     (found,) = render_all(
         [sweep],
         target,
         python=PYTHON,
-        folder=sweep.root,
+        directory=sweep.root,
         now=NOW,
         kuberay=kuberay,
         ray_cron_job=ray_cron_job,
@@ -49,5 +47,5 @@ def render(
 
 def files(folder: Path, text: str, target: str, **options: bool) -> dict[str, str]:
     """The files of a sweep `nightly`, as they would be in /srv/search."""
-    found = render(scheduled(folder, text), target, **options).files
+    found = render(scheduled(folder, text), target, **options)
     return {name: each.replace(str(folder), PROJECT) for name, each in found.items()}

@@ -1,20 +1,19 @@
-"""A clock, a store and a backend that tests hold in their hands, and sweeps to schedule."""
+"""A clock, a storage and a backend under the control of a test, and sweeps to schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gdpo_tune.clusters.backends.base import Job, Look
-from gdpo_tune.clusters.book import Book
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.log import EventLog
-from gdpo_tune.clusters.shapes import NamedJob, Shape
-from gdpo_tune.clusters.store import Store
-from gdpo_tune.clusters.tick import Desk, tick
+from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleHistory
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendUnreachableError
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +21,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
-    """The sweep that a file says, in a project with the code search space."""
+    """Load the sweep of a file, in a project with the code search space."""
     (folder / "sweeps").mkdir(parents=True, exist_ok=True)
     (folder / "search_spaces").mkdir(exist_ok=True)
     space = (ROOT / "search_spaces" / "code.yaml").read_text()
@@ -36,7 +35,7 @@ def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that only a test sets."""
 
     def __init__(self, now: datetime = START) -> None:
         self.now = now
@@ -48,11 +47,22 @@ class Clock:
         self.now += timedelta(**span)
 
 
-class MemoryStore(Store):
+@dataclass
+class Waiting:
+    """An event that never comes; a test decides what waiting for it does."""
+
+    wait_for: Callable[[float], None]
+
+    def wait(self, seconds: float) -> bool:
+        self.wait_for(seconds)
+        return False
+
+
+class MemoryStorage(ScheduleStorage):
     """Files in a dict."""
 
     def __init__(self) -> None:
-        super().__init__("memory")
+        self.address = "memory"
         self.files: dict[str, bytes] = {}
 
     def create(self, name: str, content: bytes) -> None:
@@ -60,20 +70,20 @@ class MemoryStore(Store):
             raise FileExistsError
         self.files[name] = content
 
-    def names(self, folder: str) -> list[str]:
-        prefix = f"{folder}/"
+    def names(self, directory: str) -> list[str]:
+        prefix = f"{directory}/"
         return sorted(n.removeprefix(prefix) for n in self.files if n.startswith(prefix))
 
-    def read(self, names: Sequence[str]) -> list[bytes]:
-        return [self.files[name] for name in names]
+    def read(self, name: str) -> bytes:
+        return self.files[name]
 
     def delete(self, name: str) -> None:
-        del self.files[name]
+        self.files.pop(name, None)
 
 
 @dataclass
 class Plan:
-    """What an attempt will do."""
+    """Duration, exit status and cost of an attempt."""
 
     hours: float
     status: int | None = 0
@@ -85,11 +95,10 @@ class FakeBackend:
     """Jobs that take as long as planned, by the test's clock."""
 
     kind: ClassVar[str] = "fake"
-    job_shape: ClassVar[type[Shape]] = NamedJob
     clock: Clock
     plan: Callable[[str], Plan]
     jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
-    """Id -> when it began, and what it does."""
+    """Id -> when it began, and its plan."""
     stops: dict[str, datetime] = field(default_factory=dict[str, Any])
     down: bool = False
     submissions: list[str] = field(default_factory=list[str])
@@ -100,60 +109,59 @@ class FakeBackend:
         if self.down:
             raise BackendUnreachableError("the fake backend is down")
 
-    def submit(self, job: Job) -> dict[str, Any]:
+    def submit(self, job: ScheduledJob) -> JobHandle:
         self.check()
         self.submissions.append(job.id)
         self.jobs.setdefault(job.id, (self.clock(), self.plan(job.id)))
-        return {"id": job.id}
+        return JobHandle(backend=self.kind, id=job.id)
 
     def end(self, name: str) -> datetime:
         began, plan = self.jobs[name]
         end = began + timedelta(hours=plan.hours)
         return min(end, self.stops[name] + self.takes_to_stop) if name in self.stops else end
 
-    def look(self, job: dict[str, Any]) -> Look:
+    def poll(self, job: JobHandle) -> JobStatus:
         self.check()
-        name = job["id"]
-        began, plan = self.jobs[name]
-        if self.clock() < self.end(name):
-            return Look(running=True)
-        if self.end(name) < began + timedelta(hours=plan.hours):
-            return Look(running=False, status=130, reason="stopped")
-        return Look(
-            running=False, status=plan.status, reason="" if plan.status == 0 else "it broke"
-        )
+        began, plan = self.jobs[job.id]
+        if self.clock() < self.end(job.id):
+            return JobStatus(running=True)
+        if self.end(job.id) < began + timedelta(hours=plan.hours):
+            return JobStatus(running=False, exit_status=130, reason="stopped")
+        return JobStatus(False, plan.status, "" if plan.status == 0 else "it broke")
 
-    def stop(self, job: dict[str, Any], waited: float) -> None:
+    def stop(self, job: JobHandle, waited: float) -> None:
         self.check()
-        self.stops.setdefault(job["id"], self.clock())
+        self.stops.setdefault(job.id, self.clock())
 
     def gpu_hours(self, run: str) -> float:
-        """Spent on a run, over all its attempts."""
+        """Return what was spent on a run, over all its attempts."""
         known = [
             (name, plan) for name, (_, plan) in self.jobs.items() if name.startswith(f"{run}-a")
         ]
         return sum(plan.gpu_hours for _, plan in known)
 
 
-def desk_of(
-    sweep: ScheduledSweep, clock: Clock, backend: FakeBackend, store: Store | None = None
-) -> Desk:
+def context_of(
+    sweep: ScheduledSweep,
+    clock: Clock,
+    backend: FakeBackend,
+    storage: ScheduleStorage | None = None,
+) -> ScheduleContext:
     """A schedule with everything fake."""
 
-    def figures(sweep: ScheduledSweep, run: str, against: str | None) -> dict[str, Any]:
+    def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
         found = {"trials": 3, "front": 2, "gpu_hours": backend.gpu_hours(run)}
-        return {**found, "comparison": {"with": against, "unknown": "faked"}} if against else found
+        return {**found, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else found
 
-    desk = Desk(
+    context = ScheduleContext(
         sweep,
-        EventLog(store or MemoryStore(), sweep.name),
-        Book(),
+        ScheduleHistory(storage or MemoryStorage(), sweep.name),
         clock,
-        make_backend=lambda _: backend,
-        figures=figures,
+        build_backend=lambda _: backend,
+        read_figures=figures,
     )
-    desk.refresh()
-    return desk
+    context.history.refresh()
+    return context
 
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
@@ -162,31 +170,31 @@ FIRST = datetime(2026, 1, 1, 2, tzinfo=UTC)
 
 
 class Scene:
-    """A schedule that was seen at midnight, and is called when the test says so."""
+    """A schedule that was first seen at midnight; the test calls its ticks."""
 
     def __init__(self, folder: Path, text: str = NIGHTLY, **plans: Plan) -> None:
         self.clock = Clock(START)
         self.plans = {name.replace("_", "-"): plan for name, plan in plans.items()}
         self.backend = FakeBackend(self.clock, self.plan)
-        self.store = MemoryStore()
+        self.storage = MemoryStorage()
         self.folder = folder
         self.sweep = scheduled(folder, text)
-        self.desk = self.open()
-        tick(self.desk)
+        self.context = self.open()
+        tick(self.context)
 
     def plan(self, job: str) -> Plan:
         return self.plans.get(job[-2:], Plan(1))
 
-    def open(self) -> Desk:
-        return desk_of(self.sweep, self.clock, self.backend, self.store)
+    def open(self) -> ScheduleContext:
+        return context_of(self.sweep, self.clock, self.backend, self.storage)
 
     def at(self, hour: float) -> list[str]:
-        """Call `tick` so many hours after the start; return what was appended."""
+        """Call `tick` so many hours after the start; return the kinds of changes."""
         self.clock.now = START + timedelta(hours=hour)
-        self.desk.added.clear()
-        tick(self.desk)
-        return [event.kind for event in self.desk.added]
+        self.context.events.clear()
+        tick(self.context)
+        return [event.kind for event in self.context.events]
 
     @property
-    def run(self):
-        return list(self.desk.book.runs.values())[-1]
+    def run(self) -> ScheduledRun:
+        return self.context.state.runs[-1]

@@ -1,4 +1,4 @@
-"""An oracle for a simulated year: what should happen, told call by call from the plan of the jobs
+"""An oracle for a simulated year: what should happen at each call, from the plan of the jobs
 and a calendar that knows no cron library. It shares no code with what is tested.
 """
 
@@ -45,7 +45,7 @@ def calls_of_a_year(chance: random.Random, every: float) -> list[tuple[datetime,
     while now < END:
         gap = every * chance.uniform(0.3, 1.7)
         if chance.random() < 0.004:
-            gap = chance.uniform(60, 60 * 60)  # nobody calls for up to 60 hours
+            gap = chance.uniform(60, 60 * 60)  # no call for up to 60 hours
         now += timedelta(minutes=gap)
         found.append((now.replace(microsecond=0), True))
     for _ in range(25):
@@ -69,7 +69,7 @@ def plan_of(seed: int, longest: float, gpus: float):
 
 @dataclass
 class Oracle:
-    """What should become of every time, told from the plan alone."""
+    """What should happen to every time, by the plan alone."""
 
     times: list[datetime]
     overlap: str
@@ -87,7 +87,7 @@ class Oracle:
     not_before: datetime | None = None
     began: datetime | None = None
     stopped: bool = False
-    told: bool = False
+    signalled: bool = False
     run_spent: float = 0.0
     queued: datetime | None = None
     spent: list[tuple[datetime, float]] = field(default_factory=list)
@@ -114,10 +114,10 @@ class Oracle:
                 return None
 
     def late(self, now: datetime) -> None:
-        """A run waits that cannot be started; times that fall due meanwhile have no fate yet."""
+        """A run waits that cannot start; times that become due meanwhile are not decided yet."""
 
     def due(self, now: datetime, up: bool) -> bool:
-        """The fate of what is due; whether anything changed."""
+        """Decide what happens to due times; return whether anything changed."""
         due = self.times[bisect_right(self.times, self.done) : bisect_right(self.times, now)]
         if not due:
             return False
@@ -156,7 +156,7 @@ class Oracle:
             return
         self.fates[tick] = "started"
         self.active, self.attempt, self.began = tick, 1, now
-        self.stopped, self.told, self.run_spent = False, False, 0.0
+        self.stopped, self.signalled, self.run_spent = False, False, 0.0
         self.job_ends, self.not_before = None, None
         self.follow(now, up)
 
@@ -164,7 +164,7 @@ class Oracle:
         self.stopped = True
 
     def follow(self, now: datetime, up: bool) -> None:
-        """Bring the run under way as far as it gets."""
+        """Bring the active run as far as it gets."""
         while self.active is not None:
             over = self.longest is not None and now - self.began >= self.longest
             if not self.stopped and (over or (self.queued and self.overlap == "replace")):
@@ -182,8 +182,8 @@ class Oracle:
             if not up:
                 return None
             if now < self.job_ends:
-                if self.stopped and not self.told:
-                    self.told = True
+                if self.stopped and not self.signalled:
+                    self.signalled = True
                     if now + STOPS_IN < self.job_ends:
                         self.job_ends, self.status = now + STOPS_IN, 130
                 return None

@@ -1,4 +1,4 @@
-"""A Slurm of the test's own, on this machine: a controller and two nodes with four made-up GPUs."""
+"""A Slurm for tests on this machine: a controller and two nodes with four fake GPUs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gre
 PartitionName=gpu Nodes=node1,node2 Default=YES MaxTime=INFINITE State=UP
 """
 RAY = """#!/bin/bash
-# stands for `ray symmetric-run`, which would end every Ray of this machine: the command runs where
-# SLURM_NODEID is 0, and other nodes wait for its end
+# a fake of `ray symmetric-run`, which would end every Ray of this machine: the command runs where
+# SLURM_NODEID is 0
 [ "$1" = symmetric-run ] || exit 64
 while [ "$1" != -- ]; do shift; done
 shift 3  # `--`, `env` and the address: the sweep starts a Ray of its own
@@ -49,7 +49,7 @@ exit 0
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[Path]:
-    """Start Slurm in a folder and yield one of programs that go before others, `ray` among them."""
+    """Start Slurm in a directory and yield a directory of programs for PATH, `ray` among them."""
     for program in ("slurmctld", "slurmd", "sbatch"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} here: apt-get install slurmctld slurmd slurm-client")

@@ -49,7 +49,14 @@ CASES = {
         "policy: embedded, or remove",
     ),
     "storage not text": ("search:", "storage: [a]\nsearch:", 14, "storage", "not a piece", "word"),
-    "storage a file": ("search:", "storage: {file}\nsearch:", 14, "storage", "is a file", "folder"),
+    "storage a file": (
+        "search:",
+        "storage: {file}\nsearch:",
+        14,
+        "storage",
+        "is a file",
+        "another",
+    ),
     "ledger of another kind": (
         "search:",
         "ledger: sqlite:///ledger.db\nsearch:",
@@ -82,8 +89,8 @@ CASES = {
         "not the address",
         "HOST/DATABASE",
     ),
-    "name a path": ("search:", "name: a/b\nsearch:", 14, "name", "folder can have", "name: a-b"),
-    "name of dots": ("search:", "name: ..\nsearch:", 14, "name", "folder can have", "my-sweep"),
+    "name a path": ("search:", "name: a/b\nsearch:", 14, "name", "directory can have", "name: a-b"),
+    "name of dots": ("search:", "name: ..\nsearch:", 14, "name", "directory can have", "my-sweep"),
     "unknown keep": ("search:", "keep: best\nsearch:", 14, "keep", "unknown", "front, all, none"),
     # objectives and constraints
     "no objectives": (
@@ -101,7 +108,7 @@ CASES = {
         " {}\n",
         2,
         "objectives",
-        "not a mapping",
+        "names no metric",
         "direction: maximize",
     ),
     "unknown objective": ("length:", "lenght:", 4, "objectives.lenght", "unknown", "'length'"),
@@ -214,8 +221,8 @@ CASES = {
         "[1]",
         5,
         "constraints",
-        "mapping",
-        "mapping",
+        "not a mapping",
+        "write keys and values",
     ),
     # space
     "space a list": (
@@ -311,7 +318,7 @@ CASES = {
         "[4, 128]",
         8,
         "space.group_size",
-        "128 exceeds training.completions_per_step = 64",
+        "128 does not divide training.completions_per_step = 64",
         "group sizes among",
     ),
     "group size too small": (
@@ -385,16 +392,16 @@ CASES = {
         "[grpo, dvao, saw]\n  gamma: {range: [0, 1]}",
         8,
         "space.gamma",
-        "grpo, dvao, saw ignores it",
-        "search over a normalization that heeds it",
+        "normalization is never gdpo, gdpo_no_batch_norm, gdpo_no_std: it has no effect",
+        "remove it, or write normalization: [grpo, dvao, saw, gdpo]",
     ),
     "baseline under modes that whiten": (
         "[gdpo, grpo]",
         "[gdpo, saw]\n  baseline: [group_mean, leave_one_out]",
         8,
         "space.baseline",
-        "gdpo, saw ignores it",
-        "remove it",
+        "normalization is never grpo, grpo_no_std, grpo_batch",
+        "remove it, or write normalization: [gdpo, saw, grpo]",
     ),
     "unknown baseline": (
         "search:",
@@ -1119,7 +1126,7 @@ CASES = {
         "warm_start: [runs/none]",
         14,
         "search.warm_start[0]",
-        "there is no sweep in this folder",
+        "there is no sweep in this directory",
         "runs/code",
     ),
     "warm start from one folder": (
@@ -1610,7 +1617,7 @@ CASES = {
         "data: {source: ./rows.jsonl, layout: mbpp}\nsearch:",
         14,
         "data.source",
-        "no such file or folder, and not the id",
+        "no such file or directory, and not the id",
         "an id such as openai/gsm8k",
     ),
     "data in another kind of file": (
@@ -1626,8 +1633,8 @@ CASES = {
         "data: {source: '{folder}', layout: mbpp}\nsearch:",
         14,
         "data.source",
-        "a folder without a .jsonl or .parquet file",
-        "another folder",
+        "a directory without a .jsonl or .parquet file",
+        "another directory",
     ),
     "split of local data": (
         "search:",
@@ -1813,7 +1820,7 @@ CASES = {
         "ledger: postgresql://me@db/sweeps\nstorage: s3://\nsearch:",
         15,
         "storage",
-        "not the address of a folder on an object store",
+        "not the address of a directory on an object store",
         "s3://bucket/sweeps",
     ),
     "storage an address with a password": (
@@ -1837,7 +1844,7 @@ CASES = {
         "ledger: postgresql://me@db/sweeps\nstorage: s3://bucket/../runs\nsearch:",
         15,
         "storage",
-        "not the address of a folder on an object store",
+        "not the address of a directory on an object store",
         "s3://bucket/sweeps",
     ),
     "storage an address for several processes a trial": (
@@ -1846,8 +1853,8 @@ CASES = {
         "resources: {workers: 2}\nsearch:",
         15,
         "storage",
-        "the processes of a trial need one folder",
-        "a folder that every node sees",
+        "the processes of a trial need one directory",
+        "a directory that every node sees",
     ),
     "storage too long": (
         "search:",
@@ -1855,7 +1862,7 @@ CASES = {
         14,
         "storage",
         "more than 255 bytes",
-        "another folder",
+        "another directory",
     ),
     "storage with a zero byte": (
         "search:",
@@ -1903,7 +1910,7 @@ CASES = {
         f"warm_start: [{'x' * 300}]",
         14,
         "search.warm_start[0]",
-        "there is no sweep in this folder",
+        "there is no sweep in this directory",
         "runs/code",
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +89,15 @@ class ToyTask:
 RANGES = {"hits": (0.0, 8.0), "vowels": (0.0, 8.0), "length": (0.0, 1.0)}
 
 
-def toy_info(task: type = ToyTask) -> TaskInfo:
-    """Describe the toy task as the registry does."""
-    target = f"{task.__module__}:{task.__name__}"
-    return TaskInfo(
-        target, RANGES, {}, {}, "embedded", length_reward="length", partial_reward="hits"
-    )
+TOY = TaskInfo(ToyTask, RANGES, {}, {}, "embedded", length_reward="length", partial_reward="hits")
+TARGET = f"{__name__}:TOY"
+"""The toy task's line in `registry.TASKS`."""
 
 
 def register(monkeypatch, task: type = ToyTask) -> None:
     """Register the toy task as `toy`."""
-    info = toy_info(task)
-    monkeypatch.setitem(registry.TASKS, "toy", info)
+    monkeypatch.setitem(globals(), "TOY", replace(TOY, build=task))
+    monkeypatch.setitem(registry.TASKS, "toy", TARGET)
 
 
 def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
@@ -145,7 +143,7 @@ def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
 
 def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
     """Build a complete config; `params` such as `group_size=8`."""
-    infos = parameters_of(toy_info())
+    infos = parameters_of(TOY)
     defaults = {name: info.default for name, info in infos.items()}
     complete = {**defaults, "group_size": 4, "learning_rate": 1e-2, **params}
     return TrialConfig("toy", policy, seed, complete, settings, directory)

@@ -19,7 +19,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
-from tests.support.training import SETTINGS, toy_info, trial
+from tests.support.training import SETTINGS, TARGET, trial
 
 LETTERS = list(range(2, 28))
 
@@ -59,7 +59,7 @@ def weights(checkpoint: Path) -> float:
 
 
 def main(policy: str, folder: Path) -> None:
-    registry.TASKS["toy"] = toy_info()
+    registry.TASKS["toy"] = TARGET
     settings = dataclasses.replace(SETTINGS, steps=4)
     result = {"sampled": run(trial(policy, folder / "sampled", settings=settings))}
     cut = trial(policy, folder / "cut", settings=settings)

@@ -9,10 +9,10 @@ import pytest
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SandboxInfraError
-from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
 from gdpo_tune.tasks.base import Task
-from gdpo_tune.tasks.code import BugFreeCodeTask, CodeTask
+from gdpo_tune.tasks.code import TASK, CodeTask
 
 VERDICTS = {"passed": ("passed",) * 4, "failed": ("passed", "failed", "failed", "passed")}
 
@@ -41,33 +41,44 @@ class ScriptedSandbox:
         self.closed += 1
 
 
-def task_with(sandbox, kind: type[CodeTask] = CodeTask, **settings) -> CodeTask:
-    return kind(TrainingSettings(**settings), opener=lambda settings: sandbox)
+def task_with(sandbox, *optional: str, **settings) -> CodeTask:
+    training = TrainingSettings(**settings)
+    return CodeTask(training, optional_rewards=optional, opener=lambda settings: sandbox)
 
 
 def answer(program: str) -> str:
     return f"<think></think><answer>{program}</answer>"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("code", CodeTask), ("code_bug_free", BugFreeCodeTask)])
-def test_registry_names_these_tasks_and_their_rewards_and_metrics(name, kind):
-    info = registry.TASKS[name]
-    assert registry.load(info.target) is kind
-    assert tuple(info.rewards) == kind.rewards
-    assert tuple(info.metrics) == kind.metrics
-    task: Task = kind(TrainingSettings())
+def test_the_task_describes_itself():
+    assert registry.describe_task("code") is TASK
+    assert TASK.build is CodeTask
+    task: Task = CodeTask(TrainingSettings())
+    assert task.rewards == tuple(TASK.rewards) == ("correctness", "format", "length")
+    assert task.metrics == tuple(TASK.metrics)
     assert task.problems("train", 1, 0)
-    scores = task_with(ScriptedSandbox(), kind).score(task.problems("train", 1, 0), ["a"], [1])
-    assert tuple(scores.rewards) == kind.rewards
-    assert set(scores.partial) == {info.partial_reward}
+    scores = task_with(ScriptedSandbox()).score(task.problems("train", 1, 0), ["a"], [1])
+    assert tuple(scores.rewards) == task.rewards
+    assert tuple(scores.metrics) == task.metrics
+    assert set(scores.partial) == {TASK.partial_reward}
 
 
-def test_scores_have_one_entry_a_completion_and_the_registered_names():
+def test_an_optional_reward_is_on_where_it_has_a_weight():
+    assert TASK.with_optional_rewards(["reward_weights.format", "bug_free"]) is TASK
+    with_it = TASK.with_optional_rewards({"reward_weights.bug_free": 0.0})
+    assert with_it.rewards == {**TASK.rewards, "bug_free": (0, 1)}
+    extra = {"reward_weights.bug_free": 1.0, "partial_credit": True}
+    assert with_it.published == {**TASK.published, **extra}
+    assert with_it.metrics == TASK.metrics
+    task = with_it.build(TrainingSettings(), SandboxSettings(), DataSettings())
+    assert task.rewards == tuple(with_it.rewards)
+    assert task.metrics == tuple(TASK.metrics)
+
+
+def test_scores_have_one_entry_a_completion():
     task = task_with(ScriptedSandbox())
     problems = task.problems("train", 3, 0)
     scores = task.score(problems, [answer("a"), answer("b"), ""], [5, 26, 27])
-    assert tuple(scores.rewards) == CodeTask.rewards
-    assert tuple(scores.metrics) == CodeTask.metrics
     columns = [*scores.rewards.values(), *scores.metrics.values()]
     assert {len(column) for column in columns} == {3}
 
@@ -84,7 +95,7 @@ def test_verdicts_become_rewards_and_metrics():
         ("violation", 0, 0, 1),
     ]
     names, correct, shares, bugs = (list(column) for column in zip(*statuses, strict=True))
-    task = task_with(ScriptedSandbox({name: name for name in names}), BugFreeCodeTask)
+    task = task_with(ScriptedSandbox({name: name for name in names}), "bug_free")
     problems = task.problems("train", 1, 0) * len(names)
     scores = task.score(problems, [answer(name) for name in names], [10] * len(names))
     assert scores.rewards["correctness"] == scores.metrics["correctness"] == correct
@@ -130,16 +141,16 @@ def test_every_visible_and_hidden_test_is_run_in_one_batch():
 
 
 def test_the_settings_of_the_sandbox_reach_it_and_every_job():
-    sandbox, asked = ScriptedSandbox(), []
+    sandbox, opened = ScriptedSandbox(), []
     settings = SandboxSettings(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=100)
 
     def open_sandbox(settings):
-        asked.append(settings)
+        opened.append(settings)
         return sandbox
 
     task = CodeTask(TrainingSettings(), settings, opener=open_sandbox)
     task.score(task.problems("train", 2, 0), [answer("a")] * 2, [9] * 2)
-    assert asked == [settings]
+    assert opened == [settings]
     limits = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_bytes=100 << 20)
     assert [job.limits for job in sandbox.jobs] == [limits] * 2
 

@@ -1,4 +1,4 @@
-"""Tasks in files: what they say of themselves, what of it is refused, and functions that raise."""
+"""Tasks in files: how they describe themselves, what is refused, and functions that raise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import Failures, Problem, Scores
-from gdpo_tune.tasks.custom import RewardFunctionTask, reward_name, split_of
+from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
 from gdpo_tune.training import scoring, train, warm
 from gdpo_tune.training.evaluation import clustered_estimates
 from tests.support.training import write_policy
@@ -54,10 +54,10 @@ class Mine(RewardFunctionTask):
 @pytest.fixture(autouse=True)
 def forget():
     """No file and no warm state passes from test to test."""
-    task_files._module.cache_clear()
+    task_files._load_module.cache_clear()
     yield
     warm.release()
-    task_files._module.cache_clear()
+    task_files._load_module.cache_clear()
     for name in [name for name in sys.modules if name.startswith("gdpo_tune_task_")]:
         del sys.modules[name]
 
@@ -97,7 +97,7 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     assert 0 <= last.metrics["train/reward/short/mean"] <= 1
 
 
-def test_what_a_class_says_of_itself(tmp_path):
+def test_a_class_describes_itself(tmp_path):
     info = task_files.task_info(written(tmp_path))
     assert info.rewards == {"one": (0, 2)}
     assert info.metrics["one"].direction == "maximize"
@@ -111,7 +111,7 @@ BAD = {
     "no class": ("x = 1", "Mine", "has no class Mine"),
     "no name": (TASK, "", "names no class"),
     "not a class": ("Mine = 3", "Mine", "has no class Mine"),
-    "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(line 2\)"),
+    "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(mine.py, line 2\)"),
     "syntax": ("def", "Mine", "raised SyntaxError"),
     "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "rewards has to be"),
     "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", r"no method problems\(\)"),
@@ -162,7 +162,7 @@ def test_data_for_a_task_that_writes_its_own_prompts_is_refused(tmp_path):
         load_spec(tmp_path / "own.yaml")
 
 
-def test_what_a_trial_would_miss_in_a_task_is_told_at_once(tmp_path):
+def test_missing_instructions_are_refused_at_once(tmp_path):
     task = written(tmp_path, TASK.replace("    ranges", "    instructions = None\n    ranges"))
     with pytest.raises(TaskFileError, match="instructions has to be a text"):
         task_files.build_task(task, SETTINGS, SandboxSettings(), DataSettings())
@@ -183,7 +183,7 @@ def test_rows_go_where_their_prompt_says():
     task = own(lambda **_: [])(SETTINGS)
     seen = {split: task.problems(split, 3, 0) for split in ("train", "validation", "test")}
     for split, problems in seen.items():
-        assert [split_of(problem.prompt) for problem in problems] == [split] * 3
+        assert [choose_row_split(problem.prompt) for problem in problems] == [split] * 3
         assert problems == own()(SETTINGS).problems(split, 3, 0)
     with pytest.raises(UsageError, match=r"--set training.test_prompts=\d+, or more rows"):
         task.problems("test", 60, 0)
@@ -197,7 +197,7 @@ def test_rows_go_where_their_prompt_says():
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
     ],
 )
-def test_rows_that_are_none(rows, reason):
+def test_rows_that_are_refused(rows, reason):
     kind = type("Rows", (Own,), {"rows": lambda self: rows})
     with pytest.raises(UsageError, match=reason):
         kind(SETTINGS).problems("train", 1, 0)
@@ -250,7 +250,7 @@ def test_a_function_of_another_kind_fails_on_all(function, reason):
     assert re.search(reason, failed.first)
 
 
-def test_an_async_function_is_told_so():
+def test_an_async_function_is_refused():
     async def later(**_):
         return []
 
@@ -272,7 +272,7 @@ class Half:
         )
 
 
-def test_few_failures_are_counted_and_told_once(caplog):
+def test_few_failures_are_counted_and_reported_once(caplog):
     (function,) = scoring.reward_functions(Half(1), [None])
     logged = []
     for _ in range(3):
@@ -280,7 +280,7 @@ def test_few_failures_are_counted_and_told_once(caplog):
             completions=["x"] * 10,
             completion_ids=[[1]] * 10,
             problem=[0] * 10,
-            log_metric=lambda *told: logged.append(told),
+            log_metric=lambda *metric: logged.append(metric),
         )
         assert values == [None] + [1.0] * 9
     assert logged == [("reward/a/failed", 0.1)] * 3
@@ -314,7 +314,7 @@ def test_what_is_not_scored_is_left_out_of_an_estimate():
 
 
 def test_names_of_reward_models():
-    assert reward_name("org/Reward-Model-v1.5") == "Reward_Model_v1_5"
+    assert name_reward("org/Reward-Model-v1.5") == "Reward_Model_v1_5"
 
 
 def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):

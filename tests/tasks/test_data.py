@@ -1,4 +1,4 @@
-"""Reading a data set, dealing it out, and every way in which that fails."""
+"""Reading a data set, splitting it, and every way in which that fails."""
 
 import json
 import logging
@@ -9,17 +9,17 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.tasks.data import check_data, dataset, describe, problems_of
+from gdpo_tune.tasks.data import check_data, dataset, describe_data, select_problems
 from gdpo_tune.tasks.data import rows as reader
-from gdpo_tune.tasks.generation import split_of
-from tests.support.data import FOLDER, data, rows
+from gdpo_tune.tasks.generation import choose_split
+from tests.support.data import FOLDER, build_data_settings, read_rows
 
 
 @pytest.fixture(autouse=True)
 def forgotten():
     """Nothing is kept from one test to the next."""
     yield
-    dataset._kept.cache_clear()
+    dataset._collect_once.cache_clear()
 
 
 def questions(count):
@@ -41,17 +41,17 @@ def hundred(tmp_path):
 
 
 def sizes(settings):
-    return {name: len(found) for name, found in dataset.collect(settings).splits.items()}
+    return {name: len(problems) for name, problems in dataset.collect_data(settings).splits.items()}
 
 
 def test_splits_are_disjoint_complete_and_decided_by_the_prompt(hundred):
-    splits = dataset.collect(hundred).splits
+    splits = dataset.collect_data(hundred).splits
     assert tuple(splits) == SPLITS
-    prompts = [problem.prompt for found in splits.values() for problem in found]
+    prompts = [problem.prompt for problems in splits.values() for problem in problems]
     assert len(set(prompts)) == len(prompts) == 100
     for name in ("validation", "test"):
-        assert {split_of(problem.prompt) for problem in splits[name]} == {name}
-    assert {split_of(p.prompt) for p in splits["train"]} == {"train", "warm_start"}
+        assert {choose_split(problem.prompt) for problem in splits[name]} == {name}
+    assert {choose_split(p.prompt) for p in splits["train"]} == {"train", "warm_start"}
     assert 70 <= len(splits["train"]) <= 90
 
 
@@ -59,17 +59,17 @@ def test_problems_are_the_same_whatever_the_order_of_the_rows(tmp_path, hundred)
     shuffled = questions(100)
     random.Random(0).shuffle(shuffled)
     other = written(tmp_path / "other", [*shuffled, *shuffled[:7]])
-    first = problems_of(hundred, "train", 40, 0)
-    assert problems_of(other, "train", 40, 0) == first
-    assert problems_of(other, "train", 10, 0) == first[:10]
-    assert problems_of(other, "train", 40, 1) != first
-    assert "107 rows, 100 distinct prompts" in describe(other)["data"]
+    first = select_problems(hundred, "train", 40, 0)
+    assert select_problems(other, "train", 40, 0) == first
+    assert select_problems(other, "train", 10, 0) == first[:10]
+    assert select_problems(other, "train", 40, 1) != first
+    assert "107 rows, 100 distinct prompts" in describe_data(other)["data"]
 
 
 def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
     row = {"question": "q?", "answer": "#### 1"}
-    collected = dataset.collect(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
-    [problem] = [p for found in collected.splits.values() for p in found]
+    collected = dataset.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
+    [problem] = [p for problems in collected.splits.values() for p in problems]
     assert problem.data == {"answer": "1"}
 
 
@@ -80,7 +80,8 @@ def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path
     folder = DataSettings(source=str(tmp_path), layout="gsm8k")
     assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
     parquet = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="toolrl")
-    assert dataset.collect(parquet).splits == dataset.collect(data("toolrl")).splits
+    lines = build_data_settings("toolrl")
+    assert dataset.collect_data(parquet).splits == dataset.collect_data(lines).splits
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
@@ -93,7 +94,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
 def test_rows_that_cannot_be_used_are_counted_and_the_first_is_named(tmp_path):
     broken = [{"question": "q", "answer": "many"}, {"question": "q"}]
     settings = written(tmp_path, [*questions(3), *broken])
-    said = describe(settings)["data"]
+    said = describe_data(settings)["data"]
     assert "5 rows, 3 distinct prompts" in said
     assert f"2 left out ({settings.source}:4: column answer: no '####'" in said
 
@@ -101,29 +102,31 @@ def test_rows_that_cannot_be_used_are_counted_and_the_first_is_named(tmp_path):
 def test_mostly_unusable_rows_are_an_error_that_names_the_first(tmp_path):
     settings = written(tmp_path, [*questions(1), *[{"question": "q", "answer": "many"}] * 2])
     with pytest.raises(DataError, match=r"2 of 3 rows cannot be used as layout gsm8k") as caught:
-        describe(settings)
+        describe_data(settings)
     assert f"{settings.source}:2: column answer: no '####'" in str(caught.value)
 
 
 def test_without_a_source_there_is_nothing_to_check_or_say():
-    assert describe(DataSettings()) == {}
+    assert describe_data(DataSettings()) == {}
     check_data(DataSettings(), TrainingSettings())
 
 
 def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundred):
-    there = sizes(hundred)
-    asked = TrainingSettings(
-        train_prompts=500, validation_prompts=there["validation"], test_prompts=99
+    available = sizes(hundred)
+    settings = TrainingSettings(
+        train_prompts=500, validation_prompts=available["validation"], test_prompts=99
     )
     with pytest.raises(DataError) as caught:
-        check_data(hundred, asked)
+        check_data(hundred, settings)
     message = str(caught.value)
-    assert f"{there['train']} distinct train prompts where training.train_prompts = 500" in message
-    assert f"{there['test']} distinct test prompts where training.test_prompts = 99" in message
+    assert (
+        f"{available['train']} distinct train prompts where training.train_prompts = 500" in message
+    )
+    assert f"{available['test']} distinct test prompts where training.test_prompts = 99" in message
     assert "lower training.train_prompts, training.test_prompts, or give more data" in message
     assert "validation" not in message
     with pytest.raises(DataError, match=r"lower training\.test_prompts"):
-        problems_of(hundred, "test", 99, 0)
+        select_problems(hundred, "test", 99, 0)
     check_data(hundred, TrainingSettings(train_prompts=1, validation_prompts=1, test_prompts=1))
 
 
@@ -132,7 +135,7 @@ def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
     empty = [name for name, size in sizes(settings).items() if not size]
     assert empty
     with pytest.raises(DataError, match=f"has no distinct {empty[0]} prompts.*: give more data"):
-        problems_of(settings, empty[0], 1, 0)
+        select_problems(settings, empty[0], 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -153,30 +156,30 @@ def test_broken_json_lines(text, message, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=message):
-        dataset.collect(DataSettings(source=str(file), layout="gsm8k"))
+        dataset.collect_data(DataSettings(source=str(file), layout="gsm8k"))
 
 
 def test_broken_and_other_parquet(tmp_path):
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet: "):
-        dataset.collect(DataSettings(source=str(file), layout="toolrl"))
+        dataset.collect_data(DataSettings(source=str(file), layout="toolrl"))
     other = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="gsm8k")
     with pytest.raises(DataError, match=r"no column question, answer; there are data_source, prom"):
-        dataset.collect(other)
+        dataset.collect_data(other)
 
 
 def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="no such file, or a folder without"):
-        dataset.collect(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
-    with pytest.raises(DataError, match="no such file, or a folder without"):
-        dataset.collect(DataSettings(source=str(tmp_path), layout="gsm8k"))
+    with pytest.raises(DataError, match="no such file, or a directory without"):
+        dataset.collect_data(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
+    with pytest.raises(DataError, match="no such file, or a directory without"):
+        dataset.collect_data(DataSettings(source=str(tmp_path), layout="gsm8k"))
     settings = written(tmp_path, questions(1))
     (tmp_path / "rows.jsonl").unlink()
     (tmp_path / "rows.jsonl").mkdir()
-    monkeypatch.setattr(reader, "data_files", lambda source: [source])
+    monkeypatch.setattr(reader, "list_data_files", lambda source: [source])
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        dataset.collect(settings)
+        dataset.collect_data(settings)
 
 
 HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split="train")
@@ -185,16 +188,16 @@ HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split=
 def test_a_data_set_on_the_hub_is_asked_for_with_its_keys(monkeypatch):
     import datasets
 
-    asked = []
+    calls = []
 
     def load(*names, **options):
-        asked.append((names, options))
+        calls.append((names, options))
         return datasets.Dataset.from_list([{**row, "id": 1} for row in questions(30)])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert not HUB.is_local
     assert sum(sizes(HUB).values()) == 30
-    assert asked == [(("own/questions", "main"), {"split": "train"})]
+    assert calls == [(("own/questions", "main"), {"split": "train"})]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +221,8 @@ def test_a_hub_that_fails_is_one_error_with_the_local_alternative(error, said, m
     with pytest.raises(DataError) as caught:
         check_data(HUB, TrainingSettings())
     message = str(caught.value)
-    assert message.startswith(
-        f"data.source = own/questions (config main, split train) cannot be had from the Hub: {said}"
-    )
+    where = "data.source = own/questions (config main, split train)"
+    assert message.startswith(f"{where} cannot be loaded from the Hub: {said}")
     assert "give a .jsonl or .parquet file as data.source" in message
     assert "\n" not in message
     assert caught.value.exit_status == 2
@@ -255,14 +257,14 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
     ("task", "layout"), [("math", "gsm8k"), ("gsm8k", "math"), ("tools", "toolrl")]
 )
 def test_every_task_takes_its_problems_from_the_data(task, layout):
-    build = registry.load(registry.TASKS[task].target)
-    with build(TrainingSettings(), SandboxSettings(), data(layout)) as made:
-        found = made.problems("train", 5, 0)
-        assert {problem.prompt for problem in found} <= {
-            problem.prompt for problem in dataset.collect(data(layout)).splits["train"]
-        }
-        assert data(layout).source in made.environment()["data"]
-        scores = made.score(found, ["<answer>42</answer>"] * 5, [3] * 5)
+    build = registry.describe_task(task).build
+    data = build_data_settings(layout)
+    with build(TrainingSettings(), SandboxSettings(), data) as made:
+        problems = made.problems("train", 5, 0)
+        train = dataset.collect_data(data).splits["train"]
+        assert {problem.prompt for problem in problems} <= {problem.prompt for problem in train}
+        assert data.source in made.environment()["data"]
+        scores = made.score(problems, ["<answer>42</answer>"] * 5, [3] * 5)
         assert {len(column) for column in scores.rewards.values()} == {5}
     with pytest.raises(DataError, match=r"lower training\.train_prompts"):
-        made.problems("train", len(rows(layout)) + 1, 0)
+        made.problems("train", len(read_rows(layout)) + 1, 0)

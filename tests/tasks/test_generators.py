@@ -1,4 +1,4 @@
-"""What holds for every task with synthetic problems. The code task's own: test_tasks_problems."""
+"""What holds for every task with synthetic problems. The code task's own: test_problems."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split, Task
-from gdpo_tune.tasks.generation import draw, split_of
-from gdpo_tune.tasks.tools_scoring import parse_calls
+from gdpo_tune.tasks.generation import choose_split, draw_problems
+from gdpo_tune.tasks.rewards.tool_correctness import parse_calls
 
 SPLITS = get_args(Split)
 TASKS = ("math", "gsm8k", "tools")
@@ -20,7 +20,7 @@ STEP = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 
 def task_named(name: str) -> Task:
-    return registry.load(registry.TASKS[name].target)(TrainingSettings(), SandboxSettings())
+    return registry.describe_task(name).build(TrainingSettings(), SandboxSettings())
 
 
 @pytest.fixture(params=TASKS)
@@ -29,7 +29,8 @@ def task(request) -> Task:
 
 
 def test_the_registry_names_the_rewards_and_metrics(task):
-    infos = [i for i in registry.TASKS.values() if isinstance(task, registry.load(i.target))]
+    described = map(registry.describe_task, TASKS)
+    infos = [info for info in described if isinstance(task, info.build)]
     assert [tuple(info.rewards) for info in infos] == [task.rewards]
     assert [set(info.metrics) for info in infos] == [set(task.metrics)]
 
@@ -54,7 +55,7 @@ def test_prompts_are_distinct_and_as_many_as_a_sweep_needs(task, split):
     ],
 )
 def test_a_task_can_write_as_many_prompts_as_the_registry_says(name, splits):
-    known = registry.TASKS[name].prompts
+    known = registry.describe_task(name).prompts
     with task_named(name) as task:
         assert [len(task.problems(split, known[split], 0)) for split in splits] == [
             known[split] for split in splits
@@ -67,7 +68,7 @@ def test_no_split_has_a_prompt_or_a_calculation_of_another(task):
         for key in (lambda p: p.prompt, lambda p: p.data["calculation"]):
             assert not {key(p) for p in drawn[one]} & {key(p) for p in drawn[other]}
     for split, problems in drawn.items():
-        assert {split_of(problem.data["calculation"]) for problem in problems} == {split}
+        assert {choose_split(problem.data["calculation"]) for problem in problems} == {split}
 
 
 def test_families_have_the_stated_shares(task):
@@ -111,10 +112,13 @@ def test_the_solution_of_a_request_holds_its_calls_for_tools_on_offer():
 
 def test_more_prompts_than_there_are_are_refused():
     families = {"only": (1.0, lambda rng: Problem(f"What is {rng.randint(1, 50)}?", "only"))}
-    assert draw("toy", families, "train", 3, 0) == draw("toy", families, "train", 9, 0)[:3]
+    assert (
+        draw_problems("toy", families, "train", 3, 0)
+        == draw_problems("toy", families, "train", 9, 0)[:3]
+    )
     message = r"toy task has no 50 distinct train prompts .* lower training\.train_prompts"
     with pytest.raises(UsageError, match=message):
-        draw("toy", families, "train", 50, 0)
+        draw_problems("toy", families, "train", 50, 0)
 
 
 def test_lists_of_different_lengths_are_refused(task):

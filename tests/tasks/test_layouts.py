@@ -6,22 +6,24 @@ import pytest
 
 from gdpo_tune.core import registry
 from gdpo_tune.sandbox import Job, Limits
-from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, code_problem, job_of
+from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, build_code_problem
 from gdpo_tune.tasks.data.columns import RowError
+from gdpo_tune.tasks.execution import build_job
 from gdpo_tune.tasks.layouts import competition_math
-from gdpo_tune.tasks.tools_scoring import HIGHEST, tools_correctness, tools_format
-from tests.support.data import FOLDER, rows
+from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, measure_agreement
+from gdpo_tune.tasks.rewards.tool_format import score_tool_format
+from tests.support.data import FOLDER, build_sample, read_rows
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 
 
 def mapped(layout, row):
-    return registry.load(registry.LAYOUTS[layout].target)(row)
+    return registry.describe_layout(layout).convert(row)
 
 
 def usable(layout):
     problems = []
-    for row in rows(layout):
+    for row in read_rows(layout):
         try:
             problems.append(mapped(layout, row))
         except RowError:
@@ -31,11 +33,11 @@ def usable(layout):
 
 @pytest.mark.parametrize("layout", registry.LAYOUTS)
 def test_every_layout_has_a_file_that_it_maps_to_json(layout):
-    info = registry.LAYOUTS[layout]
-    first = rows(layout)[0]
+    info = registry.describe_layout(layout)
+    first = read_rows(layout)[0]
     assert set(info.columns) <= set(first)
     problems = usable(layout)
-    assert len(problems) >= len(rows(layout)) - 1
+    assert len(problems) >= len(read_rows(layout)) - 1
     assert len({problem.prompt for problem in problems}) == len(problems)
     for problem in problems:
         assert problem.prompt.endswith("\n")
@@ -46,8 +48,8 @@ def test_every_layout_has_a_file_that_it_maps_to_json(layout):
 
 @pytest.mark.parametrize("layout", registry.LAYOUTS)
 def test_every_required_column_is_needed(layout):
-    row = rows(layout)[0]
-    for column in registry.LAYOUTS[layout].columns:
+    row = read_rows(layout)[0]
+    for column in registry.describe_layout(layout).columns:
         with pytest.raises(RowError):
             mapped(layout, {**row, column: None} if layout != "code_contests" else {})
 
@@ -87,20 +89,20 @@ def test_math_takes_the_last_box_or_the_column():
     assert answers == [
         *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6"),
     ]
-    row = {**rows("math")[0], "answer": " 15 "}
+    row = {**read_rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
-    assert competition_math.last_boxed(r"\boxed{\frac{1}{2}") == ""
+    assert competition_math.extract_box(r"\boxed{\frac{1}{2}") == ""
     with pytest.raises(RowError, match=r"boxed"):
         mapped("math", {"problem": "p", "solution": "It is 4."})
 
 
 def test_the_ground_truth_of_toolrl_earns_everything():
-    for row, problem in zip(rows("toolrl"), usable("toolrl"), strict=True):
+    for row, problem in zip(read_rows("toolrl"), usable("toolrl"), strict=True):
         truth = row["reward_model"]["ground_truth"]
-        calls, response = problem.data["calls"], problem.data["response"]
-        assert tools_format(truth, calls=bool(calls), response=response) == 1
-        if calls:
-            assert tools_correctness(truth, calls) == HIGHEST
+        judged = build_sample(truth, **problem.data)
+        assert score_tool_format(judged) == 1
+        if problem.data["calls"]:
+            assert measure_agreement(judged) == HIGHEST
         assert problem.prompt.startswith("You may call these tools.\nName: lamp")
         assert row["prompt"][1]["content"] in problem.prompt
 
@@ -114,7 +116,8 @@ def test_the_ground_truth_of_toolrl_earns_everything():
     ],
 )
 def test_toolrl_calls_in_other_writings(truth):
-    row = {**rows("toolrl")[0], "reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
+    change = {"reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
+    row = {**read_rows("toolrl")[0], **change}
     problem = mapped("toolrl", row)
     assert problem.data == {
         "calls": [{"name": "a", "parameters": {"x": 1}}],
@@ -128,7 +131,7 @@ def test_toolrl_calls_in_other_writings(truth):
     [
         ({"prompt": "words"}, "prompt: not a list but str"),
         ({"prompt": []}, "prompt: no message"),
-        ({"prompt": ["hello"]}, "prompt: a message is not a mapping but str"),
+        ({"prompt": ["hello"]}, "prompt[0]: not a mapping but str"),
         ({"prompt": [{"role": "user", "content": " "}]}, "content: empty"),
         ({"reward_model": "x"}, "reward_model: not a mapping but str"),
         ({"reward_model": {"ground_truth": "<think>a</think>"}}, "neither a tool call nor"),
@@ -140,7 +143,7 @@ def test_toolrl_calls_in_other_writings(truth):
 )
 def test_broken_rows_of_toolrl(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("toolrl", {**rows("toolrl")[0], **change})
+        mapped("toolrl", {**read_rows("toolrl")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -171,7 +174,7 @@ def test_mbpp_shows_one_test_and_runs_all():
 )
 def test_broken_rows_of_mbpp(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("mbpp", {**rows("mbpp")[0], **change})
+        mapped("mbpp", {**read_rows("mbpp")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -185,7 +188,7 @@ def test_broken_rows_of_mbpp(change, reason):
 )
 def test_broken_rows_of_humaneval(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("humaneval", {**rows("humaneval")[0], **change})
+        mapped("humaneval", {**read_rows("humaneval")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -236,7 +239,7 @@ def test_broken_tests_of_apps(tests, reason):
 )
 def test_problems_of_code_contests_that_are_left_out(change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("code_contests", {**rows("code_contests")[0], **change})
+        mapped("code_contests", {**read_rows("code_contests")[0], **change})
     assert reason in str(caught.value)
 
 
@@ -244,14 +247,14 @@ def test_problems_of_code_contests_that_are_left_out(change, reason):
 def test_every_code_problem_is_a_job_that_the_sandbox_takes(layout):
     limits = Limits(cpu_seconds=2.5)
     for problem in usable(layout):
-        job = job_of(problem, "pass", limits)
+        job = build_job(problem, "pass", limits)
         assert isinstance(job, Job)
         assert "pass" in job.code.splitlines()
         assert job.limits == limits
 
 
 def test_the_first_tests_are_kept():
-    problem = code_problem("p", "f", streams=[(str(i), str(i)) for i in range(100)])
+    problem = build_code_problem("p", "f", streams=[(str(i), str(i)) for i in range(100)])
     assert [stream[0] for stream in problem.data["streams"]] == [str(i) for i in range(MOST_TESTS)]
 
 

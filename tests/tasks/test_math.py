@@ -5,17 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.tasks.answers import extract_answer, normalize_number
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.gsm8k import GSM8KTask
 from gdpo_tune.tasks.math import MathTask
-from gdpo_tune.tasks.math_rewards import (
-    final_answer,
-    gsm8k_correctness,
-    gsm8k_format,
-    gsm8k_integer,
-    plain_number,
-    same_answer,
-)
+from gdpo_tune.tasks.rewards.answer_correctness import is_same_answer
+from gdpo_tune.tasks.rewards.gsm8k_correctness import score_exact_answer
+from gdpo_tune.tasks.rewards.gsm8k_format import score_gsm8k_format
+from gdpo_tune.tasks.rewards.gsm8k_integer import score_integer
+from tests.support.data import build_sample
 
 RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
 
@@ -46,16 +44,17 @@ RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
     ],
 )
 def test_gsm8k_rewards(completion, correctness, integer, form):
-    assert gsm8k_correctness(completion, "42") == correctness
-    assert gsm8k_integer(completion) == integer
-    assert gsm8k_format(completion) == form
+    judged = build_sample(completion, answer="42")
+    assert score_exact_answer(judged) == correctness
+    assert score_integer(judged) == integer
+    assert score_gsm8k_format(judged) == form
 
 
 @pytest.mark.parametrize(
     "answer", ["-5", "1,000", "18.0", "+5", "5 apples", "²", "①", "٤", "", "4 2"]
 )
 def test_what_is_not_ascii_digits_is_no_integer(answer):
-    assert gsm8k_integer(f"<answer>{answer}</answer>") == 0
+    assert score_integer(build_sample(f"<answer>{answer}</answer>")) == 0
 
 
 @pytest.mark.parametrize(
@@ -86,16 +85,16 @@ def test_what_is_not_ascii_digits_is_no_integer(answer):
     ],
 )
 def test_numbers_are_written_plainly(written, plain):
-    assert plain_number(written) == plain
-    assert plain_number(plain) == plain
+    assert normalize_number(written) == plain
+    assert normalize_number(plain) == plain
 
 
 @given(st.integers(-(10**12), 10**12))
 def test_every_way_to_write_an_integer_is_the_same_answer(number):
     for written in (f"{number}", f"{number:,}", f"{number}.00", f"{number}."):
-        assert plain_number(written) == str(number)
-        assert same_answer(written, str(number))
-        assert not same_answer(written, str(number + 1))
+        assert normalize_number(written) == str(number)
+        assert is_same_answer(written, str(number))
+        assert not is_same_answer(written, str(number + 1))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +110,14 @@ def test_every_way_to_write_an_integer_is_the_same_answer(number):
     ],
 )
 def test_the_answer_is_found_however_it_is_marked(completion):
-    assert final_answer(completion) == "42"
+    assert extract_answer(completion) == "42"
 
 
 @pytest.mark.parametrize(
     "completion", ["", " \n", "<think>42</think>", "<think>42</think><answer>"]
 )
 def test_no_answer_is_found_where_none_is(completion):
-    assert final_answer(completion) == ""
+    assert extract_answer(completion) == ""
 
 
 def test_the_mathematics_task_scores_each_objective_by_itself():

@@ -7,7 +7,7 @@ import pytest
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Split
 from gdpo_tune.tasks.code_problems import generate
-from gdpo_tune.tasks.generation import split_of
+from gdpo_tune.tasks.generation import choose_split
 
 SPLITS = get_args(Split)
 
@@ -37,7 +37,7 @@ def test_seeds_give_different_problems():
 def test_prompts_are_distinct_and_of_their_split(split):
     prompts = [problem.prompt for problem in generate(split, 1500, 0)]
     assert len(set(prompts)) == 1500
-    assert {split_of(prompt) for prompt in prompts} == {split}
+    assert {choose_split(prompt) for prompt in prompts} == {split}
 
 
 def test_splits_share_no_prompt_whatever_the_seeds():
@@ -51,7 +51,7 @@ def test_splits_share_no_prompt_whatever_the_seeds():
 
 def test_split_is_stable_across_releases():
     prompt = "Write f(x): k is 11, plus 9, halved; return k times x.\n"
-    assert split_of(prompt) == "warm_start"
+    assert choose_split(prompt) == "warm_start"
 
 
 def test_shares_of_the_families():

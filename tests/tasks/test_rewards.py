@@ -1,6 +1,9 @@
 import pytest
 
-from gdpo_tune.tasks.rewards import extract_code, format_reward, length_reward
+from gdpo_tune.tasks.answers import extract_code
+from gdpo_tune.tasks.rewards.block_format import score_block_format
+from gdpo_tune.tasks.rewards.length import score_length
+from tests.support.data import build_sample
 
 F = "def f(x): return x"
 
@@ -27,13 +30,13 @@ F = "def f(x): return x"
         ("", 0),
     ],
 )
-def test_format_reward(completion, expected):
-    assert format_reward(completion) == expected
+def test_block_format(completion, expected):
+    assert score_block_format(build_sample(completion)) == expected
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1, 1), (25, 1), (26, 1), (27, 0), (64, 0)])
-def test_length_reward_includes_the_limit(length, expected):
-    assert length_reward(length, 26) == expected
+def test_length_includes_the_limit(length, expected):
+    assert score_length(build_sample("", length, 26)) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.tools import ToolsTask
-from gdpo_tune.tasks.tools_scoring import (
-    agreement,
-    jaccard,
+from gdpo_tune.tasks.rewards.tool_correctness import (
+    compare_calls,
+    compute_jaccard,
+    measure_agreement,
     parse_calls,
-    tools_correctness,
-    tools_format,
 )
+from gdpo_tune.tasks.rewards.tool_format import score_tool_format
+from gdpo_tune.tasks.tools import ToolsTask
+from tests.support.data import build_sample
 
 
 def call(name: str = "f", **parameters) -> dict:
@@ -35,9 +36,16 @@ def spoken(*calls: dict) -> str:
     return f"<think>why</think>\n{block(*calls)}"
 
 
+def correctness_of(completion: str, right) -> float:
+    return measure_agreement(build_sample(completion, calls=right))
+
+
+def form_of(completion: str, *, calls: bool, response: bool) -> float:
+    return score_tool_format(build_sample(completion, calls=RIGHT * calls, response=response))
+
+
 def scored(completion: str) -> tuple[float, float]:
-    form = tools_format(completion, calls=True, response=False)
-    return form, tools_correctness(completion, RIGHT)
+    return form_of(completion, calls=True, response=False), correctness_of(completion, RIGHT)
 
 
 EXACT = json.dumps(RIGHT[0])
@@ -122,7 +130,7 @@ def test_missing_end_tags_do_not_matter_to_correctness():
 def test_format_wants_the_tags_of_the_right_answer_alone(completion, calls, response):
     for wanted in ((c, r) for c in (True, False) for r in (True, False)):
         expected = wanted == (calls, response)
-        assert tools_format(completion, calls=wanted[0], response=wanted[1]) == expected
+        assert form_of(completion, calls=wanted[0], response=wanted[1]) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,16 +150,16 @@ def test_format_wants_the_tags_of_the_right_answer_alone(completion, calls, resp
     ],
 )
 def test_format_wants_fixed_line_breaks_and_nothing_else(completion):
-    assert tools_format(completion, calls=True, response=False) == 0
+    assert form_of(completion, calls=True, response=False) == 0
 
 
 def test_matching_is_optimal_whatever_the_order_of_the_calls():
     # Greedily, the first right call would take the call that the second one hits in full: .43.
     right, called = [call(a=1, b=1), call(a=1, b=2)], [call(a=1, b=2), call(a=9, b=9)]
-    assert [[agreement(one, other) for other in called] for one in right] == [[2, 1], [3, 1]]
+    assert [[compare_calls(one, other) for other in called] for one in right] == [[2, 1], [3, 1]]
     for order in permutations(right):
         for given_order in permutations(called):
-            value = tools_correctness(spoken(*given_order), order)
+            value = correctness_of(spoken(*given_order), order)
             assert value == pytest.approx(6 * 5 / 7 - 3) == pytest.approx(1.29, abs=0.005)
 
 
@@ -164,35 +172,35 @@ calls = st.lists(st.builds(lambda n, v: call(n, **v), names, values), min_size=1
 def test_matching_equals_the_best_of_all_pairings(right, called):
     padded = [*called, *[call("none")] * len(right)]
     best = max(
-        sum(agreement(one, other) for one, other in zip(right, order, strict=False))
+        sum(compare_calls(one, other) for one, other in zip(right, order, strict=False))
         for order in permutations(padded, len(right))
     )
-    score = jaccard([c["name"] for c in right], [c["name"] for c in called]) + best
+    score = compute_jaccard([c["name"] for c in right], [c["name"] for c in called]) + best
     most = 1 + sum(1 + len(c["parameters"]) for c in right)
-    assert tools_correctness(spoken(*called), right) == pytest.approx(6 * score / most - 3)
+    assert correctness_of(spoken(*called), right) == pytest.approx(6 * score / most - 3)
 
 
 @given(calls)
 def test_right_calls_earn_3_in_any_order_and_nothing_earns_more(right):
-    assert tools_correctness(spoken(*reversed(right)), right) == 3
+    assert correctness_of(spoken(*reversed(right)), right) == 3
 
 
 @given(calls, calls)
 def test_correctness_stays_within_its_range(right, called):
-    assert -3 <= tools_correctness(spoken(*called), right) <= 3
+    assert -3 <= correctness_of(spoken(*called), right) <= 3
 
 
 def test_jaccard_counts_repeated_names():
-    assert jaccard([], []) == 1
-    assert jaccard(["f"], []) == 0
-    assert jaccard(["f", "f"], ["f"]) == 0.5
-    assert jaccard(["f", "f", "g"], ["f", "h"]) == 0.25
+    assert compute_jaccard([], []) == 1
+    assert compute_jaccard(["f"], []) == 0
+    assert compute_jaccard(["f", "f"], ["f"]) == 0.5
+    assert compute_jaccard(["f", "f", "g"], ["f", "h"]) == 0.25
 
 
 def test_a_parameterless_call_is_matched_by_its_name():
     right = [call("now")]
-    assert tools_correctness(spoken(call("now")), right) == 3
-    assert tools_correctness(spoken(call("now", zone=1)), right) == 0
+    assert correctness_of(spoken(call("now")), right) == 3
+    assert correctness_of(spoken(call("now", zone=1)), right) == 0
 
 
 def test_calls_are_read_from_the_first_block():

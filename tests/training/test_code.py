@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import parameters_of
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.task_files import task_info
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.tasks.code import TASK
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
@@ -35,10 +36,12 @@ def close_cache():
     warm.release()
 
 
-def trial(directory, task="code", settings=SETTINGS, **params) -> TrialConfig:
-    defaults = {name: info.default for name, info in parameters_of(registry.TASKS[task]).items()}
+def trial(directory, settings=SETTINGS, **params) -> TrialConfig:
+    defaults = {
+        name: info.default for name, info in parameters_of(task_info("code", params)).items()
+    }
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
-    return TrialConfig(task, "embedded", 0, complete, settings, directory)
+    return TrialConfig("code", "embedded", 0, complete, settings, directory)
 
 
 def test_the_sampler_matches_transformers_on_the_embedded_policy():
@@ -66,7 +69,7 @@ def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tm
     assert first == second
     assert (outcome.validation, outcome.test) == (again.validation, again.test)
     assert outcome.environment["sandbox"]
-    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert set(outcome.test) == set(TASK.metrics)
     assert outcome.test["correctness"].mean > 0.2, "the policy knows the task before training"
     assert 0 < first[0]["train/reward/correctness/mean"] < 1
     assert outcome.checkpoint is not None
@@ -79,13 +82,12 @@ def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
     one_step = replace(SETTINGS, steps=1)
     steps = []
     for partial_credit in (False, True):
-        config = trial(
-            tmp_path / str(partial_credit), "code_bug_free", one_step, partial_credit=partial_credit
-        )
+        params = {"reward_weights.bug_free": 1.0, "partial_credit": partial_credit}
+        config = trial(tmp_path / str(partial_credit), one_step, **params)
         outcome = train(config, resume=None, report=lambda m, _: steps.append(m.metrics))
     whole, share = ({k: m[k] for k in m if k.startswith("train/reward/")} for m in steps)
     mean = "train/reward/{}/mean".format
     # Both trials sample the same completions in the first step.
     assert whole[mean("correctness")] < share[mean("correctness")] < 1
     assert whole[mean("bug_free")] == share[mean("bug_free")] > 0
-    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert set(outcome.test) == set(TASK.metrics)

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import cli
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.code import TASK, CodeTask
 from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
 from gdpo_tune.training import train, warm
-from tests.support.data import enlarged, rows, solutions
+from tests.support.data import read_rows, read_solutions, write_enlarged
 
 pytestmark = pytest.mark.integration
 
@@ -39,13 +39,13 @@ FEW = TrainingSettings(
 def close_cache():
     yield
     warm.release()
-    dataset._kept.cache_clear()
+    dataset._collect_once.cache_clear()
 
 
 def problems(layout):
     """Yield each usable problem of a file with its right program."""
-    adapter = registry.load(registry.LAYOUTS[layout].target)
-    for row, solution in zip(rows(layout), solutions(layout), strict=True):
+    adapter = describe_layout(layout).convert
+    for row, solution in zip(read_rows(layout), read_solutions(layout), strict=True):
         try:
             yield adapter(row), solution
         except RowError:
@@ -71,10 +71,10 @@ TEXT = {"mbpp": "text", "code_contests": "description"}
 
 
 def trial(directory, layout, **changes) -> TrialConfig:
-    defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
+    defaults = {name: info.default for name, info in parameters_of(TASK).items()}
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
-    data = enlarged(layout, TEXT[layout], directory)
+    data = write_enlarged(layout, TEXT[layout], directory)
     return dataclasses.replace(config, data=dataclasses.replace(data, **changes))
 
 
@@ -84,14 +84,14 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
     config = trial(tmp_path, layout)
     outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
     assert [report.step for report in reports] == [1, 2]
-    assert set(outcome.test) == set(registry.TASKS["code"].metrics)
+    assert set(outcome.test) == set(TASK.metrics)
     prompts = {f"({time}) {problem.prompt}" for problem, _ in problems(layout) for time in range(5)}
     with warm.open_worker_cache(config) as cache:
         trained_on = {problem.prompt for problem in cache.load_split("train").problems}
         held_out = {problem.prompt for problem in cache.load_split("test").problems}
     assert trained_on <= prompts
     assert not trained_on & held_out
-    assert f"{layout}.jsonl: {5 * len(rows(layout))} rows" in outcome.environment["data"]
+    assert f"{layout}.jsonl: {5 * len(read_rows(layout))} rows" in outcome.environment["data"]
 
 
 def test_long_prompts_are_left_out_and_counted_and_too_many_are_refused(tmp_path, caplog):
@@ -119,7 +119,7 @@ def requirements(*overrides):
 
 def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    source = enlarged("mbpp", "text", tmp_path).source
+    source = write_enlarged("mbpp", "text", tmp_path).source
     section = f"data={{source: '{source}', layout: mbpp}}"
     description = requirements(
         section,

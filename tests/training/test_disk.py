@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TRIAL = """
 import sys
 from pathlib import Path
-from tests.support.training import toy_info, trial, write_policy
+from tests.support.training import TARGET, trial, write_policy
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import find_checkpoint
-registry.TASKS["toy"] = toy_info()
+registry.TASKS["toy"] = TARGET
 config = trial(sys.argv[1], Path(sys.argv[2]))
 blocker = config.directory / "blocker"
 try:

@@ -157,10 +157,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.training.test_kills import RESUMABLE
-from tests.support.training import toy_info, trial
+from tests.support.training import TARGET, trial
 from gdpo_tune.core import registry
 from gdpo_tune.training import checkpoints, train
-registry.TASKS["toy"] = toy_info()
+registry.TASKS["toy"] = TARGET
 sync, seen = checkpoints._sync, []
 def dies(path):
     sync(path)

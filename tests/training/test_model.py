@@ -150,7 +150,7 @@ def test_the_reference_is_of_the_same_revision(policy, tmp_path):
 
 
 def test_a_folder_has_no_revision(policy, tmp_path):
-    with pytest.raises(PolicyError, match=r"is a folder, so model\.revision = v2"):
+    with pytest.raises(PolicyError, match=r"is a directory, so model\.revision = v2"):
         run(configure(policy, tmp_path, ModelSettings(revision="v2")))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, parameters_of
-from gdpo_tune.tasks.rewards import length_reward
+from gdpo_tune.tasks.rewards.length import score_length
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import (
     RewardCondition,
@@ -21,7 +21,8 @@ from gdpo_tune.training.shaping import (
     compute_falling_reward,
     compute_threshold,
 )
-from tests.support.training import SETTINGS, ToyTask, toy_info, trial
+from tests.support.data import build_sample
+from tests.support.training import SETTINGS, TOY, ToyTask, trial
 
 CALM = settings(deadline=None, database=None, derandomize=True)
 VALUE = st.one_of(st.none(), st.floats(-3, 3), st.sampled_from([0.0, 1.0]))
@@ -49,7 +50,7 @@ def test_a_ramp_never_pays_less_than_the_step(limit, width, tokens):
     longest = limit + width
     value = compute_falling_reward(tokens, longest, width)
     assert compute_falling_reward(tokens + 1, longest, width) <= value
-    assert length_reward(tokens, limit) <= value
+    assert score_length(build_sample("", tokens, limit)) <= value
 
 
 @CALM
@@ -156,18 +157,18 @@ def test_a_condition_reads_partial_credit_and_its_top_is_every_test(partial_cred
 
 
 def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
-    assert PARTIAL_CREDIT in parameters_of(toy_info())
-    info = dataclasses.replace(toy_info(), partial_reward=None)
+    assert PARTIAL_CREDIT in parameters_of(TOY)
+    info = dataclasses.replace(TOY, partial_reward=None)
     assert PARTIAL_CREDIT not in parameters_of(info)
-    assert not build_shaping(trial("", tmp_path), toy_info()).partial_credit
-    assert build_shaping(trial("", tmp_path, partial_credit=True), toy_info()).partial_credit
+    assert not build_shaping(trial("", tmp_path), TOY).partial_credit
+    assert build_shaping(trial("", tmp_path, partial_credit=True), TOY).partial_credit
 
 
 # Out of a trial's parameters
 
 
 def shaped(tmp_path, rewards, lengths, **params):
-    return build_shaping(trial("", tmp_path, **params), toy_info()).apply(rewards, lengths)
+    return build_shaping(trial("", tmp_path, **params), TOY).apply(rewards, lengths)
 
 
 REWARDS = {"hits": [8.0, 1.0, None], "vowels": [0.0, 2.0, 1.0], "length": [1.0, 0.0, None]}
@@ -193,21 +194,21 @@ def test_parameters_reach_the_rewards(tmp_path):
 def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):
     settings = dataclasses.replace(SETTINGS, length_limit=SETTINGS.max_completion_length)
     config = trial("", tmp_path, settings=settings, length_shape="ramp")
-    assert build_shaping(config, toy_info()).apply(REWARDS, [4, 6, 8]) == REWARDS
+    assert build_shaping(config, TOY).apply(REWARDS, [4, 6, 8]) == REWARDS
 
 
 def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
-    info = dataclasses.replace(toy_info(), length_reward=None)
+    info = dataclasses.replace(TOY, length_reward=None)
     assert not set(LENGTH_PARAMETERS) & set(parameters_of(info))
-    assert set(LENGTH_PARAMETERS) < set(parameters_of(toy_info()))
+    assert set(LENGTH_PARAMETERS) < set(parameters_of(TOY))
     config = trial("", tmp_path, length_shape="ramp")
     assert build_shaping(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
 def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
-    info = dataclasses.replace(toy_info(), rewards={"hits": (0, 8)})
+    info = dataclasses.replace(TOY, rewards={"hits": (0, 8)})
     assert "conditioning.hits" not in parameters_of(info)
-    assert parameters_of(toy_info())["conditioning.hits"].choices == (
+    assert parameters_of(TOY)["conditioning.hits"].choices == (
         "none",
         "vowels",
         "length",
@@ -217,7 +218,7 @@ def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
 def test_shaping_changes_training_rewards_and_no_metric(tmp_path):
     task = ToyTask(SETTINGS)
     problems = task.problems("train", 2, 0)
-    shaping = build_shaping(trial("", tmp_path, length_shape="ramp"), toy_info())
+    shaping = build_shaping(trial("", tmp_path, length_shape="ramp"), TOY)
     ids = [[2] * 4, [2] * 6]
     batch = {"completions": ["aeta", "aetaet"], "completion_ids": ids, "problem": [0, 1]}
     plain = [reward(**batch) for reward in reward_functions(task, problems)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
@@ -36,9 +36,9 @@ def trial(task, directory, **params) -> TrialConfig:
         validation_prompts=8,
         test_prompts=32,
     )
-    defaults = {name: info.default for name, info in parameters_of(registry.TASKS[task]).items()}
+    defaults = {name: info.default for name, info in parameters_of(describe_task(task)).items()}
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
-    policy = registry.TASKS[task].embedded
+    policy = describe_task(task).embedded
     return TrialConfig(task, policy, 0, complete, settings, directory)
 
 
@@ -46,7 +46,7 @@ def trial(task, directory, **params) -> TrialConfig:
 def test_a_task_is_trained_and_measured_in_every_metric(task, tmp_path):
     reports = []
     outcome = train(trial(task, tmp_path), resume=None, report=lambda m, _: reports.append(m))
-    info = registry.TASKS[task]
+    info = describe_task(task)
     assert is_small_llama(load_policy(info.embedded)[0])
     assert set(outcome.test) == set(info.metrics)
     for name, metric in info.metrics.items():

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS, parameters_of
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
@@ -23,6 +22,7 @@ from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import (
     RANGES,
     SETTINGS,
+    TOY,
     ToyTask,
     mostly_slow,
     register,
@@ -409,7 +409,7 @@ QUICK = dataclasses.replace(
 
 
 def test_the_list_of_parameters_is_complete():
-    assert set(PARAMETER_CHANGES) == set(parameters_of(registry.TASKS["toy"]))
+    assert set(PARAMETER_CHANGES) == set(parameters_of(TOY))
 
 
 @pytest.mark.parametrize("name", PARAMETER_CHANGES)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
@@ -171,13 +172,14 @@ def values_of(projection: Projection) -> list[list[float]]:
     [
         ("objectives.mean_length={direction: minimize, reference: 64}", "mean_length was no objec"),
         ("objectives.length={direction: minimize, reference: 1}", "length went the other way"),
-        ("task=code_bug_free", "its task is code, not code_bug_free"),
+        ("task=twin", "its task is code, not twin"),
         ('constraints.bug_rate="<= 0.5"', "bug_rate was neither objective nor constraint"),
     ],
 )
 def test_sweeps_that_measured_something_else_are_refused(
-    tmp_path: Path, earlier: SweepSpec, override: str, reason: str
+    tmp_path: Path, earlier: SweepSpec, override: str, reason: str, monkeypatch
 ):
+    monkeypatch.setitem(registry.TASKS, "twin", registry.TASKS["code"])
     with pytest.raises(SpecError, match=reason) as caught:
         warm(tmp_path, earlier, override)
     assert [p.key for p in caught.value.problems] == ["search.warm_start[0]"]

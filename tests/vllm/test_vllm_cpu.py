@@ -70,6 +70,10 @@ class ShapeTask:
         pass
 
 
+RANGES = {"digits": (0.0, 2.4), "length": (0.0, 1.0)}
+SHAPE = TaskInfo(ShapeTask, RANGES, {}, {}, "embedded", length_reward="length")
+
+
 @pytest.fixture(autouse=True)
 def shown(capfd):
     """Show the figures; vLLM also needs a standard output with a descriptor."""
@@ -81,9 +85,7 @@ def shown(capfd):
 @pytest.fixture
 def config(monkeypatch, tmp_path):
     """A trial of the embedded policy whose completions vLLM samples."""
-    ranges = {"digits": (0.0, 2.4), "length": (0.0, 1.0)}
-    info = TaskInfo(f"{__name__}:ShapeTask", ranges, {}, {}, "embedded", length_reward="length")
-    monkeypatch.setitem(registry.TASKS, "shape", info)
+    monkeypatch.setitem(registry.TASKS, "shape", f"{__name__}:SHAPE")
     params = {name: info.default for name, info in PARAMETERS.items()}
     params |= {"reward_weights.digits": 1.0, "reward_weights.length": 1.0}
     params |= {"learning_rate": 1e-3, "group_size": 4}

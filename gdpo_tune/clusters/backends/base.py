@@ -1,104 +1,148 @@
-"""What runs the command of a sweep, by name, and what `tick` asks of it."""
+"""The backends by name, what `tick` asks of them, and the directories of their jobs."""
 
 from __future__ import annotations
 
+import signal
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.shapes import Shape
+from gdpo_tune.clusters.locations import resolve_path
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import registry
+from gdpo_tune.core.errors import BackendError
 
 CHECKPOINT_SECONDS = 120.0
-"""That a sweep has for its checkpoints once it was asked to stop."""
+"""Time for a sweep's checkpoints after it was asked to stop."""
+LONGEST_MESSAGE = 300
+"""Characters of a sweep's last message that are shown."""
 
 
 @dataclass(frozen=True)
-class Job:
+class ScheduledJob:
     """One attempt at a run."""
 
     id: str
-    """`<run>-a<attempt>`: submitting it twice is submitting it once."""
+    """`<run>-a<attempt>`: submitting it twice is the same as once."""
     run: str
     arguments: tuple[str, ...]
-    """Of `python -m gdpo_tune.sweep`."""
+    """Arguments of `python -m gdpo_tune.sweep`."""
     root: Path
-    """Folder of the project, in which the command is to run."""
+    """Directory of the project, in which the command runs."""
 
     def command(self, python: str = "python") -> list[str]:
-        """The words that work on it; `python` is an interpreter of this package."""
+        """Return the words of its command for an interpreter of this package."""
         return [python, "-m", "gdpo_tune.sweep", *self.arguments]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What can be seen of a job."""
+class JobStatus:
+    """State of a job."""
 
     running: bool
-    status: int | None = None
-    """Exit status of the command once it has ended; None if nobody saw it."""
+    exit_status: int | None = None
+    """Exit status of the command once it has ended; None if it is not known."""
     reason: str = ""
-    """Why it ended, for a person, unless it succeeded."""
+    """Why it ended, for a person; empty if it succeeded."""
 
 
 class Backend(Protocol):
-    """Where jobs run. What it knows a job by is kept in the history, as JSON.
+    """Where jobs run.
 
-    Every method but `check` is idempotent, since who called it may be killed before that is
-    written down. Each raises `BackendUnreachableError` where nothing answers.
+    Every method except `check` is idempotent: its caller may be killed before the result is
+    written. Each raises `BackendUnreachableError` if the backend does not answer.
     """
 
     kind: ClassVar[str]
     """Its name in `BACKENDS`."""
-    job_shape: ClassVar[type[Shape]]
-    """What it knows a job by."""
 
     def check(self) -> None:
-        """Find out whether jobs would be taken.
+        """Refuse a backend that would not take jobs.
 
         Raises:
-            BackendError: they would not be.
-            BackendUnreachableError: nothing answers.
+            BackendError: with the reason.
         """
         ...
 
-    def submit(self, job: Job) -> dict[str, Any]:
-        """Let a job begin, unless it has already; return what to know it by.
+    def submit(self, job: ScheduledJob) -> JobHandle:
+        """Start a job unless it was started before; return how to find it.
 
         Raises:
-            BackendError: it is not taken.
+            BackendError: the job is refused.
         """
         ...
 
-    def look(self, job: dict[str, Any]) -> Look:
-        """See how a job does."""
+    def poll(self, job: JobHandle) -> JobStatus:
+        """Return the state of a job."""
         ...
 
-    def stop(self, job: dict[str, Any], waited: float) -> None:
-        """Ask a job to end: Ctrl-C for the command, which then writes checkpoints.
+    def stop(self, job: JobHandle, waited: float) -> None:
+        """Ask a job to end as by Ctrl-C, upon which the command writes checkpoints.
 
         Args:
-            job: what to know it by.
-            waited: seconds since it was asked first.
+            job: what `submit` returned.
+            waited: seconds since the first request.
         """
         ...
 
 
 BACKENDS: dict[str, str] = {
-    "local": "gdpo_tune.clusters.backends.local:backend",
-    "ray-job": "gdpo_tune.clusters.backends.ray_jobs:backend",
-    "kuberay": "gdpo_tune.clusters.backends.kuberay:backend",
-    "slurm": "gdpo_tune.clusters.backends.slurm:backend",
+    "local": "gdpo_tune.clusters.backends.local:build_backend",
+    "ray-job": "gdpo_tune.clusters.backends.ray_jobs:build_backend",
+    "kuberay": "gdpo_tune.clusters.backends.kuberay:build_backend",
+    "slurm": "gdpo_tune.clusters.backends.slurm:build_backend",
 }
-"""Kind -> `module:function` that makes the backend of a sweep; `model.BACKEND_SETTINGS` has what
-its file may say."""
+"""Kind -> `module:function` that builds the backend of a sweep; the settings of a kind are in
+`schedule_spec.BACKEND_SETTINGS`."""
 
 
-def backend_of(sweep: ScheduledSweep) -> Backend:
-    """The backend of a sweep.
+def build_backend(sweep: ScheduledSweep) -> Backend:
+    """Build the backend of a sweep.
 
     Raises:
-        UsageError: something that it needs is not there, such as an environment variable.
+        UsageError: something that it needs is missing, such as an environment variable.
     """
     return registry.load(BACKENDS[sweep.settings.backend.kind])(sweep)
+
+
+def jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
+    """Return the directory of a sweep's jobs: below the one of its file, or beside its history."""
+    if directory:
+        return Path(resolve_path(directory, sweep.root)) / sweep.name
+    return Path(sweep.storage, ".schedule", sweep.name, "jobs")
+
+
+def check_writable(directory: Path, backend: str) -> None:
+    """Create a directory and refuse it if it cannot be written.
+
+    Raises:
+        BackendError: with the reason.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".probe-{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BackendError(
+            f"backend {backend}: {directory}: {error.strerror}\n"
+            "    fix: make it writable, or write folder: and another one"
+        ) from error
+
+
+def describe_end(exit_status: int, log: Path) -> str:
+    """Return why a sweep ended, for a person; empty if it succeeded."""
+    if exit_status == 0:
+        return ""
+    if exit_status < 0:
+        return f"killed by {signal.Signals(-exit_status).name}"
+    return f"exit status {exit_status}: {read_last_message(log)}"
+
+
+def read_last_message(log: Path) -> str:
+    """Return the last message in a log: from the last `error:` on, or its last line."""
+    text = log.read_text(errors="replace").strip() if log.exists() else ""
+    message = text[text.rfind("error:") :] if "error:" in text else text.rpartition("\n")[2]
+    return " ".join(message[:LONGEST_MESSAGE].split()) or "it printed nothing"

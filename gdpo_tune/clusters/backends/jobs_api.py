@@ -1,37 +1,38 @@
-"""The Jobs API of a Ray cluster: asked with patience, and what to tell who asks wrongly."""
+"""The Jobs API of a Ray cluster, with time limits and clear errors, and the environment of jobs."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import re
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from gdpo_tune.clusters.backends.base import Look
-from gdpo_tune.clusters.deadline import within
-from gdpo_tune.clusters.places import why_no_dashboard
+from gdpo_tune.clusters.backends.base import JobStatus
+from gdpo_tune.clusters.locations import address_problem
+from gdpo_tune.clusters.outside_calls import call_within
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.object_store import is_url
 
 T = TypeVar("T")
 ANSWER_SECONDS = 10.0
-"""How long the cluster may take to say that it is there."""
+"""Longest time for the cluster's version."""
 CALL_SECONDS = 300.0
-"""How long a call may take: a submission sends the working folder along."""
+"""Longest time for a call: a submission sends the working directory along."""
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-"""Environment variables that Ray's client takes an address from, whatever address it is given."""
+"""Environment variables that Ray's client prefers to the address that it is given."""
 TOKEN = re.compile(r"[ -~]*")
-"""What a token is made of."""
 NO_JOB = "404"
-"""In the message of the error, which has no type of its own, where there is no such job."""
-UNDER_WAY = ("PENDING", "RUNNING")
+"""Part of the message of an untyped error: there is no such job."""
+ACTIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
+NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
+"""Patterns of files that only this machine needs; those of `.gitignore` are not sent either."""
+PACKAGE = Path(__file__).resolve().parents[2]
+"""Directory of this package."""
 _ENVIRONMENT = threading.Lock()
 
 
@@ -40,31 +41,26 @@ class JobsApi:
     """The jobs of one cluster."""
 
     address: str
-    """Of its dashboard, such as `http://head:8265`."""
+    """Address of its dashboard, such as `http://head:8265`."""
     token: str
     """Empty: none is sent."""
-    who: str
-    """What asks, for messages: `backend ray-job`."""
+    caller: str
+    """For messages: `backend ray-job`."""
     token_fix: str
-    """How a token is given to it."""
-    make_client: Callable[[str, Mapping[str, str]], Any] | None = None
-    """For tests; None: Ray's own."""
+    """How a user gives a token."""
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            BackendError: the address is not one of a dashboard, or the token is none.
-        """
-        wrong = why_no_dashboard(self.address)
-        if wrong:
+        """Raise a `BackendError` for an address or a token that cannot be used."""
+        problem = address_problem(self.address)
+        if problem:
             raise BackendError(
-                f"{self.who}: the address is not one of a dashboard: {wrong}\n"
+                f"{self.caller}: the address is not one of a dashboard: {problem}\n"
                 "    fix: write http://HOST:8265"
             )
         if not TOKEN.fullmatch(self.token):
             raise BackendError(
-                f"{self.who}: the token has characters that cannot be sent, such as line breaks\n"
-                f"    fix: {self.token_fix}"
+                f"{self.caller}: the token has characters that cannot be sent, such as line "
+                f"breaks\n    fix: {self.token_fix}"
             )
         object.__setattr__(self, "address", self.address.rstrip("/"))
 
@@ -72,104 +68,140 @@ class JobsApi:
         """Ask the cluster for its version.
 
         Raises:
-            BackendError: it asks for a token that it does not get, or is no Ray cluster.
+            BackendError: it does not take the token, or is not a Ray cluster.
             BackendUnreachableError: it does not answer.
         """
+        import httpx
+
+        url, reason = f"{self.address}/api/version", ""
+        fix = "write the dashboard's address, which has port 8265 by default"
         try:
-            json.loads(within(ANSWER_SECONDS, self._version))["ray_version"]
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise self._refused(error.code) from None
-        except OSError as error:  # URLError and time-outs among them
-            raise self.unreachable(getattr(error, "reason", error)) from None
-        except (http.client.HTTPException, ValueError, KeyError, TypeError):
-            raise BackendError(
-                f"{self.who}: {self.address} is not the dashboard of a Ray cluster\n"
-                "    fix: write the dashboard's address, which has port 8265 by default"
-            ) from None
+            answer = call_within(ANSWER_SECONDS, lambda: httpx.get(url, headers=self.headers()))
+            if answer.status_code in (401, 403):
+                reason = "does not take the token" if self.token else "asks for a token"
+                reason, fix = f"{reason} ({answer.status_code})", self.token_fix
+            elif not answer.is_success:
+                reason = f"answers {answer.status_code} to /api/version"
+                fix = "write the address of a Ray dashboard, or repair the proxy in front of it"
+            elif "ray_version" not in answer.json():
+                raise ValueError
+        except (OSError, httpx.NetworkError, httpx.TimeoutException) as error:
+            raise self._unreachable(error) from None
+        except (httpx.HTTPError, ValueError, TypeError):
+            reason = "is not the dashboard of a Ray cluster"
+        if reason:
+            raise BackendError(f"{self.caller}: {self.address} {reason}\n    fix: {fix}")
 
     def client(self) -> Any:
-        """A client of Ray's for these jobs."""
-        if self.make_client is not None:
-            return self.make_client(self.address, self.headers())
+        """Build Ray's client for these jobs."""
         from ray.job_submission import JobSubmissionClient
 
-        with _without(OVERRIDES):
+        with _hide_variables(OVERRIDES):
             return JobSubmissionClient(self.address, headers=self.headers())
 
     def headers(self) -> dict[str, str]:
-        """What proves to the cluster who asks."""
+        """Return the HTTP headers with the token."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def ask(self, call: Callable[[Any], T]) -> T:
-        """The answer to a call with a client, which itself would wait for ever.
+        """Return the result of a call with a client, which by itself would wait for ever.
 
         Raises:
-            BackendError: the cluster says no.
+            BackendError: the cluster refuses.
             BackendUnreachableError: it does not answer.
         """
         self.check()
         try:
-            return within(CALL_SECONDS, lambda: call(self.client()))
+            return call_within(CALL_SECONDS, lambda: call(self.client()))
         except ImportError as error:
-            raise BackendError(
-                f"{self.who}: {error}\n    fix: pip install 'gdpo-tune[cluster]'"
-            ) from error
-        except OSError as error:  # requests' errors, and time-outs, are of this kind
-            raise self.unreachable(error) from error
-        except Exception as error:  # Ray's have no type of their own
-            raise BackendError(f"{self.who}: {self.address}: {str(error)[:500]}") from error
+            fix = "pip install 'gdpo-tune[cluster]'"
+            raise BackendError(f"{self.caller}: {error}\n    fix: {fix}") from error
+        except OSError as error:  # errors of requests and time-outs are of this kind
+            raise self._unreachable(error) from error
+        except Exception as error:  # Ray's errors have no type of their own
+            raise BackendError(f"{self.caller}: {self.address}: {str(error)[:500]}") from error
 
-    def unreachable(self, reason: object) -> BackendUnreachableError:
-        """What to tell when nothing answers."""
+    def _unreachable(self, reason: object) -> BackendUnreachableError:
         return BackendUnreachableError(
-            f"{self.who}: {self.address} does not answer ({reason})\n"
-            "    fix: start the cluster, or mend the address"
-        )
-
-    def _version(self) -> bytes:
-        request = urllib.request.Request(f"{self.address}/api/version", headers=self.headers())
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-            return answer.read()
-
-    def _refused(self, code: int) -> BackendError:
-        if code in (401, 403):
-            what = "does not take the token" if self.token else "asks for a token"
-            return BackendError(
-                f"{self.who}: {self.address} {what} ({code})\n    fix: {self.token_fix}"
-            )
-        return BackendError(
-            f"{self.who}: {self.address} answers {code} to /api/version\n"
-            "    fix: write the address of a Ray dashboard, or mend the proxy in front of it"
+            f"{self.caller}: {self.address} does not answer ({reason})\n"
+            "    fix: start the cluster, or correct the address"
         )
 
 
 def state_of(job: Any) -> str:
-    """The state of a job that Ray's client tells of."""
+    """Return the state of a job of Ray's client."""
     return str(getattr(job.status, "value", job.status))
 
 
-def look(client: Any, name: str) -> Look:
-    """How a job does, through a client of Ray's."""
+def poll_job(client: Any, name: str) -> JobStatus:
+    """Return the state of a job, through Ray's client."""
     try:
         job = client.get_job_info(name)
     except RuntimeError as error:
         if NO_JOB not in str(error):
             raise
-        return Look(running=False, reason="the cluster does not know the job any more")
-    state = state_of(job)
-    if state in UNDER_WAY:
-        return Look(running=True)
+        return JobStatus(running=False, reason="the cluster does not know the job any more")
+    state, message = state_of(job), " ".join((job.message or "").split())
+    if state in ACTIVE:
+        return JobStatus(running=True)
     if state == "SUCCEEDED":
-        return Look(running=False, status=0)
-    words = " ".join((job.message or "").split())
-    reason = f"{state.lower()}: {words}"[:500]
-    return Look(running=False, status=job.driver_exit_code, reason=reason)
+        return JobStatus(running=False, exit_status=0)
+    return JobStatus(False, job.driver_exit_code, f"{state.lower()}: {message}"[:500])
+
+
+def build_runtime_env(directory: Path, storage: str, caller: str) -> dict[str, Any]:
+    """Build the environment of a job whose working directory is a copy of `directory`.
+
+    Relative paths mean the same there as here. The package is sent along, so a job runs the code
+    that it was submitted with, whatever the cluster's image has; its requirements are not. Sweeps
+    in `storage` are not sent.
+
+    Raises:
+        BackendError: the directory cannot or should not be sent.
+    """
+    directory = directory.resolve()
+    if not directory.is_dir():
+        raise BackendError(f"{caller}: {directory} is not a directory that could be sent")
+    if directory in (Path("/"), Path.home().resolve()):
+        raise BackendError(
+            f"{caller}: {directory} is not sent to a cluster: it holds far more than a project\n"
+            "    fix: name the directory that holds the search space, or call from there"
+        )
+    code = {} if PACKAGE.is_relative_to(directory) else {"py_modules": [str(PACKAGE)]}
+    return {
+        "working_dir": str(directory),
+        "excludes": list_excludes(storage, directory),
+        "env_vars": {"PYTHONUNBUFFERED": "1"},  # so that the log can be followed
+        **code,
+    }
+
+
+def list_excludes(storage: str, directory: Path) -> list[str]:
+    """Return the patterns of files in `directory` that are not sent."""
+    kept = None if is_url(storage) else Path(storage).resolve()
+    if kept is None or kept == directory or not kept.is_relative_to(directory):
+        return list(NEVER_SENT)  # in the directory itself no pattern tells sweeps from the rest
+    return [*NEVER_SENT, f"/{kept.relative_to(directory)}"]
+
+
+def relative_space(directory: Path, space: Path, caller: str) -> str:
+    """Return the path of the search space within the directory that is sent.
+
+    Raises:
+        BackendError: it is not in there.
+    """
+    try:
+        return str(space.resolve().relative_to(directory.resolve()))
+    except ValueError:
+        raise BackendError(
+            f"{caller}: the search space {space} is not in {directory}, which is sent\n"
+            "    fix: name the directory that holds it"
+        ) from None
 
 
 @contextmanager
-def _without(names: tuple[str, ...]) -> Generator[None]:
-    """The environment without some variables, for as long as it takes to make a client."""
+def _hide_variables(names: tuple[str, ...]) -> Generator[None]:
+    """Remove environment variables while a client is built."""
     with _ENVIRONMENT:
         hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
         try:

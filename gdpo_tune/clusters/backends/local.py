@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine, which outlive whoever submitted them."""
+"""Jobs as processes of this machine, which go on after their caller has ended."""
 
 from __future__ import annotations
 
@@ -13,149 +13,122 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psutil
 
-from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, Job, Look
-from gdpo_tune.clusters.backends.job_folders import check_folder, folder_of, last_words, reason
+from gdpo_tune.clusters.backends import base
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import LocalBackend
-from gdpo_tune.clusters.shapes import LocalJob, Shape
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.processes import process_of, runs
 
-SILENT = 8 * BEAT_SECONDS
-"""Seconds without a beat after which a job of another machine is taken to be dead."""
+SILENT_SECONDS = 8 * BEAT_SECONDS
+"""Time without a beat after which a job of another machine counts as dead."""
 
 
-def backend(sweep: ScheduledSweep) -> Local:
-    """The backend of a sweep."""
+def build_backend(sweep: ScheduledSweep) -> Local:
+    """Build the backend of a sweep."""
     settings = sweep.settings.backend
     assert isinstance(settings, LocalBackend), settings.kind
-    return Local(folder_of(sweep, settings.folder))
+    return Local(base.jobs_directory(sweep, settings.folder))
 
 
-def here(sweep: ScheduledSweep) -> Local:
-    """The backend of a machine that another scheduler has given to a run of any backend.
+def build_backend_here(sweep: ScheduledSweep) -> Local:
+    """Build the backend of a machine that another scheduler has given to a run.
 
-    That scheduler calls again if it loses the machine, so a job of which nothing can be seen from
-    here is gone.
+    That scheduler calls again if it loses the machine, so a job that cannot be seen from here is
+    gone.
     """
-    passing = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
-    folder = passing if is_url(sweep.storage) else folder_of(sweep)
-    return Local(folder, others_are_gone=True)
+    temporary = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
+    directory = temporary if is_url(sweep.storage) else base.jobs_directory(sweep)
+    return Local(directory, others_are_gone=True)
 
 
 @dataclass(frozen=True)
 class Local:
-    """Processes of this machine; a folder for each job."""
+    """Processes of this machine, with a directory for each job."""
 
     kind: ClassVar[str] = "local"
-    job_shape: ClassVar[type[Shape]] = LocalJob
-    folder: Path
+    directory: Path
     others_are_gone: bool = False
-    """Whether jobs of other machines of which nothing can be seen are dead."""
+    """True if jobs of other machines are dead unless they can be seen."""
 
     def check(self) -> None:
-        """Whether there is a folder for jobs, or could be.
+        """Refuse a directory that cannot be written."""
+        base.check_writable(self.directory, "local")
 
-        Raises:
-            BackendError: there cannot be.
-        """
-        check_folder(self.folder, "backend local")
-
-    def submit(self, job: Job) -> dict[str, Any]:
-        """Start a process for a job, unless there was one.
-
-        Raises:
-            BackendError: it cannot be started.
-        """
-        folder = self.folder / job.id
-        about = {"command": job.command(sys.executable), "root": str(job.root)}
-        if not (folder / STATE).exists():
+    def submit(self, job: ScheduledJob) -> JobHandle:
+        """Start a process for a job, unless there was one."""
+        directory = self.directory / job.id
+        if not (directory / STATE).exists():
+            about = {"command": job.command(sys.executable), "root": str(job.root)}
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / JOB, json.dumps(about))
+                directory.mkdir(parents=True, exist_ok=True)
+                write_whole(directory / JOB, json.dumps(about))
             except OSError as error:
-                raise BackendError(f"backend local: {folder}: {error.strerror}") from error
-            started = subprocess.run(
-                [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            )
-            if started.returncode or not (folder / STATE).exists():
-                raise BackendError(
-                    f"backend local: the process did not start: {last_words(folder / LOG)}"
-                )
-        return {"folder": str(folder), **json.loads((folder / STATE).read_bytes())}
+                raise BackendError(f"backend local: {directory}: {error.strerror}") from error
+            words = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(directory)]
+            silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            started = subprocess.run(words, check=False, **silence)
+            if started.returncode or not (directory / STATE).exists():
+                message = base.read_last_message(directory / LOG)
+                raise BackendError(f"backend local: the process did not start: {message}")
+        state = json.loads((directory / STATE).read_bytes())
+        return JobHandle(backend=self.kind, id=job.id, directory=str(directory), **state)
 
-    def look(self, job: dict[str, Any]) -> Look:
-        """See whether a job's processes live, and how the sweep ended.
-
-        Raises:
-            BackendUnreachableError: it runs on another machine, whose folder is not shared.
-        """
-        folder = Path(job["folder"])
-        if job["machine"] != socket.gethostname() and not folder.exists():
+    def poll(self, job: JobHandle) -> JobStatus:
+        """Return whether a job's processes live, or how the sweep ended."""
+        directory = Path(job.directory)
+        if job.machine != socket.gethostname() and not directory.exists():
             if self.others_are_gone:
-                return Look(running=False, reason=f"{job['machine']}, on which it ran, is gone")
+                return JobStatus(running=False, reason=f"its machine {job.machine} is gone")
             raise BackendUnreachableError(
-                f"backend local: {folder.name} runs on {job['machine']}, and {folder} is not "
+                f"backend local: {directory.name} runs on {job.machine}, and {directory} is not "
                 "shared: tick there"
             )
-        if not (folder / END).exists() and is_alive(job):
-            return Look(running=True)
-        # NOTE: looked for again: it may have ended between the two questions.
-        if not (folder / END).exists():
-            return Look(running=False, reason="its process is gone, and nobody saw its end")
-        status = json.loads((folder / END).read_bytes())["status"]
-        return Look(running=False, status=status, reason=reason(status, folder / LOG))
+        if not (directory / END).exists() and _is_alive(job):
+            return JobStatus(running=True)
+        # NOTE: checked again, because it may have ended between the two checks.
+        if not (directory / END).exists():
+            return JobStatus(running=False, reason="its process is gone without an exit status")
+        exit_status = json.loads((directory / END).read_bytes())["status"]
+        return JobStatus(False, exit_status, base.describe_end(exit_status, directory / LOG))
 
-    def stop(self, job: dict[str, Any], waited: float) -> None:
-        """Send the sweep what Ctrl-C sends; after a while, end all that the job has started.
-
-        Raises:
-            BackendUnreachableError: it runs on another machine.
-        """
-        if job["machine"] != socket.gethostname():
+    def stop(self, job: JobHandle, waited: float) -> None:
+        """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""
+        if job.machine != socket.gethostname():
             raise BackendUnreachableError(
-                f"backend local: {Path(job['folder']).name} runs on {job['machine']}: stop it there"
+                f"backend local: {Path(job.directory).name} runs on {job.machine}: stop it there"
             )
-        (_, _), (pid, created) = job["processes"]
-        sweep = process_of(pid, created)
+        sweep = process_of(*job.processes[-1]) if job.processes else None
         if sweep is None:
             return
-        with suppress(psutil.NoSuchProcess):
-            if waited < CHECKPOINT_SECONDS:
-                ask_once(sweep, Path(job["folder"]))
-            else:
-                for child in [*sweep.children(recursive=True), sweep]:
-                    child.kill()
+        with suppress(psutil.NoSuchProcess, FileExistsError):
+            if waited >= base.CHECKPOINT_SECONDS:
+                for process in [*sweep.children(recursive=True), sweep]:
+                    process.kill()
+                return
+            # a second signal would interrupt the writing of checkpoints
+            os.close(os.open(Path(job.directory, "stop"), os.O_CREAT | os.O_EXCL))
+            sweep.send_signal(signal.SIGTERM)
 
 
-def ask_once(sweep: psutil.Process, folder: Path) -> None:
-    """Send SIGTERM once: a second one would cut the writing of checkpoints short."""
-    with suppress(FileExistsError):
-        os.close(os.open(folder / "stop", os.O_CREAT | os.O_EXCL))
-        sweep.send_signal(signal.SIGTERM)
-
-
-def is_alive(job: dict[str, Any]) -> bool:
-    """Whether something of a job lives; of another machine, whether it did two minutes ago."""
-    if job["machine"] == socket.gethostname():
-        return any(runs(pid, created) for pid, created in job["processes"])
-    beat = Path(job["folder"], BEAT)
-    ours = beat.with_name(f".clock-{uuid.uuid4().hex}")
-    ours.touch()  # by the clock of the disk, which both machines share
+def _is_alive(job: JobHandle) -> bool:
+    """Return whether a process of a job lives; on another machine, whether it still beats."""
+    if job.machine == socket.gethostname():
+        return any(runs(pid, created) for pid, created in job.processes)
+    beat = Path(job.directory, BEAT)
+    now = beat.with_name(f".clock-{uuid.uuid4().hex}")
+    now.touch()  # the clock of the disk, which both machines share
     try:
-        return ours.stat().st_mtime - beat.stat().st_mtime < SILENT
+        return now.stat().st_mtime - beat.stat().st_mtime < SILENT_SECONDS
     except FileNotFoundError:
         return False
     finally:
-        ours.unlink()
+        now.unlink()

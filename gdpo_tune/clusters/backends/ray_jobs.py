@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster, as a schedule hands its runs to them: a job is named after its attempt."""
+"""Jobs of a Ray cluster for the runs of a schedule: each job has the name of its attempt."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gdpo_tune.clusters.backends.base import Job, Look
-from gdpo_tune.clusters.backends.jobs_api import JobsApi, look
-from gdpo_tune.clusters.backends.shipping import name_in, runtime_env
+from gdpo_tune.clusters.backends import jobs_api
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.places import placed
+from gdpo_tune.clusters.locations import resolve_path
 from gdpo_tune.clusters.schedule_spec import RayJobBackend
-from gdpo_tune.clusters.shapes import NamedJob, Shape
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError
 
-WHO = "backend ray-job"
+CALLER = "backend ray-job"
 EXISTS = "already exists"
-"""In the message of the error, which has no type of its own, for a submission id that was used."""
+"""Part of the message of an untyped error: the submission id was used before."""
 
 
-def backend(sweep: ScheduledSweep) -> RayJobs:
-    """The backend of a sweep.
+def build_backend(sweep: ScheduledSweep) -> RayJobs:
+    """Build the backend of a sweep.
 
     Raises:
         BackendError: the variable for its address or its token is not set.
@@ -33,48 +32,31 @@ def backend(sweep: ScheduledSweep) -> RayJobs:
     """
     settings = sweep.settings.backend
     assert isinstance(settings, RayJobBackend), settings.kind
-    address = settings.address or variable(settings.address_env, "address_env")
-    token = variable(settings.token_env, "token_env") or ray_access.token(os.environ)
+    address = settings.address or _read_variable(settings.address_env, "address_env")
+    token = _read_variable(settings.token_env, "token_env") or ray_access.token(os.environ)
     fix = "write token_env: and the name of a variable that holds the cluster's token"
-    api = JobsApi(address, token, WHO, fix)
-    folder = Path(placed(settings.working_dir, sweep.root))
-    space = name_in(folder, sweep.root / sweep.settings.space, WHO)
-    return RayJobs(api, space, runtime_env(folder, sweep.storage, WHO))
-
-
-def variable(name: str | None, key: str) -> str:
-    """The value of an environment variable; empty where none is named.
-
-    Raises:
-        BackendError: it is not set.
-    """
-    if name is None:
-        return ""
-    if not os.environ.get(name):
-        raise BackendError(
-            f"{WHO}: {key} = {name}, and that variable is not set\n"
-            f"    fix: export {name}=..., where this command runs"
-        )
-    return os.environ[name]
+    api = jobs_api.JobsApi(address, token, CALLER, fix)
+    directory = Path(resolve_path(settings.working_dir, sweep.root))
+    space = jobs_api.relative_space(directory, sweep.root / sweep.settings.space, CALLER)
+    return RayJobs(api, space, jobs_api.build_runtime_env(directory, sweep.storage, CALLER))
 
 
 @dataclass(frozen=True)
 class RayJobs:
-    """The jobs of one cluster, as what a schedule hands its runs to."""
+    """The jobs of one cluster."""
 
     kind: ClassVar[str] = "ray-job"
-    job_shape: ClassVar[type[Shape]] = NamedJob
-    api: JobsApi
+    api: jobs_api.JobsApi
     space: str
-    """The search space, relative to the folder that is sent."""
+    """The search space, relative to the directory that is sent."""
     runtime_env: Mapping[str, Any]
 
     def check(self) -> None:
-        """Find out whether jobs would be taken."""
+        """See `JobsApi.check`."""
         self.api.check()
 
-    def submit(self, job: Job) -> dict[str, Any]:
-        """Submit a job; one that is there already is as good."""
+    def submit(self, job: ScheduledJob) -> JobHandle:
+        """Submit a job, unless it exists."""
         _, *others = job.arguments
         words = replace(job, arguments=(self.space, *others)).command()
 
@@ -91,12 +73,24 @@ class RayJobs:
                     raise
 
         self.api.ask(call)
-        return {"id": job.id}
+        return JobHandle(backend=self.kind, id=job.id)
 
-    def look(self, job: dict[str, Any]) -> Look:
-        """See how a job does. A cluster that was started anew does not know it any more."""
-        return self.api.ask(lambda client: look(client, job["id"]))
+    def poll(self, job: JobHandle) -> JobStatus:
+        """Return the state of a job. A restarted cluster does not know it any more."""
+        return self.api.ask(lambda client: jobs_api.poll_job(client, job.id))
 
-    def stop(self, job: dict[str, Any], waited: float) -> None:
-        """Ask Ray to stop a job: SIGTERM, and after a few seconds of its own choice SIGKILL."""
-        self.api.ask(lambda client: client.stop_job(job["id"]))
+    def stop(self, job: JobHandle, waited: float) -> None:
+        """Let Ray stop a job: by SIGTERM, and by SIGKILL after a few seconds."""
+        self.api.ask(lambda client: client.stop_job(job.id))
+
+
+def _read_variable(name: str | None, key: str) -> str:
+    """Return the value of an environment variable; empty if no variable is named."""
+    if name is None:
+        return ""
+    if not os.environ.get(name):
+        raise BackendError(
+            f"{CALLER}: {key} = {name}, and that variable is not set\n"
+            f"    fix: export {name}=..., where this command runs"
+        )
+    return os.environ[name]

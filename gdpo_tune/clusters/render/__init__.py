@@ -1,11 +1,19 @@
-"""A sweep's schedule for another scheduler: what it is to run, and when, in its own language.
+"""A sweep's schedule in the files of another scheduler, which keeps it instead of `tick`.
 
-    names      the targets, by name
-    targets    what one of them makes of sweeps, or every problem at once
-    base       what every target is given, what it gives back, and what all of them refuse
-    cron_line  a cron line as other schedulers read it
-    crontab, systemd, slurm, kuberay, ray_job: one target each
-
-Each lets its scheduler call `run NAME --wait`, so that history, attempts, budgets and webhook are
-those of any other run; what it cannot express is said in the file.
+Each target fills a template of `templates/` so that its scheduler calls `run NAME --wait`: state,
+attempts, budgets and webhook are those of any other run. What a target cannot express is named in
+its file.
 """
+
+from __future__ import annotations
+
+NEWEST_KUBERAY = (1, 7)
+TARGETS: dict[str, str] = {
+    "kuberay": "gdpo_tune.clusters.render.cron_job:render",
+    "rayjob": "gdpo_tune.clusters.render.ray_job:render",
+    "slurm": "gdpo_tune.clusters.render.batch_script:render",
+    "systemd": "gdpo_tune.clusters.render.systemd:render",
+    "crontab": "gdpo_tune.clusters.render.crontab:render",
+}
+"""Name -> `module:function` that returns the files of a `RenderRequest`, or raises a `SpecError` if
+the target cannot express the sweep. Light: the command line needs it first of all."""

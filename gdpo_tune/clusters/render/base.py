@@ -1,111 +1,167 @@
-"""What every target is given, what it gives back, and what all of them refuse."""
+"""What every target gets, the filling of templates, and what all targets refuse."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from gdpo_tune.clusters.durations import shown
+import jinja2
+
+from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.names import NEWEST_KUBERAY
-from gdpo_tune.clusters.schedule_spec import Schedule
-from gdpo_tune.core.errors import Problem, SpecError
+from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
+from gdpo_tune.clusters.schedule_spec import format_duration
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import Problem, SpecError, UsageError
 from gdpo_tune.spec.problems import show
 
-ELSEWHERE_UNKNOWN = ("localtime", "Factory")
-"""Zones that are whatever a machine makes of them."""
+LOCAL_ZONES = ("localtime", "Factory")
+"""Time zones that differ from machine to machine."""
+PLAIN = re.compile(r"[A-Za-z/]([A-Za-z0-9_./:-]*[A-Za-z0-9/-])?|--?[a-z][a-z-]*|[0-9]+[KMGT]i?")
+"""Text that needs no quotes in YAML."""
+YAML_WORD = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
+"""Text that YAML 1.1, which Kubernetes reads, takes for something else."""
+LEFT_OUT = re.compile(r"^# Left out: (.*)\.$", re.MULTILINE)
+"""Comment of a template about what its target cannot express."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be written."""
+class RenderRequest:
+    """One sweep for one target."""
 
     sweep: ScheduledSweep
-    schedule: Schedule
-    """Of the sweep, which has one."""
+    schedule: CronSchedule
+    """Schedule of the sweep."""
     target: str
     python: str
-    """Interpreter of this package, on this machine."""
-    folder: Path
-    """Where the files will lie, absolute."""
+    """Interpreter of this package on this machine."""
+    directory: Path
+    """Absolute directory of the files."""
     now: datetime
     kuberay: tuple[int, int] = NEWEST_KUBERAY
     """Version of the operator that reads the manifests."""
     ray_cron_job: bool = False
-    """Whether KubeRay is to keep the schedule, instead of Kubernetes."""
+    """True if KubeRay keeps the schedule, instead of Kubernetes."""
 
     @property
     def file(self) -> str:
-        """The sweep's file as seen from the folder of its project."""
+        """The sweep's file relative to the directory of its project."""
         return os.path.relpath(self.sweep.file.absolute(), self.sweep.root)
 
+    @property
+    def limits(self) -> str:
+        """Keys of the file that `run --wait` keeps by itself, with their values."""
+        settings = self.sweep.settings
+        longest = settings.policy.max_runtime
+        limits = {
+            "max_runtime": longest and format_duration(longest),
+            "max_attempts": settings.policy.max_attempts,
+            **{f"budget.{key}": value for key, value in settings.budget},
+            "notify": "by webhook" if settings.notify else None,
+        }
+        return ", ".join(f"{key} {show(value)}" for key, value in limits.items() if value)
+
     def command(self, python: str, *more: str) -> list[str]:
-        """The words that run the sweep for the last time that has come."""
+        """Return the words that run the sweep for the last past time of its schedule."""
         name = self.sweep.name
         return [python, "-m", "gdpo_tune.schedule", self.file, "run", name, "--wait", *more]
 
-    def head(self, file: str, left_out: Sequence[str]) -> list[str]:
-        """The comments that a file begins with."""
-        settings, when = self.sweep.settings, self.schedule
-        again = f"python -m gdpo_tune.schedule {self.file} render --to {self.target}"
-        return [
-            f"{file}: {settings.space}, {when.cron} in {when.timezone}. Written by",
-            f"  {again}{' --ray-cron-job' if self.ray_cron_job else ''}",
-            f"Kept by the command: {', '.join(kept(self.sweep))}.",
-            *(f"Left out: {each}." for each in left_out),
-        ]
+    def fill(self, template: str, file: str, **values: Any) -> str:
+        """Return a file of this request from a template."""
+        settings = self.sweep.settings
+        common = {"sweep": self.sweep, "settings": settings, "policy": settings.policy}
+        common |= {"backend": settings.backend, "schedule": self.schedule}
+        return fill_template(template, request=self, file=file, **common, **values)
 
 
-@dataclass(frozen=True)
-class Rendered:
-    """What a target has made of a sweep."""
-
-    files: dict[str, str]
-    """Name -> text."""
-    left_out: tuple[str, ...]
-    """What the file of the sweep says, and the target cannot."""
-
-
-def schedule_for(sweep: ScheduledSweep, target: str) -> Schedule:
-    """The schedule that a target is to keep.
+def render_all(
+    sweeps: Sequence[ScheduledSweep],
+    target: str,
+    python: str,
+    directory: Path,
+    now: datetime,
+    kuberay: tuple[int, int] | None = None,
+    *,
+    ray_cron_job: bool = False,
+) -> list[dict[str, str]]:
+    """Return the files of each sweep for a target: name -> text. See `RenderRequest`.
 
     Raises:
-        SpecError: the sweep has no schedule, or one by a clock that is not known elsewhere.
+        SpecError: the target cannot express a sweep; with every problem of all sweeps.
+        UsageError: an option is for other targets.
     """
-    when = sweep.settings.schedule
-    if when is None:
-        fix = "write schedule: {cron: ..., timezone: ...}"
-        refuse(sweep, "schedule", "", f"{target} needs one, and there is none", fix)
-    known = when.timezone in zoneinfo.available_timezones()
-    if not known or when.timezone in ELSEWHERE_UNKNOWN:
-        reason = f"a zone of this machine, which {target} cannot express"
-        refuse(sweep, "schedule.timezone", when.timezone, reason, "write one like Europe/Berlin")
-    return when
+    if ray_cron_job and target != "kuberay":
+        _refuse_option("--ray-cron-job", "kuberay", target)
+    if kuberay and target not in ("kuberay", "rayjob"):
+        _refuse_option("--kuberay", "kuberay and rayjob", target)
+    render = registry.load(TARGETS[target])
+    fixed = (target, python, directory.absolute(), now, kuberay or NEWEST_KUBERAY, ray_cron_job)
+    rendered: list[dict[str, str]] = []
+    problems: list[Problem] = []
+    for sweep in sweeps:
+        try:
+            request = RenderRequest(sweep, _find_schedule(sweep, target), *fixed)
+            rendered.append(render(request))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(tuple(problems))
+    return rendered
 
 
-def kept(sweep: ScheduledSweep) -> list[str]:
-    """What `run --wait` sees to by itself, as the file says it."""
-    policy, budget = sweep.settings.policy, sweep.settings.budget
-    limits = {
-        "max_runtime": policy.max_runtime and shown(policy.max_runtime),
-        "max_attempts": policy.max_attempts,
-        "budget.trials": budget.trials,
-        "budget.gpu_hours": budget.gpu_hours,
-        "budget.gpu_hours_per_30d": budget.gpu_hours_per_30d,
-        "notify": "by webhook" if sweep.settings.notify else None,
-    }
-    return [f"{key} {show(value)}" for key, value in limits.items() if value is not None]
+def find_left_out(files: dict[str, str]) -> list[str]:
+    """Return what a sweep's file says and the target cannot express, by the files' comments."""
+    return list(dict.fromkeys(LEFT_OUT.findall("\n".join(files.values()))))
+
+
+def fill_template(template: str, **values: Any) -> str:
+    """Return the text of a template of `templates/` with these variables.
+
+    Filters: `scalar` writes a text for YAML, `quote` one word for a shell, `join_words` several.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"scalar": _write_scalar, "quote": shlex.quote, "join_words": shlex.join}
+    return environment.get_template(template).render(values)
 
 
 def refuse(sweep: ScheduledSweep, key: str, value: str, reason: str, fix: str) -> NoReturn:
-    """Say no, with the file to blame.
-
-    Raises:
-        SpecError: always.
-    """
+    """Raise a `SpecError` for a key of a sweep's file."""
     raise SpecError((Problem(str(sweep.file), key, value, reason, fix),))
+
+
+def _write_scalar(value: str) -> str:
+    if PLAIN.fullmatch(value) and not YAML_WORD.fullmatch(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _find_schedule(sweep: ScheduledSweep, target: str) -> CronSchedule:
+    schedule = sweep.settings.schedule
+    if schedule is None:
+        fix = "write schedule: {cron: ..., timezone: ...}"
+        refuse(sweep, "schedule", "", f"{target} needs one, and there is none", fix)
+    zone = schedule.timezone
+    if zone not in zoneinfo.available_timezones() or zone in LOCAL_ZONES:
+        reason = f"a zone of this machine, which {target} cannot express"
+        refuse(sweep, "schedule.timezone", zone, reason, "write one like Europe/Berlin")
+    return schedule
+
+
+def _refuse_option(option: str, targets: str, target: str) -> NoReturn:
+    raise UsageError(
+        f"{option} is for --to {targets}, not for --to {target}\n    fix: leave it out"
+    )

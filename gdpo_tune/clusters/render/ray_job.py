@@ -2,54 +2,59 @@
 
 from __future__ import annotations
 
-from gdpo_tune.clusters.backends.manifests import RAY, Tree, metadata, ray_job_spec, text
-from gdpo_tune.clusters.render.base import Rendered, Request, refuse
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
+from gdpo_tune.clusters.render.base import RenderRequest, fill_template, refuse
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend
+from gdpo_tune.core.object_store import is_url
 
-FIRST = (1, 2)
-"""KubeRay's version that brought the last of the fields that are used: `backoffLimit`."""
+FIRST_VERSION = (1, 2)
+"""KubeRay's version with the last of the fields that are used: `backoffLimit`."""
 
 
-def render(request: Request) -> Rendered:
-    """The manifest.
+def render(request: RenderRequest) -> dict[str, str]:
+    """Render the manifest."""
+    name = f"{request.sweep.name}.rayjob.yaml"
+    return {name: request.fill("ray_job.yaml.jinja", name, name="", **list_values_here(request))}
 
-    Raises:
-        SpecError: the sweep says nothing of KubeRay.
+
+def build_ray_job(
+    sweep: ScheduledSweep, backend: KubeRayBackend, name: str, command: Sequence[str]
+) -> str:
+    """Return the RayJob of one attempt, which KubeRay does not repeat."""
+    values = _list_values(backend, command, 0) | {"backend": backend, "sweep": sweep}
+    values |= {"policy": sweep.settings.policy, "name": name}
+    return fill_template("ray_job.yaml.jinja", request=None, **values)
+
+
+def list_values_here(request: RenderRequest) -> dict[str, Any]:
+    """Return the values of a RayJob whose driver keeps the schedule's state beside the sweep.
+
+    KubeRay tries again only if the head was lost: a run that failed for good stays so.
     """
-    backend = backend_of(request)
-    name, sweep = f"{request.sweep.name}.rayjob.yaml", request.sweep
-    left_out = ["the schedule: the RayJob begins when it is created, for the last time of it"]
-    if backend.cluster:
-        left_out.append("another try of KubeRay's own: backoffLimit needs a cluster of its own")
-    about = metadata(backend, "", sweep)
-    about = {"generateName": f"{sweep.name}-", **{k: v for k, v in about.items() if k != "name"}}
-    spec = own_spec(request, backend)
-    document = {"apiVersion": RAY, "kind": "RayJob", "metadata": about, "spec": spec}
-    return Rendered({name: text([document], request.head(name, left_out))}, tuple(left_out))
+    command = request.command("python", "--here", "--once")
+    retries = request.sweep.settings.policy.max_attempts - 1
+    return _list_values(find_backend(request), command, retries)
 
 
-def backend_of(request: Request) -> KubeRayBackend:
-    """What the sweep says of KubeRay.
-
-    Raises:
-        SpecError: nothing, or the operator is too old.
-    """
+def find_backend(request: RenderRequest) -> KubeRayBackend:
+    """Return the KubeRay settings of a sweep."""
     backend = request.sweep.settings.backend
     if not isinstance(backend, KubeRayBackend):
-        fix = "write backend: {kind: kuberay, image: ...}; cluster: names one that is there already"
+        fix = "write backend: {kind: kuberay, image: ...}; cluster: names an existing RayCluster"
         refuse(request.sweep, "backend.kind", backend.kind, "pods need an image", fix)
-    if request.kuberay < FIRST:
-        version = ".".join(str(number) for number in request.kuberay)
+    if request.kuberay < FIRST_VERSION:
+        version = ".".join(map(str, request.kuberay))
         reason = f"KubeRay {version} does not know backoffLimit, which came with 1.2"
         refuse(request.sweep, "", "", reason, "install KubeRay 1.2 or later")
     return backend
 
 
-def own_spec(request: Request, backend: KubeRayBackend) -> Tree:
-    """A RayJob whose driver keeps history, attempts and budgets, and runs the sweep beside it.
-
-    KubeRay tries again only where the head was lost: a run that failed for good stays so.
-    """
-    words = request.command("python", "--here", "--once")
-    retries = request.sweep.settings.policy.max_attempts - 1
-    return ray_job_spec(backend, request.sweep, words, retries=retries)
+def _list_values(backend: KubeRayBackend, command: Sequence[str], retries: int) -> dict[str, Any]:
+    in_archive = is_url(backend.working_dir)
+    change_directory = "" if in_archive else f"cd {shlex.quote(backend.working_dir)} && "
+    entrypoint = change_directory + shlex.join(command)
+    return {"entrypoint": entrypoint, "in_archive": in_archive, "retries": retries}

@@ -1,4 +1,4 @@
-"""Reading the columns of one row: each function returns a value of its kind or says what it met."""
+"""Columns of one row: each function returns a value of its kind, or raises `RowError`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 class RowError(Exception):
-    """A row that cannot be mapped to a problem: the column to blame, and the reason."""
+    """A row that cannot become a problem: the column that is wrong, and the reason."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(column, reason)
@@ -22,76 +22,52 @@ class RowError(Exception):
         return f"column {self.column}: {self.reason}"
 
 
-def text(row: Row, column: str) -> str:
-    """A text that is not blank.
-
-    Raises:
-        RowError: it is something else.
-    """
+def get_text(row: Row, column: str) -> str:
+    """Return a text that is not blank."""
     value = row.get(column)
     if not isinstance(value, str):
-        raise RowError(column, f"not a text but {kind(value)}")
+        raise RowError(column, f"not a text but {name_kind(value)}")
     if not value.strip():
         raise RowError(column, "empty")
     return value
 
 
-def optional_text(row: Row, column: str) -> str:
-    """A text; empty where the column is missing, null or blank.
-
-    Raises:
-        RowError: it is something else.
-    """
+def get_optional_text(row: Row, column: str) -> str:
+    """Return a text; empty where the column is missing, null or empty."""
     value = row.get(column)
-    return "" if value is None or value == "" else text(row, column)
+    return "" if value is None or value == "" else get_text(row, column)
 
 
-def texts(row: Row, column: str) -> list[str]:
-    """A list of texts, which may be empty.
-
-    Raises:
-        RowError: it is something else.
-    """
-    value = sequence(row.get(column), column)
+def get_texts(row: Row, column: str) -> list[str]:
+    """Return a list of texts, which may be empty."""
+    value = require_list(row.get(column), column)
     if not all(isinstance(item, str) for item in value):
         raise RowError(column, "not a list of texts")
     return cast("list[str]", value)
 
 
-def sequence(value: object, column: str) -> list[Any]:
-    """A list.
-
-    Raises:
-        RowError: it is something else.
-    """
+def require_list(value: object, column: str) -> list[Any]:
+    """Return a value that must be a list."""
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise RowError(column, f"not a list but {kind(value)}")
+        raise RowError(column, f"not a list but {name_kind(value)}")
     return list(cast("Sequence[Any]", value))
 
 
-def mapping(value: object, column: str) -> dict[str, Any]:
-    """A mapping.
-
-    Raises:
-        RowError: it is something else.
-    """
+def require_mapping(value: object, column: str) -> dict[str, Any]:
+    """Return a value that must be a mapping."""
     if not isinstance(value, Mapping):
-        raise RowError(column, f"not a mapping but {kind(value)}")
+        raise RowError(column, f"not a mapping but {name_kind(value)}")
     return dict(cast("Mapping[str, Any]", value))
 
 
-def from_json(source: str, column: str) -> Any:
-    """What a text holds as JSON.
-
-    Raises:
-        RowError: it is no JSON.
-    """
+def parse_json(source: str, column: str) -> Any:
+    """Return the value that a text holds as JSON."""
     try:
         return json.loads(source)
     except (ValueError, RecursionError) as error:
         raise RowError(column, f"not JSON: {error}") from error
 
 
-def kind(value: object) -> str:
-    """What a value is, in words."""
+def name_kind(value: object) -> str:
+    """Return the kind of a value in words."""
     return "nothing" if value is None else type(value).__name__

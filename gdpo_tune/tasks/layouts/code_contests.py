@@ -9,35 +9,42 @@ Source: Science 378 (2022), AlphaCode; columns of `deepmind/code_contests`.
 
 from __future__ import annotations
 
+from gdpo_tune.core.registry import LayoutInfo
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.code_tests import checked_stream, code_problem
-from gdpo_tune.tasks.data.columns import Row, RowError, mapping, optional_text, text, texts
+from gdpo_tune.tasks.code_tests import build_code_problem, check_streams
+from gdpo_tune.tasks.data.columns import (
+    Row,
+    RowError,
+    get_optional_text,
+    get_text,
+    get_texts,
+    require_mapping,
+)
 
 _TESTS = ("public_tests", "private_tests", "generated_tests")
 _NOTE = "Read the input from standard input and print the answer.\n"
 
 
-def problem(row: Row) -> Problem:
-    """The description and its tests.
-
-    Raises:
-        RowError: a column is not of its kind, there is no test, or text is not enough.
-    """
-    request = text(row, "description").strip()
+def convert(row: Row) -> Problem:
+    """Return the description and its tests."""
+    request = get_text(row, "description").strip()
     if "<image>" in request:
         raise RowError("description", "it shows a picture")
-    if optional_text(row, "input_file"):
+    if get_optional_text(row, "input_file"):
         raise RowError("input_file", "the program would read a file")
     pairs: list[tuple[str, str]] = []
     for column in _TESTS:
-        tests = mapping(row.get(column) or {"input": [], "output": []}, column)
-        inputs, outputs = texts(tests, "input"), texts(tests, "output")
-        if len(inputs) != len(outputs):
-            raise RowError(column, f"{len(inputs)} inputs and {len(outputs)} outputs")
-        pairs += [
-            checked_stream(given, wanted, column)
-            for given, wanted in zip(inputs, outputs, strict=True)
-        ]
+        tests = require_mapping(row.get(column) or {"input": [], "output": []}, column)
+        pairs += check_streams(get_texts(tests, "input"), get_texts(tests, "output"), column)
     if not pairs:
         raise RowError(_TESTS[0], "no test")
-    return code_problem(f"{request}\n{_NOTE}", "code_contests", streams=pairs)
+    return build_code_problem(f"{request}\n{_NOTE}", "code_contests", streams=pairs)
+
+
+LAYOUT = LayoutInfo(
+    convert,
+    tasks=("code",),
+    columns=("description", "public_tests"),
+    optional=("private_tests", "generated_tests", "input_file"),
+    doc="CodeContests: programs that read and print",
+)

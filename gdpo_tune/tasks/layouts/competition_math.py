@@ -1,6 +1,6 @@
 r"""MATH: `problem`, and `solution` whose last `\boxed{...}` is the answer.
 
-A column `answer` is taken instead where it is there, as in MATH-500. Answers are LaTeX; `level` and
+A column `answer`, as in MATH-500, is used instead if it is there. Answers are LaTeX; `level` and
 `type` are not used.
 
 Source: arXiv 2103.03874; columns of the released data and of its copies on the Hub.
@@ -8,26 +8,23 @@ Source: arXiv 2103.03874; columns of the released data and of its copies on the 
 
 from __future__ import annotations
 
+from gdpo_tune.core.registry import LayoutInfo
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data.columns import Row, RowError, optional_text, text
+from gdpo_tune.tasks.data.columns import Row, RowError, get_optional_text, get_text
 
 _BOXES = (r"\boxed", r"\fbox")
 
 
-def problem(row: Row) -> Problem:
-    """The problem, and the answer as `data["answer"]`.
-
-    Raises:
-        RowError: a column is missing or empty, or the solution boxes nothing.
-    """
-    answer = optional_text(row, "answer").strip() or last_boxed(text(row, "solution"))
+def convert(row: Row) -> Problem:
+    """Return the problem, and the answer as `data["answer"]`."""
+    answer = get_optional_text(row, "answer").strip() or extract_box(get_text(row, "solution"))
     if not answer:
         raise RowError("solution", r"no answer in \boxed{...}")
-    return Problem(text(row, "problem").strip() + "\n", "math", {"answer": answer})
+    return Problem(get_text(row, "problem").strip() + "\n", "math", {"answer": answer})
 
 
-def last_boxed(solution: str) -> str:
-    r"""What the last `\boxed{...}` holds, braces inside of it included; empty if there is none.
+def extract_box(solution: str) -> str:
+    r"""Return the content of the last `\boxed{...}`, inner braces included; empty without one.
 
     `\boxed 7` holds the one character.
     """
@@ -44,3 +41,12 @@ def last_boxed(solution: str) -> str:
         if depth == 0:
             return rest[1:index].strip()
     return ""
+
+
+LAYOUT = LayoutInfo(
+    convert,
+    tasks=("math", "gsm8k"),
+    columns=("problem", "solution"),
+    optional=("answer",),
+    doc="MATH: the last `\\boxed{}` of the solution is the answer, or the column `answer`",
+)

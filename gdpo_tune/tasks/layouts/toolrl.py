@@ -1,9 +1,10 @@
 """ToolRL: `prompt` is a list of messages, `reward_model` a mapping whose `ground_truth` is right.
 
-The ground truth is the right answer itself, `<think>...</think>` and then a `<tool_call>` block
-with one JSON object a line, a `<response>` block, or both; or the calls alone, as a JSON list. A
-call has `name` and `parameters` (`arguments` is read, too). Where there is a column `tools`, a list
-of tools or its JSON, it is shown above the messages; else the system message describes them.
+The ground truth is the right answer itself: `<think>...</think>` and then a `<tool_call>` block
+with one JSON object a line, a `<response>` block, or both. Or it is the calls alone, as a JSON
+list. A call has `name` and `parameters`, which may also be called `arguments`. A column `tools`, a
+list of tools or its JSON, is shown above the messages; without it, the system message describes
+them.
 
 Source: arXiv 2504.13958; `dataset/rlla_4k` of github.com/qiancheng0/ToolRL.
 """
@@ -14,70 +15,78 @@ import json
 import re
 from typing import Any
 
+from gdpo_tune.core.registry import LayoutInfo
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data.columns import Row, RowError, from_json, kind, mapping, sequence, text
+from gdpo_tune.tasks.data.columns import (
+    Row,
+    RowError,
+    get_text,
+    parse_json,
+    require_list,
+    require_mapping,
+)
 
 _TRUTH = "reward_model"
-_BLOCK = r"<{0}>(.*?)</{0}>"
 
 
-def problem(row: Row) -> Problem:
-    """The messages as one text; `data` has the right `calls`, and whether a `response` is due.
-
-    Raises:
-        RowError: a column is not of this kind, a call is broken, or the truth says nothing.
-    """
-    truth = mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
+def convert(row: Row) -> Problem:
+    """Return the messages as one text, the right `calls`, and whether a `response` is due."""
+    truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
     if isinstance(truth, str) and not truth.lstrip().startswith("["):
-        calls, response = _of_text(truth)
+        calls, response = _parse_truth(truth)
     else:
-        listed = from_json(truth, _TRUTH) if isinstance(truth, str) else truth
-        calls = [_call(call) for call in sequence(listed, f"{_TRUTH}.ground_truth")]
+        listed = parse_json(truth, _TRUTH) if isinstance(truth, str) else truth
+        calls = [_parse_call(call) for call in require_list(listed, f"{_TRUTH}.ground_truth")]
         response = False
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
-    prompt = "\n\n".join([*_tools(row), *_messages(row)]) + "\n"
+    prompt = "\n\n".join([*_show_tools(row), *_get_messages(row)]) + "\n"
     return Problem(prompt, "toolrl", {"calls": calls, "response": response})
 
 
-def _of_text(truth: str) -> tuple[list[dict[str, Any]], bool]:
-    block = _block("tool_call", truth)
-    lines = [line for line in (block or "").split("\n") if line.strip()]
-    return [_call(from_json(line, _TRUTH)) for line in lines], _block("response", truth) is not None
+def _parse_truth(truth: str) -> tuple[list[dict[str, Any]], bool]:
+    block, response = (
+        re.search(f"<{tag}>(.*?)</{tag}>", truth, flags=re.DOTALL)
+        for tag in ("tool_call", "response")
+    )
+    lines = [line for line in (block[1] if block else "").split("\n") if line.strip()]
+    return [_parse_call(parse_json(line, _TRUTH)) for line in lines], response is not None
 
 
-def _block(tag: str, truth: str) -> str | None:
-    found = re.search(_BLOCK.format(tag), truth, flags=re.DOTALL)
-    return found[1] if found else None
-
-
-def _call(call: object) -> dict[str, Any]:
-    fields = mapping(call, _TRUTH)
+def _parse_call(call: object) -> dict[str, Any]:
+    fields = require_mapping(call, _TRUTH)
     name, parameters = fields.get("name"), fields.get("parameters", fields.get("arguments"))
     if isinstance(parameters, str):
-        parameters = from_json(parameters, _TRUTH)
+        parameters = parse_json(parameters, _TRUTH)
     if not isinstance(name, str) or not isinstance(parameters, dict):
         raise RowError(_TRUTH, "a call needs a name and an object of parameters")
     return {"name": name, "parameters": parameters}
 
 
-def _tools(row: Row) -> list[str]:
+def _show_tools(row: Row) -> list[str]:
     tools = row.get("tools")
     if not tools:
         return []
-    listed = sequence(from_json(tools, "tools") if isinstance(tools, str) else tools, "tools")
+    listed = require_list(parse_json(tools, "tools") if isinstance(tools, str) else tools, "tools")
     lines = [tool if isinstance(tool, str) else json.dumps(tool) for tool in listed]
     return ["\n".join(["Tools:", *lines])]
 
 
-def _messages(row: Row) -> list[str]:
-    """The messages' texts. Roles are left to the policy's chat template, which sees one message."""
-    messages = sequence(row.get("prompt"), "prompt")
+def _get_messages(row: Row) -> list[str]:
+    """Return the texts without roles: the policy's chat template sees one message."""
+    messages = require_list(row.get("prompt"), "prompt")
     if not messages:
         raise RowError("prompt", "no message")
-    found: list[str] = []
-    for message in messages:
-        if not isinstance(message, dict):
-            raise RowError("prompt", f"a message is not a mapping but {kind(message)}")
-        found.append(text(message, "content").strip())
-    return found
+    return [
+        get_text(require_mapping(message, f"prompt[{index}]"), "content").strip()
+        for index, message in enumerate(messages)
+    ]
+
+
+LAYOUT = LayoutInfo(
+    convert,
+    tasks=("tools",),
+    columns=("prompt", "reward_model"),
+    optional=("tools",),
+    doc="ToolRL: messages, and the right answer with its tool calls",
+)

@@ -126,7 +126,7 @@ def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
 
 def published(spec: SweepSpec) -> Params:
     """The setting of the method's paper, completed from the space."""
-    return spec.space.baseline(task_files.task_info(spec.task).published)
+    return spec.space.baseline(task_files.task_info(spec.task, spec.space.domains).published)
 
 
 def trial_seed(spec: SweepSpec, number: int) -> int:

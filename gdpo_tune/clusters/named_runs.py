@@ -1,0 +1,162 @@
+"""Runs that a person or another scheduler starts or stops by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from gdpo_tune.clusters import schedule_decisions as decisions
+from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS
+from gdpo_tune.clusters.notify import send_notices
+from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleEvent
+from gdpo_tune.clusters.tick import look_after_run
+from gdpo_tune.core.errors import BackendError, UsageError
+
+EXIT_STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
+"""How a run ended, or why there is none -> exit status."""
+POLL_SECONDS = 0.5
+"""Between two looks at a job that was asked to end."""
+
+
+def choose_due_time(context: ScheduleContext, at: datetime | None, *, now: bool) -> datetime:
+    """Return the time whose run is meant: a given one, this second, or the schedule's last one.
+
+    With the last one, a call that is repeated after its machine was lost means the same run.
+
+    Raises:
+        UsageError: the time lies in the future, or there is no schedule.
+    """
+    clock, schedule = context.clock(), context.sweep.settings.schedule
+    if at is not None and at - clock > decisions.ON_TIME:
+        # the schedule would start no run for the times before it
+        raise UsageError(
+            f"--at {at.isoformat()}: that time has not come\n"
+            "    fix: give a time in the past, or --now"
+        )
+    due = at or (clock if now else schedule and schedule.last_time(clock))
+    if due is None:
+        raise UsageError(
+            f"{context.sweep.name} has no past time: it has no schedule, or a rare one\n"
+            "    fix: give --now, or --at TIME, under which the run is found again"
+        )
+    return due.replace(microsecond=0)
+
+
+def run_by_name(
+    context: ScheduleContext,
+    due: datetime,
+    *,
+    wait: bool,
+    once: bool = False,
+    every: float = 10.0,
+    report: Callable[[ScheduleContext], None] = lambda _: None,
+    taken_back: threading.Event | None = None,
+) -> int:
+    """Run a sweep for a time; return the exit status. Repeating the call changes nothing.
+
+    Args:
+        context: its schedule.
+        due: the time.
+        wait: whether to stay until the run has ended.
+        once: whether a run that failed or was stopped stays so; otherwise it is resumed.
+        every: seconds between two looks, after each of which `report` is called.
+        report: gets the context.
+        taken_back: set when another scheduler takes this machine back.
+
+    Raises:
+        KeyboardInterrupt: the machine was taken back; the job has ended as by Ctrl-C.
+        BackendError, BackendUnreachableError: the backend would not take a job now.
+    """
+    since: int | None = None
+    while True:
+        why = ""
+        try:
+            why = _request_run(context, due, since, once=once)
+        except BackendError as error:
+            if since is None or context.state.active is None:
+                raise
+            context.trouble.append(error)  # an active run goes on whatever its backend says
+        send_notices(context)
+        report(context)
+        run = context.state.run_for(due)
+        if why:
+            return EXIT_STATUS.get(why, EXIT_STATUS["skipped"])
+        if run is not None and run.state not in ACTIVE and context.state.queued != due:
+            return EXIT_STATUS[run.state]
+        if not wait:
+            return 0
+        if taken_back is None:
+            time.sleep(every)
+        elif taken_back.wait(every):
+            _end_job(context)
+            raise KeyboardInterrupt
+        since, once = context.state.number, True
+        context.history.refresh()
+
+
+def stop_by_name(context: ScheduleContext) -> bool:
+    """Ask the active run to stop and skip a queued one; return whether a run was active."""
+    while True:
+        queued, run = context.state.queued, context.state.active
+        if queued is not None:
+            context.record(decisions.skip_queued(context, queued, "stopped", "stopped by name"))
+        elif run is not None and not run.stop_reason:
+            context.record(decisions.request_stop(run, context.clock(), "stopped by name"))
+        else:
+            break
+    look_after_run(context)
+    return run is not None
+
+
+def _end_job(context: ScheduleContext) -> None:
+    """Ask the job on this machine to end, and wait for its checkpoints.
+
+    Nothing is written down: for the next call the machine was lost, and the run goes on.
+    """
+    run, waited = context.state.active, 0.0
+    if run is None or run.job is None:
+        return
+    while waited < CHECKPOINT_SECONDS and context.backend.poll(run.job).running:
+        context.backend.stop(run.job, waited)
+        time.sleep(POLL_SECONDS)
+        waited += POLL_SECONDS
+
+
+def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, once: bool) -> str:
+    """Make sure that the run of a time is active, queued or ended.
+
+    Returns:
+        Why it was skipped here, or by any process after change number `since`; empty if it was not.
+    """
+    while True:
+        look_after_run(context)
+        why = "" if since is None else _why_skipped(context, due, since)
+        event = None if why else _next_event(context, due, once=once)
+        if event is None:
+            return why
+        if context.record(event):
+            since = context.state.number - 1
+            once = once or event.kind in ("started", "retried")
+
+
+def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> ScheduleEvent | None:
+    run, active, queued = context.state.run_for(due), context.state.active, context.state.queued
+    has_ended = run is not None and (run.state == "finished" or once)
+    if run is not None and (run is active or (has_ended and queued != due)):
+        return None
+    if active is None:
+        return decisions.begin_run(context, due, by_name=True)
+    if queued == due:
+        return None
+    return decisions.resolve_overlap(context, active, due, by_name=True)
+
+
+def _why_skipped(context: ScheduleContext, due: datetime, since: int) -> str:
+    for notice in context.state.notices:
+        skipped = notice.skipped
+        if notice.number > since and skipped and skipped[0] <= due <= skipped[1]:
+            return notice.why
+    return ""

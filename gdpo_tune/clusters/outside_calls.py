@@ -1,0 +1,103 @@
+"""Calls of other programs and libraries that might never return, with a time limit."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+
+T = TypeVar("T")
+PROGRAM_SECONDS = 60.0
+"""Longest time that a program may take."""
+
+
+def call_within(seconds: float, call: Callable[[], T]) -> T:
+    """Return the result of a call, which goes on in its own thread if it takes too long.
+
+    The time-out of a socket is not enough: a server may send a byte now and then for ever.
+
+    Raises:
+        TimeoutError: there is no result in time.
+        Exception: whatever the call raises.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001 - raised again in the calling thread
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """Exit status and output of a program."""
+
+    exit_status: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """Its error message in one line."""
+        return " ".join((self.err.strip() or self.out.strip()).split())[:500] or "no reason given"
+
+    def refuse_error(self, backend: str, away: re.Pattern[str], expected: str = "") -> None:
+        """Raise a `BackendError` for an error that is not expected; an unreachable one if away."""
+        if self.exit_status == 0 or (expected and expected in self.message.lower()):
+            return
+        if away.search(self.message):
+            raise BackendUnreachableError(
+                f"backend {backend} does not answer: {self.message}\n"
+                "    fix: start it, or correct how this machine reaches it"
+            )
+        raise BackendError(f"backend {backend}: {self.message}")
+
+
+def call_program(backend: str, words: Sequence[str], text: str = "") -> ProgramAnswer:
+    """Call a program for a backend, with `text` as its standard input, and wait for its end.
+
+    Raises:
+        BackendError: it does not exist, or cannot be run.
+        BackendUnreachableError: it does not end in time.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PROGRAM_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise BackendError(
+            f"backend {backend}: there is no program {words[0]} here\n"
+            "    fix: install it, or call this command on a machine that has it"
+        ) from None
+    except OSError as error:
+        raise BackendError(
+            f"backend {backend}: {words[0]} cannot be run ({error.strerror})\n"
+            f"    fix: make {words[0]} on the PATH a program that can be run"
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise BackendUnreachableError(
+            f"backend {backend}: {words[0]} gave no answer within {PROGRAM_SECONDS:g} s"
+        ) from None
+    return ProgramAnswer(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,254 @@
+"""The state of one schedule, and the files that keep it beside its sweeps.
+
+    <storage>/.schedule/<name>/00000007.json   the state after seven changes
+
+A change writes the whole state into the file of the next number, which is created only if it does
+not exist. So every change rests on all changes before it: of two processes at once one is too late,
+reads the newer state and decides again. The newest file counts; the last `KEPT_STATES` stay.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from gdpo_tune.clusters.schedule_spec import Occasion
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.core.errors import StoreError
+
+STATE_FILE = re.compile(r"(\d{8})\.json")
+KEPT_STATES, KEPT_RUNS, KEPT_NOTICES = 20, 100, 100
+MONTH, DAY = timedelta(days=30), timedelta(hours=24)
+UNREAD = -1
+
+EndState = Literal["finished", "failed", "stopped"]
+ACTIVE = ("starting", "running")
+"""States of a run that has not ended."""
+Time = Annotated[
+    AwareDatetime, Ge(datetime(1970, 1, 1, tzinfo=UTC)), Le(datetime(9000, 1, 1, tzinfo=UTC))
+]
+"""A time by a clock that may be wrong, far enough from the ends of the calendar."""
+Hours = Annotated[FiniteFloat, Ge(0)]
+Number = Annotated[int, Ge(0), Le(2**53)]
+
+
+class Record(BaseModel):
+    """JSON that is refused if it was damaged or forged: the code behind it relies on its types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class JobHandle(Record):
+    """How a backend finds a job again."""
+
+    backend: str
+    id: str
+    directory: str = ""
+    """Directory with its logs; for `local` and `slurm`."""
+    machine: str = ""
+    """Host name; for `local`, as is the next one."""
+    processes: list[Annotated[tuple[int, FiniteFloat], Field(strict=False)]] = []
+    """Pid and creation time of supervisor and sweep."""
+
+
+class ScheduledRun(Record):
+    """One sweep that a schedule has started."""
+
+    name: str
+    due: Time
+    """Time that the run is for."""
+    identity: str
+    """Identity of the sweep's spec: runs of one identity can be compared."""
+    began: Time
+    """When it was started, or resumed by `run` after its end."""
+    by_name: bool = False
+    """True if `run` has started it, not the schedule."""
+    gpu_hours_limit: Hours | None = None
+    """GPU-hours that it may spend, over all its attempts."""
+    attempt: Number = 1
+    earlier_attempts: Number = 0
+    """Attempts before it was resumed; they do not count towards `max_attempts`."""
+    state: Literal["starting", "running"] | EndState = "starting"
+    """`starting`: claimed, but no backend is known to have its newest attempt."""
+    not_before: Time | None = None
+    """When the newest attempt may be submitted; None: at once."""
+    job: JobHandle | None = None
+    """Its newest attempt; None until a backend has taken it."""
+    stop_reason: str = ""
+    """Why it is to stop; empty if it is not."""
+    stop_since: Time | None = None
+    spent: list[tuple[Time, Hours]] = []
+    """GPU-hours, and when they became known."""
+    summary: str = ""
+    """Its end in words."""
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours spent, as far as they are known."""
+        return sum(hours for _, hours in self.spent)
+
+
+class Notice(Record):
+    """An end of a run, or times without a run: news for the webhook."""
+
+    number: Number
+    """Number of the change that it belongs to."""
+    at: Time
+    occasion: Occasion
+    text: str
+    details: dict[str, Any]
+    skipped: tuple[Time, Time] | None = None
+    """First and last time without a run."""
+    why: str = ""
+    """Why they have none: `missed`, `overlap`, `budget`, `disabled` or `stopped`."""
+    delivery: Literal["pending", "failed", "sent"] = "pending"
+
+
+class ScheduleState(Record):
+    """Everything that a decision rests on."""
+
+    number: Number = 0
+    """Changes so far."""
+    schedule: str | None = None
+    """The schedule as `tick` last saw it; empty: disabled or none, None: never seen."""
+    since: Time | None = None
+    """When it was first seen so: no earlier time of it is due."""
+    handled: Time | None = None
+    """Latest time of the schedule that was started, skipped or queued; so were all before it."""
+    queued: Time | None = None
+    """Time whose run waits until the active one ends."""
+    queued_by_name: bool = False
+    runs: list[ScheduledRun] = []
+    """Started or resumed last: at the end. Only the last one can be active."""
+    notices: list[Notice] = []
+
+    @property
+    def active(self) -> ScheduledRun | None:
+        """The run that has not ended; there is one at most."""
+        return self.runs[-1] if self.runs and self.runs[-1].state in ACTIVE else None
+
+    @property
+    def due_after(self) -> datetime | None:
+        """Time after which times of the schedule are due; None if the schedule was never seen.
+
+        After a clock that was ahead it lies in the future, and nothing is due.
+        """
+        return max((time for time in (self.since, self.handled) if time), default=None)
+
+    def run_for(self, due: datetime) -> ScheduledRun | None:
+        """Return the run of a time."""
+        return next((run for run in reversed(self.runs) if run.due == due), None)
+
+    def gpu_hours_spent(self, now: datetime) -> float:
+        """Return the GPU-hours of the last 30 days, and later ones of a clock that was ahead."""
+        return sum(hours for run in self.runs for at, hours in run.spent if now - MONTH < at)
+
+    def handle(self, due: datetime) -> None:
+        """Note that a time of the schedule, and all before it, need nothing more."""
+        self.handled = max(due, self.handled or due)
+
+    def add_run(self, run: ScheduledRun) -> None:
+        """Append a new or resumed run; after a month forget all but `KEPT_RUNS`."""
+        others = [each for each in self.runs if each is not run]
+        recent = [each for each in others[:-KEPT_RUNS] if run.began - each.began < MONTH]
+        self.runs = [*recent, *others[-KEPT_RUNS:], run]
+
+    def add_notice(
+        self, at: datetime, occasion: Occasion, text: str, details: dict[str, Any]
+    ) -> Notice:
+        """Append a notice; after a day forget all but `KEPT_NOTICES`."""
+        number = self.number + 1
+        notice = Notice(number=number, at=at, occasion=occasion, text=text, details=details)
+        recent = [each for each in self.notices[:-KEPT_NOTICES] if at - each.at < DAY]
+        self.notices = [*recent, *self.notices[-KEPT_NOTICES:], notice]
+        return notice
+
+
+@dataclass(frozen=True)
+class ScheduleEvent:
+    """One change of a schedule's state."""
+
+    kind: str
+    at: datetime
+    text: str = ""
+    """The change in words; empty if it is of no interest to a person."""
+
+
+class ScheduleHistory:
+    """The newest state of one schedule, as it was read or written here."""
+
+    def __init__(self, storage: ScheduleStorage, name: str) -> None:
+        self.storage = storage
+        self.directory = f".schedule/{name}"
+        self.state = ScheduleState()
+        self._number = 0
+
+    def refresh(self) -> None:
+        """Read the state if another process has changed it.
+
+        Raises:
+            StoreError: it cannot be read, is damaged, or is older than before.
+        """
+        newest = max(self._numbers(), default=0)
+        if newest < self._number:
+            raise StoreError(
+                f"storage {self.storage.address}: {self.directory} has fewer changes than before\n"
+                "    fix: nothing if it was moved aside on purpose: the next call starts anew"
+            )
+        if newest != self._number:
+            self.state = self._read(newest)
+            self._number = newest
+
+    def save(self) -> bool:
+        """Write the changed state; if another process was first, read its state and return False.
+
+        Raises:
+            StoreError: it cannot be written; the next `refresh` reads the state again.
+        """
+        before, number = self._number, self._number + 1
+        self._number, self.state.number = UNREAD, number
+        content = self.state.model_dump_json(exclude_defaults=True).encode()
+        try:
+            self.storage.create(self._path(number), content)
+        except FileExistsError:
+            self.refresh()
+            return False
+        numbers = self._numbers()
+        if before and before not in numbers:
+            # this process has slept while others made more than KEPT_STATES changes
+            self.storage.delete(self._path(number))
+            self.refresh()
+            return False
+        self._number = number
+        for old in numbers:
+            if old <= number - KEPT_STATES:
+                self.storage.delete(self._path(old))
+        return True
+
+    def _read(self, number: int) -> ScheduleState:
+        if not number:
+            return ScheduleState()
+        error: ValidationError | None = None
+        try:
+            state = ScheduleState.model_validate_json(self.storage.read(self._path(number)))
+            if state.number == number:
+                return state
+        except ValidationError as invalid:
+            error = invalid
+        raise StoreError(
+            f"storage {self.storage.address}: {self._path(number)} is damaged, or was written by a "
+            "later version\n    fix: restore it, update this package, or move the directory aside "
+            "to begin a new history"
+        ) from error
+
+    def _numbers(self) -> list[int]:
+        names = self.storage.names(self.directory)
+        return sorted(int(match[1]) for match in map(STATE_FILE.fullmatch, names) if match)
+
+    def _path(self, number: int) -> str:
+        return f"{self.directory}/{number:08}.json"

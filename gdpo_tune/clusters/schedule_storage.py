@@ -1,0 +1,101 @@
+"""Files that are created once and whole, in a directory or in an object store.
+
+`create` alone decides which of two processes was first. On a disk it is a hard link: it fails if
+the name exists, and other processes see the file only once it is whole. Local disks and NFS keep
+to that. In an object store it is a conditional write (`If-None-Match: *` on S3), which s3fs, gcsfs
+and adlfs support. `check` finds out whether a store ignores the condition.
+
+Every method raises a `StoreError` if the place cannot be used.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gdpo_tune.core.errors import StoreError
+from gdpo_tune.core.object_store import is_url, open_filesystem, unusable
+
+
+class ScheduleStorage:
+    """Files below a directory or an address; their names are relative to it, with `/`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._on_disk = not is_url(address)
+        url = f"file://{os.path.abspath(address)}" if self._on_disk else address
+        self._files, self._root = open_filesystem(url)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Create a file, whole or not at all.
+
+        Raises:
+            FileExistsError: it exists already.
+        """
+        with self._explaining_errors(FileExistsError):
+            if self._on_disk:
+                _create_on_disk(Path(self._path(name)), content)
+            else:
+                self._files.pipe_file(self._path(name), content, mode="create")
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names of the files in a directory; an empty list if it does not exist."""
+        try:
+            with self._explaining_errors(FileNotFoundError):
+                paths = self._files.ls(self._path(directory), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(path).rpartition("/")[2] for path in paths)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        with self._explaining_errors():
+            return self._files.cat_file(self._path(name))
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        with suppress(FileNotFoundError), self._explaining_errors(FileNotFoundError):
+            self._files.rm_file(self._path(name))
+
+    def check(self) -> None:
+        """Refuse a storage in which files cannot be created, or can be created twice."""
+        name = f".schedule/probe-{uuid.uuid4().hex}"
+        self.create(name, b"")
+        try:
+            self.create(name, b"")
+        except FileExistsError:
+            return
+        finally:
+            self.delete(name)
+        raise StoreError(
+            f"storage {self.address}: a file can be created there twice, so two processes could "
+            "start the same run\n    fix: use a store with conditional writes, such as S3"
+        )
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _explaining_errors(self, *expected: type[OSError]) -> Generator[None]:
+        try:
+            yield
+        except expected:
+            raise
+        except Exception as error:  # each store has its own errors for credentials and networks
+            raise unusable(self.address, error) from error
+
+
+def _create_on_disk(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with aside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,186 @@
+"""`search:`: how the space is searched, what may stop a trial early, and what may be spent."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import Field
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.trials import MOVABLE
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, show
+from gdpo_tune.spec.sections import Section
+from gdpo_tune.spec.space import Space
+
+TOLERANCE = 1e-9
+"""Keeps a share of 0.2 at five parts."""
+
+
+class FifoSettings(Section):
+    """First in, first out: no trial is stopped early."""
+
+    type: Literal["fifo"] = "fifo"
+    """One of the schedulers below."""
+
+
+class AshaSettings(Section):
+    """Asynchronous successive halving by dominance: most trials end early."""
+
+    type: Literal["asha"] = "asha"
+    """One of the schedulers below."""
+    reduction_factor: Annotated[float, Ge(1.01)] = 3.0
+    """At each rung, one of so many trials goes on, and all on the front of that rung. Rungs lie at
+    the budget divided by it once, twice, and so on."""
+    grace: Annotated[float, Ge(0), Lt(1)] = 0.3
+    """Share of a trial's budget before which it is compared with no other."""
+    variant: Literal["stop", "promote"] = "stop"
+    """What happens to a trial that does not go on: `stop` ends it; `promote` lets it wait, without
+    a process, until it is among the best after all."""
+
+    def levels(self, steps: int) -> tuple[int, ...]:
+        """Return the steps at which trials of so many steps are compared: before their end."""
+        rungs: set[int] = set()
+        level = steps / self.reduction_factor
+        while math.ceil(level) >= self.grace * steps:
+            rungs.add(math.ceil(level))
+            if level <= 1:
+                break
+            level /= self.reduction_factor
+        return tuple(sorted(rungs - {steps}))
+
+
+class PbtSettings(Section):
+    """Population-based training by dominance: weights and learning rate move while trials train."""
+
+    type: Literal["pbt"] = "pbt"
+    """One of the schedulers below."""
+    interval: Annotated[float, Ge(0.001), Lt(1)] = 0.2
+    """Share of a trial's steps after which all members meet, again and again. Each runs up to the
+    meeting, in turns where slots are fewer, and goes on once all are there."""
+    quantile: Annotated[float, Gt(0), Le(0.5)] = 0.25
+    """Share of the members, one at least, that take over the training of one of as many that come
+    first: by constraints, dominance, and distance to others in their front."""
+    factors: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (0.8, 1.25)
+    """A member that takes over multiplies each value that it gets by one of these, inside of its
+    domain."""
+    resample: Annotated[float, Ge(0), Le(1)] = 0.25
+    """Probability with which it draws the value anew from its domain instead."""
+
+    def meetings(self, steps: int) -> tuple[int, ...]:
+        """Return the steps at which members with so many steps meet."""
+        count = math.ceil(1 / self.interval - TOLERANCE) - 1
+        places = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
+        return tuple(sorted(places - {0, steps}))
+
+
+SchedulerSettings = FifoSettings | AshaSettings | PbtSettings
+
+
+class Replicates(Section):
+    """How front configurations are trained again with fresh seeds before the front is claimed."""
+
+    per_point: Annotated[int, Ge(0), Le(10**6)] = 2
+    """Fresh seeds for each front configuration, besides the first run."""
+    max_runs: Annotated[int, Ge(0), Le(10**6)] = 8
+    """Most replicate trainings in all; 0 leaves every front point provisional."""
+
+    @property
+    def most(self) -> int:
+        """Most replicate trainings, if the front is large."""
+        return self.max_runs if self.per_point else 0
+
+
+class Budget(Section):
+    """What a sweep may spend. Once any of it is spent no trial starts; others run to their end."""
+
+    trials: Annotated[int, Ge(0), Le(10**9)] = 0
+    """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
+    completions: Annotated[int, Ge(0), Le(10**15)] = 0
+    """Completions sampled in training, over all trials."""
+    gpu_hours: Annotated[float, Ge(0)] = 0.0
+    """Hours of training times the GPUs of a trial, over all trials."""
+    hours: Annotated[float, Ge(0)] = 0.0
+    """Hours in which the sweep ran, interruptions aside."""
+
+
+class Search(Section):
+    """How the space is searched, and for how long. May change and extend a finished sweep."""
+
+    trials: Annotated[int, Ge(1), Le(10**6)] = 16
+    """Configurations to train, baselines and replicates aside."""
+    sampler: str = "auto"
+    """One of the samplers below."""
+    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
+    """What stops a trial before its end."""
+    replicates: Replicates = Replicates()
+    """How the front is trained again before it is claimed."""
+    budget: Budget = Budget()
+    """What the sweep may spend."""
+    patience: Annotated[int, Ge(0), Le(10**6)] = 0
+    """Propose nothing more once so many trials in a row did not move the validation hypervolume
+    by more than 1 % and its noise; 0: never stop for that."""
+    warm_start: tuple[str, ...] = ()
+    """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
+    sampler learns from their trials, which are never on this sweep's front. Refused where nothing
+    learns: with `random`, `qmc` and a population."""
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    """Seed of the sampler; the seeds of trials follow from it."""
+
+
+def check_search(search: Search, space: Space, steps: int, gpus: float, problems: Problems) -> None:
+    """Refuse an unknown sampler, a budget that no trial spends, and schedules without effect."""
+    if search.sampler not in registry.SAMPLERS:
+        reason, fix = explain_unknown_name("sampler", search.sampler, registry.SAMPLERS)
+        problems.refuse("search.sampler", reason, fix)
+    if search.budget.gpu_hours and not gpus:
+        fix = "write hours or completions instead, or give trials GPUs with resources.gpus"
+        reason = "no trial has a GPU, so it is never spent"
+        problems.refuse("search.budget.gpu_hours", reason, fix, "resources.gpus")
+    if isinstance(search.scheduler, AshaSettings):
+        _check_rungs(search.scheduler, steps, problems)
+    elif isinstance(search.scheduler, PbtSettings):
+        _check_population(search, search.scheduler, space, steps, problems)
+
+
+def _check_rungs(scheduler: AshaSettings, steps: int, problems: Problems) -> None:
+    """Refuse rungs that all lie in the grace, unless trials are too short for any rung."""
+    factor, grace = scheduler.reduction_factor, scheduler.grace
+    if scheduler.levels(steps) or math.ceil(steps / factor) >= grace * steps:
+        return
+    key = "search.scheduler.grace"
+    key = key if problems.has_key(key) else "search.scheduler.reduction_factor"
+    reason = (
+        f"the last rung lies at 1 / {show(factor)} of the budget, and {show(grace)} of it is "
+        "grace, so no trial would be compared with another"
+    )
+    fix = f"write grace: {0.9 / factor:.2g}, or scheduler: {{type: fifo}}"
+    problems.refuse(key, reason, fix, "training.steps", "search.scheduler")
+
+
+def _check_population(
+    search: Search, scheduler: PbtSettings, space: Space, steps: int, problems: Problems
+) -> None:
+    """Refuse a population without members, without anything that moves, or without meetings."""
+    remedy = "remove the key, or write another scheduler"
+    if search.trials < 2:
+        reason = "a population of one has nobody to take over from"
+        problems.refuse("search.trials", reason, "write 4 or more, or another scheduler")
+    if search.sampler not in ("auto", "qmc"):
+        reason = "the members of a population begin spread over the space: nothing proposes them"
+        problems.refuse("search.sampler", reason, remedy)
+    if search.patience:
+        reason = "every member of a population begins before any ends, so none is left to give up"
+        problems.refuse("search.patience", reason, remedy)
+    if not any(name.startswith(MOVABLE) for name in space.dimensions):
+        reason = "nothing can move: neither the learning rate nor a reward weight is searched"
+        fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
+        problems.refuse("search.scheduler.type", reason, fix, "space", "task")
+    if not scheduler.meetings(steps):
+        reason = f"no step of {steps} lies there before the last one"
+        fix = f"write {1 / max(2, min(5, steps)):g}"
+        problems.refuse("search.scheduler.interval", reason, fix, "training.steps")
+    if scheduler.resample == 0 and set(scheduler.factors) == {1}:
+        reason = "no value would ever move: every factor is 1 and resample is 0"
+        problems.refuse("search.scheduler.factors", reason, "write [0.8, 1.25]")

@@ -1,0 +1,91 @@
+"""`name:`, `tracking:`, `storage:` and `ledger:`: where a sweep is kept and shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import MinLen
+
+from gdpo_tune.core.files import is_file
+from gdpo_tune.core.object_store import is_url
+from gdpo_tune.spec.problems import Problems, without_password
+from gdpo_tune.spec.sections import Section, refused, written
+
+RUNS = "runs"
+"""Default directory of all sweeps."""
+LONGEST_NAME = 100
+"""Most characters of a sweep's name; the names of directories and pages append to it."""
+NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
+LONGEST_PART = 255
+"""Most bytes of the name of a file or directory, on every usual disk."""
+TRACKING_URI = written(
+    r"(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).(?s:.*)|databricks(://.*)?",
+    "not the address of a tracking server or database",
+    "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
+)
+LEDGER = re.compile(
+    r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
+)
+SECRET = re.compile(r"://[^/@]*:[^/@]*@|\?")
+"""In the address of a store."""
+
+
+class Tracking(Section):
+    """Where MLflow shows the sweep."""
+
+    uri: Annotated[str, MinLen(1), TRACKING_URI] = "sqlite:///mlflow.db"
+    """MLflow tracking URI."""
+    experiment: str = ""
+    """MLflow experiment; default: the sweep's name."""
+    required: bool = False
+    """Whether a server that does not answer is an error, not a warning with everything kept."""
+
+
+def check_name(name: object, problems: Problems) -> str:
+    """Return the sweep's name; refuse one that no directory can have."""
+    if isinstance(name, str) and NAME.fullmatch(name):
+        return name
+    reason = (
+        "not a name that a directory can have (letters, digits, '.', '_', '-'; at most "
+        f"{LONGEST_NAME} of them)"
+    )
+    proposal = re.sub(r"[^A-Za-z0-9._-]+", "-", str(name)).strip("-.")[:LONGEST_NAME]
+    proposal = proposal or "my-sweep" if isinstance(name, str) else f'"{proposal}"'
+    problems.refuse("name", reason, f"write name: {proposal}", value=name)
+    return "sweep"
+
+
+def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -> None:
+    """Refuse a storage that is no directory, or an object store without a `ledger` beside it."""
+    key = "storage"
+    if not is_url(storage):
+        if is_file(Path(storage)):
+            problems.refuse(key, "is a file, not a directory", "name another directory")
+        elif any(len(p.encode(errors="replace")) > LONGEST_PART for p in Path(storage).parts):
+            reason = f"a name in it has more than {LONGEST_PART} bytes"
+            problems.refuse(key, reason, "name another directory")
+    elif SECRET.search(storage):
+        shown = without_password(storage).partition("?")[0]
+        reason = "with a password or a query, which files and messages of the sweep would show"
+        fix = "leave it out; packages of stores read variables, such as AWS_SECRET_ACCESS_KEY"
+        problems.refuse(key, reason, fix, value=shown)
+    elif workers > 1:
+        reason = "an object store, and the processes of a trial need one directory"
+        fix = "write a directory that every node sees, or resources.workers: 1"
+        problems.refuse(key, reason, fix)
+    elif not ledger and not problems.about("ledger"):
+        fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
+        problems.refuse(key, "an object store, where no ledger can live", fix)
+    elif not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):
+        reason = "not the address of a directory on an object store"
+        problems.refuse(key, reason, "write it like s3://bucket/sweeps")
+
+
+def read_ledger(data: object) -> str:
+    """Return the address of a database that can hold a ledger; empty for a file."""
+    if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
+        return data
+    fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
+    raise refused("not the address of a PostgreSQL database", fix)

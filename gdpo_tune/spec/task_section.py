@@ -1,0 +1,140 @@
+"""Checks of `task:`, `policy:`, `model:` and `rollout:`: what is trained, and how."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from gdpo_tune.core import registry, task_files
+from gdpo_tune.core.errors import TaskFileError
+from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.settings import (
+    EVERY_LINEAR,
+    ModelSettings,
+    RolloutSettings,
+    TrainingSettings,
+)
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, one_of
+from gdpo_tune.spec.sandbox_section import check_address
+from gdpo_tune.spec.sections import refuse_idle
+
+
+def list_tasks() -> list[str]:
+    """Return the names of the tasks that ship."""
+    return list(registry.TASKS)
+
+
+def get_task_info(name: str, parameters: Collection[str] = ()) -> TaskInfo:
+    """Return what a task rewards and measures; one in a file may raise `TaskFileError`.
+
+    Args:
+        name: a name or a file, as in a sweep file.
+        parameters: names of the space. Weights among them switch optional rewards on.
+    """
+    return task_files.task_info(name, parameters)
+
+
+def check_task(name: object, weighted: Iterable[str], problems: Problems) -> TaskInfo | None:
+    """Return the task of a name in the file, with its rewards that are `weighted` in the space.
+
+    A task that does not exist is refused, and None is returned.
+    """
+    parameters = [f"reward_weights.{reward}" for reward in weighted]
+    if name is None:
+        problems.refuse("task", "missing", "add task: code")
+    elif isinstance(name, str) and task_files.is_file(name):
+        try:
+            return get_task_info(name, parameters)
+        except TaskFileError as error:
+            reason = str(error).removeprefix(f"{name}: ")
+            problems.refuse("task", reason, "mend the file; docs/own_task.md has an example")
+    elif name in list_tasks():
+        return get_task_info(str(name), parameters)
+    elif isinstance(name, str) and name in registry.REMOVED_TASKS:
+        problems.refuse("task", "no longer a task of its own", registry.REMOVED_TASKS[name])
+    else:
+        problems.refuse("task", *explain_unknown_name("task", name, list_tasks()))
+    return None
+
+
+def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> None:
+    """Refuse a policy that ships for another task."""
+    if policy not in registry.POLICIES or policy == task.embedded or task_files.is_file(name):
+        return
+    others = [other for other in list_tasks() if get_task_info(other).embedded == policy]
+    reason = f"made for {one_of(others)} and cannot answer the prompts of {name}"
+    problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
+
+
+def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:
+    """Refuse completions that are longer than the policy can write, as far as its files tell."""
+    longest = training.max_completion_length
+    directory = Path(registry.POLICIES.get(policy, policy)).expanduser()
+    try:
+        config: Any = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # whether there is such a policy is checked elsewhere
+    room = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    if isinstance(room, int) and longest >= room:
+        reason = f"{policy} has {room} positions, for a prompt and its completion together"
+        fix = f"write a number well below {room}, or give another policy"
+        key = "training.max_completion_length"
+        problems.refuse(key, reason, fix, "policy", value=longest)
+
+
+def check_prompts(
+    training: TrainingSettings, source: str, name: str, task: TaskInfo, problems: Problems
+) -> None:
+    """Refuse more prompts than a task can write, where there is no data set as `source`."""
+    for split, most in ({} if source else task.prompts).items():
+        count = getattr(training, f"{split}_prompts")
+        if count > most:
+            reason = f"the {name} task can write {most} distinct {split} prompts"
+            fix = f"write at most {most}, or give a data set as data.source"
+            problems.refuse(f"training.{split}_prompts", reason, fix, value=count)
+
+
+def check_model(settings: ModelSettings, policy: str, problems: Problems) -> None:
+    """Refuse keys that do not fit together or to the policy."""
+    if not settings.lora_rank:
+        reason, fix = "without lora_rank no module gets an adapter", "add lora_rank: 16, or remove"
+        keys = ("lora_alpha", "lora_targets")
+        refuse_idle("model", settings, keys, reason, f"{fix} the key", problems, "model.lora_rank")
+    elif importlib.util.find_spec("peft") is None:
+        fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
+        problems.refuse("model.lora_rank", "LoRA needs the package peft", fix)
+    if settings.lora_rank and not settings.lora_targets:
+        fix = f"write [{EVERY_LINEAR}], or names of modules such as [q_proj, v_proj]"
+        problems.refuse("model.lora_targets", "empty, so nothing would be trained", fix)
+    elif EVERY_LINEAR in settings.lora_targets and len(settings.lora_targets) > 1:
+        reason = f"{EVERY_LINEAR} already stands for every name"
+        problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or names alone")
+    if settings.revision and policy in registry.POLICIES:
+        reason = f"policy {policy} ships with the package and has no revisions"
+        fix = "remove the key, or give a Hub id as the policy"
+        problems.refuse("model.revision", reason, fix, "policy", "task")
+
+
+def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
+    """Refuse keys without effect, and a server that could not be asked."""
+    inputs = ("rollout.engine", "rollout.vllm_mode")
+
+    def idle(reason: str, *keys: str) -> None:
+        refuse_idle("rollout", settings, keys, reason, "remove the key", problems, *inputs)
+
+    if settings.engine == "transformers":
+        reason = "engine: transformers is not vLLM"
+        idle(reason, "vllm_mode", "vllm_server", "vllm_memory_share")
+    elif settings.vllm_mode == "colocate":
+        idle("only vllm_mode: server asks a server", "vllm_server")
+    else:
+        idle("a server has a GPU of its own, which its command line divides", "vllm_memory_share")
+        if settings.engine == "auto":
+            reason = "engine: auto may take another engine, which would ask no server"
+            fix = "write engine: vllm beside it"
+            problems.refuse("rollout.vllm_mode", reason, fix, *inputs)
+        reason = "vllm_mode: server asks a server that is already running"
+        check_address(settings.vllm_server, "rollout.vllm_server", reason, problems)

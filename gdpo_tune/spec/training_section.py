@@ -1,0 +1,107 @@
+"""`training:` and `resources:`: what a trial occupies, and how the completions of a step divide."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.spec.problems import Problems, one_of, show
+from gdpo_tune.spec.sections import Section
+from gdpo_tune.spec.space import Space, Uniform
+
+TOTAL = "training.completions_per_step"
+LEAST_RESOURCE = 0.0001
+"""Smallest share of a resource that Ray can count."""
+
+
+class Resources(Section):
+    """What one worker of a trial occupies. As many trials run side by side as fit."""
+
+    cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
+    """CPU cores; also the threads of torch, rounded down to at least 1."""
+    gpus: Annotated[float, Ge(0), Le(100_000)] = 0.0
+    """GPUs: a fraction below 1 shares one, above 1 a whole number."""
+    workers: Annotated[int, Ge(1)] = 1
+    """Training processes of a trial, each with these `cpus` and `gpus`."""
+
+    @property
+    def in_all(self) -> float:
+        """GPUs of a trial, over its workers."""
+        return self.gpus * self.workers
+
+
+def check_length_limit(training: TrainingSettings, problems: Problems) -> None:
+    """Refuse a length limit that no completion can exceed."""
+    longest = training.max_completion_length
+    if training.length_limit >= longest:
+        reason = f"not below max_completion_length = {longest}: every completion is within it"
+        fix = f"write a limit below {longest}, or raise training.max_completion_length"
+        key, other = "training.length_limit", "training.max_completion_length"
+        problems.refuse(key, reason, fix, other, value=training.length_limit)
+
+
+def check_group_sizes(space: Space, training: TrainingSettings, problems: Problems) -> None:
+    """Refuse group sizes that do not divide the completions of a step."""
+    total, domain = training.completions_per_step, space.domains["group_size"]
+    uneven = [size for size in list_group_sizes(space) if total % size]
+    if not uneven:
+        return
+    divisors = [size for size in range(2, total + 1) if total % size == 0]
+    if isinstance(domain, Uniform):
+        divisors = [size for size in divisors if domain.low <= size <= domain.high] or divisors
+    reason = f"{shorten_list(uneven)} does not divide {TOTAL} = {total}"
+    fix = f"use group sizes among {show(divisors)}, or change {TOTAL}"
+    key = "space.group_size" if problems.has_key("space.group_size") else TOTAL
+    problems.refuse(key, reason, fix, "space.group_size", TOTAL)
+
+
+def check_resources(
+    own: Resources, engine: str, space: Space, training: TrainingSettings, problems: Problems
+) -> None:
+    """Refuse shares that no machine grants, and workers that cannot compute equal parts."""
+    gpus, key, workers = own.gpus, "resources.gpus", own.workers
+    if workers > 1 and gpus not in (0.0, 1.0):
+        reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
+        problems.refuse(key, reason, "write gpus: 1, which is for each of them, or 0")
+    elif 0 < gpus < LEAST_RESOURCE:
+        reason = "Ray counts in ten-thousandths, in which this is nothing"
+        problems.refuse(key, reason, f"write 0 for none, or at least {LEAST_RESOURCE}")
+    elif gpus > 1 and gpus % 1:
+        fix = f"write {math.floor(gpus)} or {math.ceil(gpus)}"
+        problems.refuse(key, "above 1 only whole GPUs can be had", fix)
+    if workers > 1 and engine == "vllm":
+        reason = f"vllm samples for one worker, and a trial has {workers}"
+        fix = "write engine: transformers, or resources.workers: 1"
+        problems.refuse("rollout.engine", reason, fix)
+    total, sizes = training.completions_per_step, list_group_sizes(space)
+    uneven = [size for size in sizes if workers > 1 and total // size % workers]
+    if uneven:
+        prompts = shorten_list([total // size for size in uneven])
+        reason = (
+            f"does not divide the {prompts} prompts of a step that group_size "
+            f"{shorten_list(uneven)} leaves of {TOTAL} = {total}"
+        )
+        multiple = math.lcm(*(size * workers for size in sizes))
+        fix = f"write completions_per_step: {-(-total // multiple) * multiple}, or fewer workers"
+        problems.refuse("resources.workers", reason, fix, "space.group_size", TOTAL)
+    share, micro_batch = total // workers, training.micro_batch_size
+    if micro_batch and share % micro_batch:
+        part = f" that each of {workers} workers computes" if workers > 1 else ""
+        reason = f"does not divide the {share} completions of a step{part}"
+        smaller = [count for count in range(1, share) if share % count == 0]
+        fix = f"write one of {show(smaller)}, or 0 to compute all at once"
+        inputs = (TOTAL, "resources.workers")
+        problems.refuse("training.micro_batch_size", reason, fix, *inputs)
+
+
+def list_group_sizes(space: Space) -> list[int]:
+    """Return every group size that a trial can have."""
+    return [size for size in space.reachable("group_size") or () if isinstance(size, int)]
+
+
+def shorten_list(sizes: list[int]) -> str:
+    """Return at most six values, then an ellipsis."""
+    return one_of(sizes[:6]) + (", ..." if len(sizes) > 6 else "")

@@ -1,0 +1,88 @@
+"""Base class of the tasks that ship: where problems come from, and how completions are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.system import Closing
+from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
+from gdpo_tune.tasks.data import describe_data, select_problems
+
+if TYPE_CHECKING:
+    from gdpo_tune.sandbox import Result
+
+
+class BuiltInTask(Closing):
+    """A task whose rewards and metrics are functions of one sample; it runs no code by itself."""
+
+    reward_infos: tuple[RewardInfo, ...]
+    optional_reward_infos: tuple[RewardInfo, ...] = ()
+    metric_infos: Mapping[str, TaskMetric]
+    format_request: str
+    """The instructions, with `{limit}` where the tokens of the length reward belong."""
+    generate: Callable[[Split, int, int], list[Problem]]
+    """Writes so many problems of a split by a seed, for a sweep without a data set."""
+
+    def __init__(
+        self,
+        training: TrainingSettings,
+        sandbox: SandboxSettings | None = None,
+        data: DataSettings | None = None,
+        optional_rewards: Collection[str] = (),
+    ) -> None:
+        """Switch the named optional rewards on; `sandbox` is for tasks that run code."""
+        extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
+        self._reward_infos = (*self.reward_infos, *extra)
+        self.rewards = tuple(reward.name for reward in self._reward_infos)
+        self.metrics = tuple(self.metric_infos)
+        self.instructions = self.format_request.format(limit=training.length_limit)
+        self._length_limit = training.length_limit
+        self._data = data or DataSettings()
+
+    def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
+        """Return `count` problems with distinct prompts; see `Task`.
+
+        Raises:
+            UsageError: the split does not hold that many prompts, or the data cannot be used.
+        """
+        if self._data.source:
+            return select_problems(self._data, split, count, seed)
+        return self.generate(split, count, seed)
+
+    def score(
+        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+    ) -> Scores:
+        """Judge N completions, for training and for held-out evaluation alike; see `Task`."""
+        results = self._run_programs(problems, completions)
+        samples = [
+            Sample(problem, completion, length, self._length_limit, result)
+            for problem, completion, length, result in zip(
+                problems, completions, lengths, results, strict=True
+            )
+        ]
+        rewards = {reward.name: reward.score for reward in self._reward_infos}
+        metrics = {name: metric.measure for name, metric in self.metric_infos.items()}
+        partial = {reward.name: reward.partial for reward in self._reward_infos if reward.partial}
+        # A reward and its metric are the same function, which is called once.
+        functions = {*rewards.values(), *metrics.values(), *partial.values()}
+        columns = {function: list(map(function, samples)) for function in functions}
+        rewards, metrics, partial = (
+            {name: columns[function] for name, function in each.items()}
+            for each in (rewards, metrics, partial)
+        )
+        return Scores(rewards=rewards, metrics=metrics, partial=partial)
+
+    def _run_programs(
+        self, problems: Sequence[Problem], completions: Sequence[str]
+    ) -> Sequence[Result | None]:
+        """Return a result for each of N completions; None where there is no program to run."""
+        return [None] * len(problems)
+
+    def environment(self) -> dict[str, str]:
+        """Return where problems come from, if that is a data set."""
+        return describe_data(self._data)
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""

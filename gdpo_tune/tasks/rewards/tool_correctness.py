@@ -1,0 +1,119 @@
+"""`correctness` of the task `tools`: agreement with the right calls, from -3 to 3.
+
+A completion thinks, calls tools and answers. Each part is optional but the first:
+
+    <think>why</think>
+    <tool_call>
+    {"name": "pay", "parameters": {"to": "Ann", "sum": 7}}
+    </tool_call>
+    <response>text for the user</response>
+
+Correctness is `6 * score / most - 3`. `score` adds the Jaccard index of the two multisets of tool
+names and, for each right call that is matched with a call of the same name, the Jaccard index of
+the parameter names and the number of right parameters whose value is equal; `most` is what the
+right calls themselves get: 1 + calls + their parameters.
+
+Kept from the released code, although a reader may not expect it:
+
+- only the first tool_call block counts, from its first tag on: a tag that is mentioned in the
+  thoughts is taken for it, which gives -3; neither a missing end tag nor missing thoughts matter;
+- one JSON object a line, so a blank line between calls, or an object over several lines, gives -3;
+- lines end at a line feed alone, not at U+2028 and similar signs, which JSON allows in a text;
+- values are compared as Python does: `1 == True` and `3.0 == 3` are equal, `"1"` and `1` are not;
+- keys of a call beside `name` and `parameters` cost nothing: such a call still earns 3.
+
+Not kept: the released code matches calls greedily, so the value of the same calls depends on their
+order. Here the matching is the one with the largest score, as the paper says. And any call without
+a `name` and an object of `parameters` gives -3, also one of a tool that is not wanted.
+
+Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gdpo_tune.tasks.base import RewardInfo, Sample
+
+LOWEST, HIGHEST = -3.0, 3.0
+
+ToolCall = Mapping[str, Any]
+"""A tool's `name` and its `parameters`."""
+
+
+def score_tool_calls(sample: Sample) -> float | None:
+    """Return the agreement of a completion's calls with the right ones; None if no call is right.
+
+    Without a right call nearly all completions of a group agree: the reward would only add noise.
+    """
+    return measure_agreement(sample) if sample.problem.data["calls"] else None
+
+
+def measure_agreement(sample: Sample) -> float:
+    """Return how well the calls in a completion agree with the right ones, from -3 to 3.
+
+    If no call is right, this is 3 without a tool_call block and -3 with one.
+    """
+    right: Sequence[ToolCall] = sample.problem.data["calls"]
+    if not right:
+        return LOWEST if "<tool_call>" in sample.completion else HIGHEST
+    called = parse_calls(sample.completion)
+    if called is None:
+        return LOWEST
+    score = compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+    score += _match_calls(right, called)
+    most = 1 + sum(1 + len(call["parameters"]) for call in right)
+    return (HIGHEST - LOWEST) * score / most + LOWEST
+
+
+def parse_calls(completion: str) -> list[ToolCall] | None:
+    """Return the calls of the first tool_call block; None if it is missing or a call is broken."""
+    _, tag, rest = completion.partition("<tool_call>")
+    if not tag:
+        return None
+    calls: list[ToolCall] = []
+    for line in rest.partition("</tool_call>")[0].strip().split("\n"):
+        try:
+            call = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(call, dict):
+            return None
+        if not isinstance(call.get("name"), str) or not isinstance(call.get("parameters"), dict):
+            return None
+        calls.append(call)
+    return calls
+
+
+def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
+    """Return the intersection of two multisets over their union, by size; 1 if both are empty."""
+    shared = (Counter(one) & Counter(other)).total()
+    union = len(one) + len(other) - shared
+    return shared / union if union else 1.0
+
+
+def compare_calls(right: ToolCall, called: ToolCall) -> float:
+    """Return what a pair of calls adds to the score; 0 if they name different tools."""
+    if right["name"] != called["name"]:
+        return 0.0
+    expected, used = right["parameters"], called["parameters"]
+    hits = sum(key in used and bool(used[key] == value) for key, value in expected.items())
+    return compute_jaccard(list(expected), list(used)) + hits
+
+
+def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
+    """Return the largest sum of agreements in which no call is used twice."""
+    values = [[compare_calls(one, other) for other in called] for one in right]
+    if len(right) == 1 or len(called) == 1:
+        return max(value for row in values for value in row)
+    # Late, because it takes a third of a second and most answers are a single call.
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(values, maximize=True)
+    return sum(values[row][column] for row, column in zip(rows, columns, strict=True))
+
+
+REWARD = RewardInfo(
+    "correctness", LOWEST, HIGHEST, score_tool_calls, "mean agreement with the right calls"
+)

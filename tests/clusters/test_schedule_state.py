@@ -1,0 +1,308 @@
+"""The history: one state after another, each written by one process, on disks and object stores."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.clusters.backends.base import ScheduledJob
+from gdpo_tune.clusters.named_runs import stop_by_name
+from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_state import KEPT_STATES, JobHandle, ScheduleHistory
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.clusters.tick import tick
+from gdpo_tune.core.errors import StoreError
+from tests.support.schedule import (
+    NIGHTLY,
+    START,
+    Clock,
+    FakeBackend,
+    MemoryStorage,
+    Plan,
+    Scene,
+    context_of,
+    scheduled,
+)
+
+
+@pytest.fixture(params=["directory", "object store"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> ScheduleStorage:
+    if request.param == "directory":
+        return ScheduleStorage(str(tmp_path / "runs"))
+    return ScheduleStorage(f"memory://{uuid.uuid4().hex}/sweeps")
+
+
+def change(history: ScheduleHistory, schedule: str) -> bool:
+    history.state.schedule = schedule
+    return history.save()
+
+
+def test_a_file_is_created_once(storage: ScheduleStorage):
+    storage.create("a/b.json", b"first")
+    with pytest.raises(FileExistsError):
+        storage.create("a/b.json", b"second")
+    assert storage.read("a/b.json") == b"first"
+    assert storage.names("a") == ["b.json"]
+    assert storage.names("nothing") == []
+    storage.check()
+    assert [name for name in storage.names(".schedule") if "probe" in name] == []
+    storage.delete("a/b.json")
+    storage.delete("a/b.json")
+    assert storage.names("a") == []
+
+
+def test_a_state_comes_back(storage: ScheduleStorage):
+    first, second = (ScheduleHistory(storage, "nightly") for _ in range(2))
+    assert change(first, "ü")
+    second.refresh()
+    assert second.state == first.state
+    assert second.state.number == 1
+    assert storage.names(".schedule/nightly") == ["00000001.json"]
+
+
+def test_the_second_of_two_changes_is_refused_and_sees_the_first(storage: ScheduleStorage):
+    first, second = (ScheduleHistory(storage, "nightly") for _ in range(2))
+    assert change(first, "first")
+    assert not change(second, "second")
+    assert second.state == first.state
+    assert change(second, "second")
+    first.refresh()
+    assert first.state.schedule == "second"
+
+
+def test_the_last_states_are_kept(storage: ScheduleStorage):
+    history = ScheduleHistory(storage, "nightly")
+    for number in range(KEPT_STATES + 5):
+        assert change(history, str(number))
+    names = storage.names(".schedule/nightly")
+    assert names == [f"{number:08}.json" for number in range(6, KEPT_STATES + 6)]
+
+
+def test_a_process_that_slept_through_all_kept_states_is_too_late(storage: ScheduleStorage):
+    sleeper, other = (ScheduleHistory(storage, "nightly") for _ in range(2))
+    for history in (sleeper, other):
+        history.refresh()
+    assert change(other, "before")
+    sleeper.refresh()
+    for number in range(KEPT_STATES + 5):
+        assert change(other, str(number))
+    assert not change(sleeper, "from a dream")
+    assert sleeper.state == other.state
+    assert change(sleeper, "awake")
+    assert min(storage.names(".schedule/nightly")) > "00000002.json"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 10**5,
+        "{}",
+        '{"number": 1, "schedule": "of another number"}',
+        '{"number": 2, "since": "yesterday"}',
+        '{"number": 2, "since": "2026-01-01T00:00:00"}',
+        '{"number": 2, "key": "of a later version"}',
+        '{"number": 2, "runs": [{}]}',
+    ],
+)
+def test_a_state_that_is_damaged_is_named(tmp_path, content):
+    scene = Scene(tmp_path)
+    scene.storage.files[".schedule/nightly/00000002.json"] = content.encode()
+    with pytest.raises(StoreError, match=r"00000002\.json is damaged, or.*\n    fix: restore it"):
+        scene.open()
+
+
+def forge(scene: Scene, key: str, value: object) -> None:
+    """Change a key of the run in the newest state."""
+    path = max(scene.storage.files)
+    state = json.loads(scene.storage.files[path])
+    state["runs"][0][key] = value
+    scene.storage.files[path] = json.dumps(state).encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("began", "0001-01-01T00:00:00+14:00"),
+        ("due", 0),
+        ("attempt", "one"),
+        ("attempt", 10**400),
+        ("state", "lost"),
+        ("gpu_hours_limit", -1.0),
+        ("job", []),
+        ("job", {}),
+        ("job", {"id": 7, "backend": None}),
+        ("job", {"id": "x", "backend": "local", "processes": [["one", 0.0]]}),
+    ],
+)
+def test_a_run_with_one_wrong_value_is_named(tmp_path, key, value):
+    scene = Scene(tmp_path)
+    assert scene.at(2) == ["started", "submitted"]
+    forge(scene, key, value)
+    with pytest.raises(StoreError, match=r"00000003\.json is damaged"):
+        scene.open()
+
+
+def test_a_history_that_was_moved_away_under_a_reader():
+    storage = MemoryStorage()
+    history = ScheduleHistory(storage, "nightly")
+    assert change(history, "x")
+    storage.files.clear()
+    with pytest.raises(StoreError, match="fewer changes than before"):
+        history.refresh()
+
+
+def test_a_reader_of_a_directory_sees_no_half_written_state(tmp_path: Path):
+    (tmp_path / ".schedule" / "nightly").mkdir(parents=True)
+    (tmp_path / ".schedule" / "nightly" / ".00000001.json.ab").write_bytes(b'{"number')
+    history = ScheduleHistory(ScheduleStorage(str(tmp_path)), "nightly")
+    history.refresh()
+    assert history.state.number == 0
+
+
+def test_a_change_that_could_not_be_written_is_forgotten():
+    storage = MemoryStorage()
+    history = ScheduleHistory(storage, "nightly")
+    assert change(history, "kept")
+    create = storage.create
+
+    def fail(name: str, content: bytes) -> None:
+        raise StoreError("no space left")
+
+    storage.create = fail
+    with pytest.raises(StoreError, match="no space left"):
+        change(history, "lost")
+    storage.create = create
+    history.refresh()
+    assert (history.state.schedule, history.state.number) == ("kept", 1)
+
+
+def test_a_storage_that_creates_twice_is_refused():
+    class Overwriting(MemoryStorage):
+        def create(self, name: str, content: bytes) -> None:
+            self.files[name] = content
+
+    with pytest.raises(StoreError, match="can be created there twice"):
+        Overwriting().check()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/runs: Not a directory\n    fix: make it readable"):
+        ScheduleStorage(str(tmp_path / "file" / "runs")).check()
+
+
+def test_a_store_without_its_package_or_of_an_unknown_kind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(StoreError, match="pip install adlfs"):
+        ScheduleStorage("az://bucket/sweeps")
+    with pytest.raises(StoreError, match="nothing://bucket"):
+        ScheduleStorage("nothing://bucket")
+
+
+def test_the_error_of_an_object_store_is_shown(monkeypatch: pytest.MonkeyPatch):
+    storage = ScheduleStorage("memory://bucket")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(storage._files, "pipe_file", fail)
+    with pytest.raises(StoreError, match="storage memory://bucket: no credentials"):
+        storage.create("a", b"")
+
+
+def tick_at(barrier: threading.Barrier, context: ScheduleContext) -> None:
+    barrier.wait()
+    tick(context)
+
+
+@pytest.mark.parametrize("kind", ["directory", "object store"])
+def test_many_ticks_at_once_start_one_run(tmp_path: Path, kind: str):
+    address = str(tmp_path / "runs") if kind == "directory" else f"memory://{uuid.uuid4().hex}"
+    clock = Clock(START.replace(hour=3))
+    backend = FakeBackend(clock, lambda _: Plan(5))
+    sweep = scheduled(tmp_path, NIGHTLY)
+    kinds: list[str] = []
+    tick(context_of(sweep, clock, backend, ScheduleStorage(address)))
+    for _ in range(10):
+        clock.pass_by(hours=24)
+        contexts = [context_of(sweep, clock, backend, ScheduleStorage(address)) for _ in range(8)]
+        barrier = threading.Barrier(len(contexts))
+        threads = [threading.Thread(target=tick_at, args=(barrier, each)) for each in contexts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        kinds += [event.kind for context in contexts for event in context.events]
+    assert kinds.count("started") == 10
+    assert kinds.count("submitted") == 10
+    assert kinds.count("ended") == 9
+    assert len(backend.jobs) == 10
+
+
+def test_killed_between_claim_and_submission_the_next_tick_submits(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+
+    def kill(_: object) -> None:
+        raise KeyboardInterrupt
+
+    scene.backend.submit = kill
+    with pytest.raises(KeyboardInterrupt):
+        scene.at(3)
+    scene.backend.submit = submit
+    scene.context = scene.open()
+    assert scene.at(3) == ["submitted"]
+    assert scene.backend.submissions == ["nightly-20260101T020000Z-a1"]
+
+
+def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same(tmp_path: Path):
+    scene = Scene(tmp_path)
+    assert scene.at(3) == ["started", "submitted"]
+    del scene.storage.files[max(scene.storage.files)]
+    scene.context = scene.open()
+    scene.at(5)
+    assert len(scene.backend.submissions) == 2
+    assert list(scene.backend.jobs) == ["nightly-20260101T020000Z-a1"]
+    (run,) = scene.open().state.runs
+    assert run.state == "finished"
+
+
+def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+
+    def stopped_meanwhile(job: ScheduledJob) -> JobHandle:
+        handle = submit(job)
+        assert stop_by_name(scene.open())
+        return handle
+
+    scene.backend.submit = stopped_meanwhile
+    scene.at(2)
+    assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
+    (run,) = scene.open().state.runs
+    assert (run.state, scene.open().state.active) == ("stopped", None)
+
+
+def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):
+    scene = Scene(tmp_path)
+    submit = scene.backend.submit
+    other = scene.open()
+
+    def submitted_twice(job: ScheduledJob) -> JobHandle:
+        scene.backend.submit = submit
+        other.history.refresh()
+        tick(other)
+        return submit(job)
+
+    scene.backend.submit = submitted_twice
+    kinds = scene.at(2) + [event.kind for event in other.events]
+    assert scene.backend.stops == {}
+    assert kinds.count("submitted") == 1

@@ -1,0 +1,50 @@
+"""The sandbox that a name opens, and its arguments."""
+
+from typing import get_args, get_type_hints
+
+import pytest
+
+from gdpo_tune.core.settings import SandboxSettings
+from gdpo_tune.sandbox import external
+from gdpo_tune.tasks import execution
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Notes what would have been started."""
+    calls = []
+
+    def note(name):
+        return lambda *args, **kwargs: calls.append((name, args, kwargs))
+
+    monkeypatch.setattr(execution, "CodeSandbox", note("local"))
+    monkeypatch.setattr(execution, "UnsafeSandbox", note("unsafe"))
+    monkeypatch.setattr(external, "ExternalSandbox", note("external"))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ("local", (1,), {"modules": ()})),
+        ({"workers": 3, "modules": ("numpy",)}, ("local", (3,), {"modules": ("numpy",)})),
+        (
+            {"type": "external", "url": "http://host:8080", "workers": 5},
+            ("external", ("http://host:8080",), {"workers": 5}),
+        ),
+        (
+            {"type": "unsafe_no_isolation", "workers": 2, "modules": ("numpy",)},
+            ("unsafe", (2,), {"modules": ("numpy",)}),
+        ),
+    ],
+)
+def test_settings_open_the_sandbox_that_they_name(opened, settings, expected):
+    execution.open_sandbox(SandboxSettings(**settings))
+    assert opened == [expected]
+
+
+def test_every_type_that_a_sweep_may_name_can_be_opened(opened):
+    names = get_args(get_type_hints(SandboxSettings)["type"])
+    for name in names:
+        execution.open_sandbox(SandboxSettings(type=name, url="http://host"))
+    assert [kind for kind, _, _ in opened] == ["local", "external", "unsafe"]

@@ -1,0 +1,56 @@
+"""Optional rewards in a sweep file: on where the space has a weight for them, else absent."""
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.task_files import build_task, task_info
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning.search.plan import published
+
+CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+ON = "space.reward_weights.bug_free=[0, 1]"
+
+
+def test_without_a_weight_the_reward_is_absent():
+    spec = load_spec(CODE)
+    assert not [name for name in spec.space.domains if "bug_free" in name]
+    assert "partial_credit" not in task_info(spec.task, spec.space.domains).published
+    with build_task(spec.task, spec.training, spec.sandbox, spec.data, spec.space.domains) as task:
+        assert task.rewards == ("correctness", "format", "length")
+
+
+def test_a_weight_switches_the_reward_on():
+    spec = load_spec(CODE, [ON, "space.conditioning.bug_free=[none, correctness]"])
+    assert spec.identity() != load_spec(CODE).identity()
+    assert "reward_weights.bug_free" in spec.space.searched
+    assert spec.space.domains["conditioning.length"].values() == ("none",)
+    setting = published(spec)
+    assert setting["reward_weights.bug_free"] == 1
+    assert setting["partial_credit"] is True
+    with build_task(spec.task, spec.training, spec.sandbox, spec.data, spec.space.domains) as task:
+        assert task.rewards == ("correctness", "format", "length", "bug_free")
+
+
+def test_published_points_have_the_optional_reward():
+    spec = load_spec(
+        CODE,
+        [
+            ON,
+            "space.reward_weights.length={range: [0, 2]}",
+            "space.partial_credit=[false, true]",
+            "enqueue=[published]",
+        ],
+    )
+    assert len(spec.enqueue) == 3
+    assert {point["reward_weights.bug_free"] for point in spec.enqueue} == {1.0}
+
+
+def test_the_removed_task_says_what_to_write():
+    with pytest.raises(SpecError) as caught:
+        load_spec(CODE, ["task=code_bug_free", ON])
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == ("task", "code_bug_free")
+    assert "task: code" in problem.fix
+    assert "reward_weights: {bug_free: " in problem.fix
