@@ -28,8 +28,8 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
-from gdpo_tune.analysis.comparison import ALPHA, compare, p_values
-from gdpo_tune.analysis.resampling import holm
+from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
+from gdpo_tune.analysis.resampling import correct_p_values
 from gdpo_tune.analysis.sides import Side, side_of
 from gdpo_tune.analysis.verdict import judge
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
@@ -138,7 +138,7 @@ def measure(case: Case, pairs: int) -> dict[str, float]:
     held: list[bool] = []
     for seed in range(pairs):
         left, right = sides_of(case, seed)
-        corrected = holm(p_values(left, right))
+        corrected = correct_p_values(compute_p_values(left, right))
         if min(corrected) <= ALPHA:  # without that no verdict calls anything, and it takes longer
             called += judge(compare(left, right)).differs
         volume += corrected[0] <= ALPHA

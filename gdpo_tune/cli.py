@@ -133,9 +133,8 @@ def add_pick_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pick",
         metavar="CHOICE",
-        help="what to take of the sweep: knee, max_<metric>, min_<metric>, a trial's number, "
-        "'max correctness where length >= 0.9 and format >= 0.95', or weights of preference such "
-        "as 'prefer correctness=2, length=1'",
+        help="trial to take from the sweep: knee, max_<metric>, min_<metric>, a trial's number, or "
+        "'max correctness where length >= 0.9 and format >= 0.95'",
     )
 
 

@@ -1,7 +1,7 @@
-"""How much rungs tell of the end: what stopping trials early there costs.
+"""Agreement of scores at a rung with final scores: the cost of stopping trials early there.
 
-Only trials that ran to their end can tell, and under early stopping those are the better ones:
-among them a rung orders worse than among all. The figures are a floor rather than an estimate.
+Only trials that ran to their end have both scores, and under early stopping those are the better
+ones: among them a rung orders worse than among all trials. So the figures are a lower bound.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdpo_tune.analysis.pareto import Floats, ranks
+from gdpo_tune.analysis.resampling import rank_values
 from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 
 FEWEST = 5
@@ -21,56 +22,56 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a rung told of the end."""
+    """Agreement of one rung with final scores."""
 
     completions: int
-    """Where the rung is."""
+    """Completions at the rung."""
     trials: int
     """Complete trials that were measured there."""
     correlation: Mapping[str, float]
-    """Objective -> Spearman's rank correlation of rung and end, from -1 to 1; NaN where all are
-    alike."""
+    """Objective -> Spearman's rank correlation of rung and final scores, from -1 to 1; NaN where
+    all are equal."""
     dominated: int
-    """Members of the front of these trials at the end that others dominated at the rung: what a
-    scheduler that keeps nothing but the front would have cost."""
+    """Members of these trials' final front that others dominated at the rung: the loss of a
+    scheduler that keeps only the front there."""
     front: int
     """Members of that front."""
 
     def __str__(self) -> str:
-        """In a line."""
-        found = ", ".join(
+        """Return one line for a person."""
+        correlations = ", ".join(
             f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}"
             for name, value in self.correlation.items()
         )
         return (
-            f"at {self.completions:,} completions, rank correlation with final scores: {found} "
-            f"({self.trials} complete trials; dominated there: {self.dominated} of the "
-            f"{self.front} on their final front)"
+            f"at {self.completions:,} completions, rank correlation with final scores: "
+            f"{correlations} ({self.trials} complete trials; dominated there: {self.dominated} of "
+            f"the {self.front} on their final front)"
         )
 
 
 def agreements(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> tuple[Agreement, ...]:
-    """For every rung before the end that at least five complete trials of the search share.
+    """Measure the agreement at each rung that at least five complete search trials share.
 
-    Everything is on validation prompts. Source: Spearman 1904, The proof and measurement of
-    association between two things.
+    All scores are on validation prompts. A trial's last measurement is no rung.
+    Source: Spearman 1904, The proof and measurement of association between two things.
     """
-    complete = [r for r in records if r.role == "search" and r.state == "complete"]
     levels: dict[int, list[tuple[Rung, TrialRecord]]] = {}
-    for record in complete:
-        for rung in record.rungs:
-            if rung.completions < record.cost.completions:
-                levels.setdefault(rung.completions, []).append((rung, record))
+    for record in records:
+        if record.role == "search" and record.state == "complete":
+            for rung in record.rungs:
+                if rung.completions < record.cost.completions:
+                    levels.setdefault(rung.completions, []).append((rung, record))
     return tuple(
-        _agreement(completions, levels[completions], objectives)
+        _measure_agreement(completions, levels[completions], objectives)
         for completions in sorted(levels)
         if len(levels[completions]) >= FEWEST
     )
 
 
-def _agreement(
+def _measure_agreement(
     completions: int,
     measured: Sequence[tuple[Rung, TrialRecord]],
     objectives: Sequence[Objective],
@@ -82,16 +83,14 @@ def _agreement(
     return Agreement(
         completions,
         len(measured),
-        {name: spearman(early[:, i], late[:, i]) for i, name in enumerate(names)},
+        {name: correlate_ranks(early[:, i], late[:, i]) for i, name in enumerate(names)},
         int((best & (ranks(early, objectives) > 0)).sum()),
         int(best.sum()),
     )
 
 
-def spearman(one: Floats, other: Floats) -> float:
-    """Rank correlation of two samples `[T]`; NaN where one of them is constant."""
+def correlate_ranks(one: Floats, other: Floats) -> float:
+    """Return Spearman's rank correlation of two samples `[T]`; NaN where one is constant."""
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return math.nan
-    from scipy.stats import rankdata  # takes most of a second to import, which only the end needs
-
-    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
+    return float(np.corrcoef(rank_values(one), rank_values(other))[0, 1])

@@ -1,7 +1,7 @@
-"""Which goals a set of points attains, and how often several sets do.
+"""Goals that a set of points attains, and the share of several sets that attain them.
 
 Shapes: T points, G goals, M objectives; points and goals are losses (smaller is better). A goal is
-attained where some point is at least as good in every objective. A row with NaN attains nothing.
+attained if some point is at least as good in every objective. A row with NaN attains nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ CHUNK = 2_000_000
 """Comparisons at a time, so that memory stays small."""
 
 
-def attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
-    """Which goals some point attains, `bool[G]`."""
+def find_attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
+    """Mark the goals that some point attains, `bool[G]`."""
     result = np.zeros(len(goals), dtype=np.bool_)
     if not len(points):
         return result
@@ -32,22 +32,22 @@ def attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
 
 
 def attainment(sets: Iterable[Floats], goals: Floats) -> Floats:
-    """Share of sets that attain each goal, `float[G]`: the empirical attainment function.
+    """Return the share of sets that attain each goal, `float[G]`: empirical attainment.
 
     Source: Grunert da Fonseca, Fonseca and Hall 2001, Inferential performance assessment of
     stochastic optimisers and the attainment function.
     """
     counts, total = np.zeros(len(goals)), 0
     for points in sets:
-        counts += attained(points, goals)
+        counts += find_attained(points, goals)
         total += 1
     return counts / max(total, 1)
 
 
-def coverage(left: Floats, right: Floats) -> float:
-    """Share of the points of `right` that some point of `left` matches or beats; NaN for none.
+def compute_coverage(left: Floats, right: Floats) -> float:
+    """Return the share of the front `right` that the front `left` matches or beats; NaN for none.
 
-    Both are fronts. Not symmetric, so both directions are to be looked at.
+    Not symmetric: compute it in both directions.
     Source: Zitzler and Thiele 1999 (the C-metric).
     """
-    return float(attained(left, right).mean()) if len(right) else float("nan")
+    return float(find_attained(left, right).mean()) if len(right) else float("nan")

@@ -1,22 +1,21 @@
-"""Two searches against each other: is one front better, and could that be luck?
+"""Differences between two searches, and their significance.
 
-A search is compared by the configurations that it tried, baselines left out: each is one draw of
-what that search does, with the noise of its training and its evaluation in it. What is asked is
-whether both sides could have come out of the same urn:
+A search is compared by the configurations that it tried, without baselines. Each is one draw of
+what that search does, with the noise of its training and its evaluation. The null hypothesis is
+that both sides come from one distribution:
 
-    p            configurations are dealt out to the sides anew, 999 times; the share of deals in
-                 which the difference is as large as the one seen, two-sided. Exact whatever the
-                 distribution and the sizes, if configurations are drawn independently of one
-                 another; docs/comparison.md has what a sampler with a model makes of it.
-    intervals    configurations are drawn again with replacement, each side its own, 500 times.
+    p            999 permutations of configurations over the sides; the share of permutations in
+                 which the difference is as large as the observed one, two-sided. Exact for any
+                 distribution and any sizes, if configurations are drawn independently of one
+                 another; docs/comparison.md measures it for a sampler with a model.
+    intervals    500 bootstrap draws of configurations with replacement, each side its own.
     correction   Holm over all tests of a page: the hypervolume, and each objective.
 
-A larger search has a better front by its size alone, so hypervolumes are compared at the smaller
-side's number of configurations: the mean over random choices of as many of the larger one's. A
-trial that was stopped at a rung counts as a configuration that adds nothing, as does one that
-breaks a constraint; failed trials are left out. Two modes of one sweep are compared objective by
-objective over configurations that no model proposed: a model that found one mode good in one corner
-tries more of that mode there, which is no merit of the mode.
+A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
+side's number of configurations, as the mean over random choices of as many of the larger side's. A
+trial that was stopped at a rung counts as a configuration that adds nothing, and so does one that
+breaks a constraint; failed trials are left out. Objectives are compared over independent
+configurations: see `side_of`.
 """
 
 from __future__ import annotations
@@ -28,24 +27,35 @@ from dataclasses import dataclass
 import moocore
 import numpy as np
 
-from gdpo_tune.analysis.attainment import coverage
-from gdpo_tune.analysis.pareto import Floats, loss_hypervolume, losses, reference_losses
+from gdpo_tune.analysis.attainment import compute_coverage
+from gdpo_tune.analysis.pareto import (
+    Floats,
+    compute_loss_hypervolume,
+    convert_references,
+    is_inside,
+    keep_front,
+    losses,
+)
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.resampling import (
     Indices,
+    compute_interval,
+    compute_permutation_p,
+    compute_smallest_p,
+    correct_p_values,
     drawn_again,
-    holm,
-    middle,
-    permutation_p,
-    smallest_p,
+    rank_values,
 )
 from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.analysis.sides import Side, front_of, volume_at
-from gdpo_tune.core.trials import Objective
+from gdpo_tune.analysis.sides import Side, estimate_hypervolume_at
+from gdpo_tune.core.trials import Estimate
 
 ALPHA = 0.04
-"""Corrected p up to which a difference is called. A little below the .05 that is promised: 999
-deals are not all deals, and a sampler's proposals are not quite independent."""
+"""Corrected p up to which a difference is significant. Below the promised .05, because 999
+permutations are not all, and a sampler's proposals are not quite independent."""
+
+Share = tuple[float, Interval]
+"""A share and its interval."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +67,12 @@ class Effect:
     """Of `value`, at 95 %."""
     p: float
     corrected: float
-    """`p` by Holm's rule."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best value of an objective on each side, and how sure each is."""
-
-    left: float
-    left_error: float
-    right: float
-    right_error: float
+    """`p`, corrected by Holm's rule."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two searches differ."""
+    """Differences between two searches."""
 
     left: Side
     right: Side
@@ -81,203 +81,187 @@ class Comparison:
     hypervolumes: tuple[float, float]
     """Of each side, at `count` configurations."""
     ratio: Effect
-    """The left one's hypervolume over the right one's, at `count` configurations."""
+    """Left hypervolume over right hypervolume, at `count` configurations."""
     superiority: dict[str, Effect]
     """Objective -> chance that a configuration of the left side is better than one of the right
-    one, ties half."""
-    best: dict[str, Best]
-    """Objective -> the best feasible values; an objective is missing while a side has none."""
-    coverage: tuple[tuple[float, Interval], tuple[float, Interval]]
-    """Share of the right front that the left one matches or beats, and the other way round."""
-    attained: tuple[tuple[float, Interval], tuple[float, Interval]]
-    """Share of the box from the references to the best values seen that the left front attains and
-    the right one does not, and the other way round."""
+    side; ties count half."""
+    best: dict[str, tuple[Estimate, Estimate]]
+    """Objective -> the best feasible value of each side; none while a side has no value."""
+    coverage: tuple[Share, Share]
+    """Share of the right front that the left one matches or beats, and the reverse."""
+    attained: tuple[Share, Share]
+    """Share of the box from the references to the best observed values that only the left front
+    attains, and that only the right one attains."""
     smallest_p: float
-    """What the hypervolume's corrected p can come to at least, given the number of trials."""
-
-    @property
-    def objectives(self) -> tuple[Objective, ...]:
-        """Those of both sides."""
-        return self.left.objectives
+    """Smallest corrected p of the hypervolume that the numbers of trials allow."""
 
 
 def compare(left: Side, right: Side) -> Comparison:
-    """Every difference between two sides with equal objectives; works for empty ones."""
+    """Compute every difference between two sides with equal objectives; sides may be empty."""
     goals = left.objectives
     count = min(left.tried, right.tried)
-    ratio_p, *tests = p_values(left, right)
-    corrected = holm([ratio_p, *tests])
-    hypervolumes = volume_at(left, count), volume_at(right, count)
-    seen = _ratio(*hypervolumes)
-    ratio = Effect(seen, _ratio_interval(left, right, count, seen), ratio_p, corrected[0])
+    ratio_p, *tests = compute_p_values(left, right)
+    corrected = correct_p_values([ratio_p, *tests])
+    hypervolumes = estimate_hypervolume_at(left, count), estimate_hypervolume_at(right, count)
+    ratio = _divide(*hypervolumes)
+    ratio_interval = _estimate_ratio_interval(left, right, count, ratio)
     return Comparison(
         left=left,
         right=right,
         count=count,
         hypervolumes=hypervolumes,
-        ratio=ratio,
+        ratio=Effect(ratio, ratio_interval, ratio_p, corrected[0]),
         superiority={
-            goal.name: Effect(*_superiority(left, right, index), tests[index], corrected[1 + index])
+            goal.name: Effect(
+                *_compute_superiority(left, right, index), tests[index], corrected[1 + index]
+            )
             for index, goal in enumerate(goals)
         },
-        best=_best(left, right),
-        coverage=_coverage(left, right),
-        attained=_attained(left, right),
-        smallest_p=min(1.0, smallest_p(left.tried, right.tried) * (1 + len(goals))),
+        best=_find_best(left, right),
+        coverage=_compute_coverages(left, right),
+        attained=_compute_attained(left, right),
+        smallest_p=min(1.0, compute_smallest_p(left.tried, right.tried) * (1 + len(goals))),
     )
 
 
-def p_values(left: Side, right: Side) -> list[float]:
-    """Of the hypervolume and of each objective, before any correction."""
-    objectives = [_objective_p(left, right, index) for index in range(len(left.objectives))]
-    return [_hypervolume_p(left, right), *objectives]
+def compute_p_values(left: Side, right: Side) -> list[float]:
+    """Compute the p of the hypervolume and of each objective, before any correction."""
+    objectives = [_test_objective(left, right, index) for index in range(len(left.objectives))]
+    return [_test_hypervolume(left, right), *objectives]
 
 
-def _hypervolume_p(left: Side, right: Side) -> float:
-    """Of the difference in hypervolume between the sides."""
-    both, reference = np.vstack([left.points, right.points]), reference_losses(left.objectives)
-    # A NaN is not below the reference either.
-    inside = np.all(both < reference, axis=1)
+def _test_hypervolume(left: Side, right: Side) -> float:
+    both, reference = np.vstack([left.points, right.points]), convert_references(left.objectives)
+    inside = is_inside(both, reference)
     measure = moocore.Hypervolume(ref=reference)
 
-    def volume(rows: Indices) -> float:
+    def compute_volume(rows: Indices) -> float:
         kept = rows[inside[rows]]
         return float(measure(both[kept])) if len(kept) else 0.0
 
-    def ahead(deals: Indices) -> Floats:
-        return np.array([volume(d[: left.tried]) - volume(d[left.tried :]) for d in deals])
+    def compute_leads(permutations: Indices) -> Floats:
+        sides = ((rows[: left.tried], rows[left.tried :]) for rows in permutations)
+        return np.array([compute_volume(ours) - compute_volume(theirs) for ours, theirs in sides])
 
-    return permutation_p(left.tried, right.tried, ahead)
+    return compute_permutation_p(left.tried, right.tried, compute_leads)
 
 
-def _objective_p(left: Side, right: Side, index: int) -> float:
-    """Of the ranks of an objective among measured configurations (Mann and Whitney)."""
-    mine, others = _column(left, index), _column(right, index)
-    ranks = _mid_ranks(np.concatenate([mine, others]))
-    return permutation_p(
-        len(mine), len(others), lambda deals: -ranks[deals[:, : len(mine)]].sum(axis=1)
+def _test_objective(left: Side, right: Side, index: int) -> float:
+    """Test the ranks of an objective among measured configurations (Mann and Whitney)."""
+    ours, theirs = _get_losses(left, index), _get_losses(right, index)
+    ranks = rank_values(np.concatenate([ours, theirs]))
+    return compute_permutation_p(
+        len(ours), len(theirs), lambda rows: -ranks[rows[:, : len(ours)]].sum(axis=1)
     )
 
 
-def _superiority(left: Side, right: Side, index: int) -> tuple[float, Interval]:
-    mine, others = _column(left, index), _column(right, index)
-    if not len(mine) or not len(others):
+def _compute_superiority(left: Side, right: Side, index: int) -> Share:
+    ours, theirs = _get_losses(left, index), _get_losses(right, index)
+    if not len(ours) or not len(theirs):
         return 0.5, Interval(0.0, 1.0)
-    wins = (mine[:, None] < others[None, :]) + 0.5 * (mine[:, None] == others[None, :])
-    again = [float(wins[np.ix_(i, j)].mean()) for i, j in drawn_again(len(mine), len(others))]
-    return float(wins.mean()), middle(again)
+    wins = (ours[:, None] < theirs[None, :]) + 0.5 * (ours[:, None] == theirs[None, :])
+    draws = [float(wins[np.ix_(i, j)].mean()) for i, j in drawn_again(len(ours), len(theirs))]
+    return float(wins.mean()), compute_interval(draws)
 
 
-def _column(side: Side, index: int) -> Floats:
+def _get_losses(side: Side, index: int) -> Floats:
+    """Return the losses `[T]` of one objective over the independent configurations."""
     goal = side.objectives[index]
     values = [[c.mean[goal.name].mean] for c in side.independent]
     return losses(values, [goal])[:, 0]
 
 
-def _mid_ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse]
-
-
-def _ratio(left: float, right: float) -> float:
+def _divide(left: float, right: float) -> float:
     if right > 0:
         return left / right
     return math.inf if left > 0 else math.nan
 
 
-def _ratio_interval(left: Side, right: Side, count: int, seen: float) -> Interval:
-    """Of the ratio, were searches of `count` configurations done again: the bootstrap's spread.
+def _estimate_ratio_interval(left: Side, right: Side, count: int, ratio: float) -> Interval:
+    """Estimate the interval of the ratio for repeated searches of `count` configurations.
 
-    Around the ratio seen, on a log scale: a front of configurations that are drawn again lies below
-    the one seen, and not equally far on sides of different size, so the quantiles themselves would
-    be off. Where a front vanishes in some draws the quantiles are all there is.
+    The bootstrap's spread around the observed ratio, on a log scale. Its quantiles would be off: a
+    front of configurations drawn again lies below the observed one, and not equally far on sides of
+    different size. They are used only where a front vanishes in some draws.
     """
     goals = left.objectives
-    if math.isnan(seen):
+    if math.isnan(ratio):
         return Interval(0.0, math.inf)
-    again = [
-        _ratio(
-            loss_hypervolume(left.points[mine], goals),
-            loss_hypervolume(right.points[others], goals),
+    draws = [
+        _divide(
+            compute_loss_hypervolume(left.points[ours], goals),
+            compute_loss_hypervolume(right.points[theirs], goals),
         )
-        for mine, others in drawn_again(left.tried, right.tried, count)
+        for ours, theirs in drawn_again(left.tried, right.tried, count)
     ]
-    if not all(0 < ratio < math.inf for ratio in again):
-        found = middle(again)
-        return Interval(min(seen, found.low), max(seen, found.high))
-    reach = math.exp(CLEAR * float(np.std(np.log(again))))
-    return Interval(seen / reach, seen * reach)
+    if not all(0 < draw < math.inf for draw in draws):
+        interval = compute_interval(draws)
+        return Interval(min(ratio, interval.low), max(ratio, interval.high))
+    reach = math.exp(CLEAR * float(np.std(np.log(draws))))
+    return Interval(ratio / reach, ratio * reach)
 
 
-def _best(left: Side, right: Side) -> dict[str, Best]:
-    found: dict[str, Best] = {}
-    for goal in left.objectives:
-        sign = -1.0 if goal.direction == "maximize" else 1.0
-        tops = [
-            min(
-                (c.mean[goal.name] for c in side.configurations if c.feasible),
-                key=lambda estimate: sign * estimate.mean,
-                default=None,
-            )
-            for side in (left, right)
-        ]
-        mine, others = tops
-        if mine is not None and others is not None:
-            found[goal.name] = Best(mine.mean, mine.se, others.mean, others.se)
-    return found
+def _find_best(left: Side, right: Side) -> dict[str, tuple[Estimate, Estimate]]:
+    ours, theirs = ([c.mean for c in side.configurations if c.feasible] for side in (left, right))
+    best: dict[str, tuple[Estimate, Estimate]] = {}
+    for goal in left.objectives if ours and theirs else ():
+        find = max if goal.direction == "maximize" else min
+        best[goal.name] = (
+            find((means[goal.name] for means in ours), key=lambda value: value.mean),
+            find((means[goal.name] for means in theirs), key=lambda value: value.mean),
+        )
+    return best
 
 
-def _coverage(left: Side, right: Side) -> tuple[tuple[float, Interval], tuple[float, Interval]]:
-    again = [(front_of(a), front_of(b)) for a, b in _fronts_again(left, right)]
-    mine, others = coverage(left.front, right.front), coverage(right.front, left.front)
-    return (
-        (mine, _share(mine, [coverage(a, b) for a, b in again])),
-        (others, _share(others, [coverage(b, a) for a, b in again])),
-    )
+def _compute_coverages(left: Side, right: Side) -> tuple[Share, Share]:
+    drawn = [(keep_front(ours), keep_front(theirs)) for ours, theirs in _draw_points(left, right)]
+    fronts = [(left.front, right.front), *drawn]
+    ours, *our_draws = (compute_coverage(a, b) for a, b in fronts)
+    theirs, *their_draws = (compute_coverage(b, a) for a, b in fronts)
+    return _add_interval(ours, our_draws), _add_interval(theirs, their_draws)
 
 
-def _attained(left: Side, right: Side) -> tuple[tuple[float, Interval], tuple[float, Interval]]:
+def _compute_attained(left: Side, right: Side) -> tuple[Share, Share]:
     goals = left.objectives
     both = np.vstack([left.points, right.points])
-    whole = both[np.isfinite(both).all(axis=1)]
-    if not len(whole):
+    measured = both[np.isfinite(both).all(axis=1)]
+    if not len(measured):
         return (0.0, Interval(0.0, 1.0)), (0.0, Interval(0.0, 1.0))
-    reference = losses([[goal.reference for goal in goals]], goals)[0]
-    box = float(np.prod(np.maximum(reference - whole.min(axis=0), 0.0))) or 1.0
+    extent = np.maximum(convert_references(goals) - measured.min(axis=0), 0.0)
+    box = float(np.prod(extent)) or 1.0
 
-    def only(a: Floats, b: Floats) -> tuple[float, float]:
-        union = loss_hypervolume(np.vstack([a, b]), goals)
-        mine, others = loss_hypervolume(a, goals), loss_hypervolume(b, goals)
-        return (union - others) / box, (union - mine) / box
+    def measure_gains(ours: Floats, theirs: Floats) -> tuple[float, float]:
+        union = compute_loss_hypervolume(np.vstack([ours, theirs]), goals)
+        alone = compute_loss_hypervolume(ours, goals), compute_loss_hypervolume(theirs, goals)
+        return (union - alone[1]) / box, (union - alone[0]) / box
 
-    seen = only(left.points, right.points)
-    again = [only(a, b) for a, b in _fronts_again(left, right)]
+    ours, theirs = measure_gains(left.points, right.points)
+    draws = [measure_gains(a, b) for a, b in _draw_points(left, right)]
     return (
-        (seen[0], _share(seen[0], [mine for mine, _ in again])),
-        (seen[1], _share(seen[1], [others for _, others in again])),
+        _add_interval(ours, [draw for draw, _ in draws]),
+        _add_interval(theirs, [draw for _, draw in draws]),
     )
 
 
-def _fronts_again(left: Side, right: Side) -> list[tuple[Floats, Floats]]:
+def _draw_points(left: Side, right: Side) -> list[tuple[Floats, Floats]]:
+    """Draw the points of both sides again with replacement; nothing if a side is empty."""
     if not left.tried or not right.tried:
         return []
     return [
-        (left.points[mine], right.points[others])
-        for mine, others in drawn_again(left.tried, right.tried)
+        (left.points[ours], right.points[theirs])
+        for ours, theirs in drawn_again(left.tried, right.tried)
     ]
 
 
-def _share(seen: float, again: Sequence[float]) -> Interval:
-    """Of a share: what drawing again makes of it, moved to lie about the share seen.
+def _add_interval(share: float, draws: Sequence[float]) -> Share:
+    """Return a share with its interval: that of the bootstrap draws, centred on the share.
 
-    Fronts of configurations that are drawn again are all a little worse, so they miss one another
-    more often than the ones seen.
+    Fronts of configurations drawn again are all a little worse, so they miss one another more often
+    than the observed ones.
     """
-    known = np.asarray(again, dtype=np.float64)
-    known = known[~np.isnan(known)]
-    if not known.size or math.isnan(seen):
-        return Interval(0.0, 1.0)
-    found = middle(known + seen - known.mean())
-    return Interval(min(seen, max(0.0, found.low)), max(seen, min(1.0, found.high)))
+    shares = np.asarray(draws, dtype=np.float64)
+    shares = shares[~np.isnan(shares)]
+    if not shares.size or math.isnan(share):
+        return share, Interval(0.0, 1.0)
+    interval = compute_interval(shares + share - shares.mean())
+    return share, Interval(min(share, max(0.0, interval.low)), max(share, min(1.0, interval.high)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
 from gdpo_tune.analysis.front import Front, name_extreme
 from gdpo_tune.core.formatting import (
     format_count,
     format_estimate,
     format_interval,
+    format_list,
     format_number,
     format_percent,
 )
@@ -20,12 +19,12 @@ MOST = 6
 """Effects that get a sentence: the most important ones."""
 
 
-def reading(front: Front, found: Effects) -> tuple[list[str], list[str]]:
+def reading(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
     """Return sentences on which parameters mattered, and on what the data cannot tell."""
-    return _known(front, found), _unknown(front, found)
+    return _list_findings(front, effects), _list_limits(front, effects)
 
 
-def _known(front: Front, found: Effects) -> list[str]:
+def _list_findings(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
     if front.members:
         interval = front.hypervolume_interval
@@ -41,28 +40,29 @@ def _known(front: Front, found: Effects) -> list[str]:
                 f"Trial {best.first} has the {name_extreme(goal)}, "
                 f"{format_estimate(best.mean[goal.name])}. No other configuration is tied with it."
             )
-    told = sorted((e for e in found.found if e.p <= SURE), key=lambda e: -e.importance)
-    lines += [_told(effect) for effect in told[:MOST]]
-    if len(told) > MOST:
-        lines.append(f"Weaker effects: {len(told) - MOST} more in the picture of importance.")
+    detected = sorted((e for e in effects.found if e.p <= SURE), key=lambda e: -e.importance)
+    lines += [describe_effect(effect) for effect in detected[:MOST]]
+    if len(detected) > MOST:
+        lines.append(f"Weaker effects: {len(detected) - MOST} more in the picture of importance.")
     return lines
 
 
-def _unknown(front: Front, found: Effects) -> list[str]:
+def _list_limits(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
-    if not found.found:
+    if not effects.found:
         lines.append(
-            f"Too few configurations to measure what a parameter does: {found.configurations}. "
-            f"This space needs {found.needed}."
+            f"Too few configurations to measure what a parameter does: {effects.configurations}. "
+            f"This space needs {effects.needed}."
         )
-    silent = _silent(found)
+    detected = {effect.parameter for effect in effects.found if effect.p <= SURE}
+    silent = list(dict.fromkeys(e.parameter for e in effects.found if e.parameter not in detected))
     if silent:
         lines.append(
-            f"No detectable effect: {_listed(silent)}. There may be one: the intervals in the "
+            f"No detectable effect: {format_list(silent)}. There may be one: the intervals in the "
             "picture of importance show how large it can be."
         )
     stopped = sum(record.state == "pruned" for record in front.records)
-    if found.found and stopped:
+    if effects.found and stopped:
         lines.append(
             f"Stopped early, without a value on test prompts: {format_count(stopped, 'trial')}. "
             "Effects are those among trials that ran to their end; over all they may be larger."
@@ -73,21 +73,22 @@ def _unknown(front: Front, found: Effects) -> list[str]:
             f"Provisional, because they have one seed: {provisional} of the "
             f"{format_count(len(front.members), 'configuration')} on the front."
         )
-    doubtful = [m.first for m in front.members if m.probability < 0.5]
+    doubtful = [str(member.first) for member in front.members if member.probability < 0.5]
     if doubtful:
         lines.append(
             "More likely dominated than not, given the standard errors: trial "
-            f"{_listed([str(number) for number in doubtful])}."
+            f"{format_list(doubtful)}."
         )
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:
-        lines.append(f"Top configurations for {_listed(tied)} are statistically tied.")
-    if found.found:
+        lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")
+    if effects.found:
         lines.append("Effects are those of single parameters: interactions are not modelled.")
     return lines
 
 
-def _told(effect: ParameterEffect) -> str:
+def describe_effect(effect: ParameterEffect) -> str:
+    """Return a sentence on a detected effect: its share of the variance, and its changes."""
     changes = [c for c in effect.changes if c.interval.low > 0 or c.interval.high < 0]
     share = (
         f"{effect.parameter} explains {format_percent(effect.importance)} (95 %: "
@@ -101,23 +102,13 @@ def _told(effect: ParameterEffect) -> str:
         return f"{share}, though no value differs from {first} by more than noise."
     if not changes:
         return f"{share}, by a curve rather than a slope."
-    return f"{share}: {'; '.join(_changed(change) for change in changes)}."
+    return f"{share}: {'; '.join(_describe_change(change) for change in changes)}."
 
 
-def _changed(change: Change) -> str:
+def _describe_change(change: Change) -> str:
     word = "raises" if change.difference > 0 else "lowers"
     low, high = sorted((abs(change.interval.low), abs(change.interval.high)))
     return (
         f"going from {change.before} to {change.after} {word} it by {abs(change.difference):.3g} "
         f"({low:.2g} to {high:.2g})"
     )
-
-
-def _silent(found: Effects) -> list[str]:
-    """Return the parameters without a detectable effect on any objective."""
-    names = dict.fromkeys(effect.parameter for effect in found.found)
-    return [n for n in names if all(e.p > SURE for e in found.found if e.parameter == n)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

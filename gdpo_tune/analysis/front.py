@@ -1,4 +1,4 @@
-"""The front of a sweep with all that display, figures and tracking say about it."""
+"""The front of a sweep, with the facts that the console, figures and tracking share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import (
-    Floats,
-    hypervolume,
-    loss_front,
-    loss_hypervolume,
-    losses,
-)
-from gdpo_tune.analysis.probability import Interval, hypervolume_interval
+from gdpo_tune.analysis.pareto import compute_loss_hypervolume, hypervolume, keep_front, losses
+from gdpo_tune.analysis.probability import Interval, estimate_hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,
+    Key,
     configurations,
-    grouped,
+    group_trials,
     is_feasible,
     is_measured,
-    pooled,
+    pool_estimates,
 )
-from gdpo_tune.analysis.selection import extremes, is_ahead, knee
+from gdpo_tune.analysis.selection import find_extremes, find_knee, is_tied
 from gdpo_tune.core.trials import Objective, TrialRecord
 
 MOST_TIES = 3
@@ -34,7 +29,7 @@ MOST_TIES = 3
 
 @dataclass(frozen=True)
 class HypervolumePoint:
-    """The hypervolume once a trial had ended."""
+    """The hypervolume after a trial ended."""
 
     number: int
     """The trial that ended."""
@@ -43,14 +38,14 @@ class HypervolumePoint:
 
 @dataclass(frozen=True)
 class Front:
-    """The non-dominated configurations of a sweep, on test prompts, and what surrounds them."""
+    """The non-dominated configurations of a sweep, on test prompts, and their context."""
 
     objectives: tuple[Objective, ...]
     records: tuple[TrialRecord, ...]
     configurations: tuple[Configuration, ...]
     """Every measured configuration, dominated and infeasible ones and baselines included."""
     members: tuple[Configuration, ...]
-    """Those on the front, best in the first objective first."""
+    """Configurations on the front, best in the first objective first."""
     baselines: tuple[Configuration, ...]
     """The untrained policy and the published weights, as far as measured."""
     knee: Configuration | None
@@ -60,7 +55,7 @@ class Front:
     hypervolume: float
     """Of the front, against the objectives' fixed references."""
     chosen: Configuration | None = None
-    """What a person chose, on the front or not."""
+    """The configuration that a person picked, on the front or not."""
 
     @cached_property
     def trial_numbers(self) -> frozenset[int]:
@@ -71,31 +66,28 @@ class Front:
     def hypervolume_over_trials(self) -> tuple[HypervolumePoint, ...]:
         """The hypervolume after each trained trial that ended, in order of ending.
 
-        Each point is the front as it was known then, over the means of the seeds so far: the curve
-        falls where a replicate shows that a first trial was lucky, and it ends at `hypervolume`.
+        Each point is over the means of the seeds so far: the curve falls where a replicate shows
+        that a first trial was lucky, and it ends at `hypervolume`.
         """
-        return _hypervolume_trace(self.records, self.objectives)
+        return _trace_hypervolume(self.records, self.objectives)
 
     @cached_property
     def hypervolume_interval(self) -> Interval:
-        """Where the true hypervolume lies, as far as the standard errors tell.
+        """The interval of the true hypervolume, by the standard errors.
 
         Rivals just below the front count too: noise may have put them there.
         """
-        rivals = self._eligible
-        return hypervolume_interval(
-            [c.values(self.objectives) for c in rivals],
-            [c.errors(self.objectives) for c in rivals],
+        return estimate_hypervolume_interval(
+            [c.values(self.objectives) for c in self._eligible],
+            [c.errors(self.objectives) for c in self._eligible],
             self.objectives,
         )
 
     def picked_as(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
-        """Return why a configuration is singled out: `chosen`, `knee`, `highest correctness`, ...
+        """Return why a configuration stands out: `chosen`, `knee`, `highest correctness`, ...
 
-        Args:
-            configuration: one of `configurations`.
-            ties: True adds to an extreme the trials that it is tied with, such as `highest
-                correctness (tied with 5, 15)`.
+        With `ties` an extreme names the trials that it is tied with: `highest correctness (tied
+        with 5, 15)`.
         """
         names = ["chosen"] if configuration is self.chosen else []
         names += ["knee"] if configuration is self.knee else []
@@ -111,9 +103,9 @@ class Front:
         Dominated ones count too. The closest comes first.
         """
         best = self.extremes[objective]
-        rivals = [c for c in self._eligible if c is not best]
-        tied = [c for c in rivals if not is_ahead(best.mean[objective], [c.mean[objective]])]
-        return sorted(tied, key=lambda c: abs(c.mean[objective].mean - best.mean[objective].mean))
+        top = best.mean[objective]
+        tied = [c for c in self._eligible if c is not best and is_tied(top, c.mean[objective])]
+        return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
     def _name_ties(self, objective: str) -> str:
         numbers = [str(c.first) for c in self.list_ties(objective)]
@@ -123,7 +115,7 @@ class Front:
 
     @property
     def seeds_compared(self) -> bool:
-        """Whether some configuration has two seeds, so that the noise of training is known."""
+        """True if some configuration has two seeds, so that the noise of training is measured."""
         return any(c.seeds > 1 and c.role != "untrained" for c in self.configurations)
 
     @property
@@ -140,68 +132,61 @@ def name_extreme(objective: Objective) -> str:
 def build_front(
     records: Sequence[TrialRecord], objectives: Sequence[Objective], chosen: int | None = None
 ) -> Front:
-    """The front of all complete trials in `records`; works for none at all.
+    """Build the front of all complete trials, empty if there are none.
 
-    Args:
-        records: every trial.
-        objectives: of the sweep.
-        chosen: number of the trial that a person chose.
+    `chosen` is the number of the trial that a person picked.
     """
     goals = tuple(objectives)
-    known = tuple(configurations(records, goals))
-    ahead = -1.0 if goals[0].direction == "maximize" else 1.0
+    measured = tuple(configurations(records, goals))
+    sign = -1.0 if goals[0].direction == "maximize" else 1.0
     members = tuple(
-        sorted((c for c in known if c.on_front), key=lambda c: ahead * c.values(goals)[0])
+        sorted((c for c in measured if c.on_front), key=lambda c: sign * c.values(goals)[0])
     )
     values = [member.values(goals) for member in members]
-    compromise = knee(values, goals)
+    knee = find_knee(values, goals)
     return Front(
         objectives=goals,
         records=tuple(records),
-        configurations=known,
+        configurations=measured,
         members=members,
-        baselines=tuple(c for c in known if c.role in ("untrained", "published")),
-        knee=None if compromise is None else members[compromise],
-        extremes={name: members[index] for name, index in extremes(values, goals).items()},
+        baselines=tuple(c for c in measured if c.role in ("untrained", "published")),
+        knee=None if knee is None else members[knee],
+        extremes={name: members[index] for name, index in find_extremes(values, goals).items()},
         hypervolume=hypervolume(values, goals),
-        chosen=next((c for c in known if chosen in c.numbers), None),
+        chosen=next((c for c in measured if chosen in c.numbers), None),
     )
 
 
-def _hypervolume_trace(
+def _trace_hypervolume(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> tuple[HypervolumePoint, ...]:
-    key_of = {r.number: key for key, members in grouped(records).items() for r in members}
+    key_of = {r.number: key for key, members in group_trials(records).items() for r in members}
     ended = [r for r in records if r.role != "untrained" and r.finished is not None]
     ended.sort(key=lambda record: (record.finished or math.inf, record.number))
-    seeds: dict[object, list[TrialRecord]] = {}
-    points: dict[object, tuple[float, ...]] = {}
-    front: Floats = losses([], objectives)
+    seeds: dict[Key, list[TrialRecord]] = {}
+    points: dict[Key, tuple[float, ...]] = {}
+    front = losses([], objectives)
     value = 0.0
     trace: list[HypervolumePoint] = []
     for record in ended:
-        key = key_of[record.number]
         if is_measured(record, objectives):
-            seeds.setdefault(key, []).append(record)
+            key = key_of[record.number]
+            trials = seeds.setdefault(key, [])
+            trials.append(record)
             before, now = points.pop(key, None), None
-            if is_feasible(seeds[key]):
+            if is_feasible(trials):
                 now = points[key] = tuple(
-                    pooled([seed.test[goal.name] for seed in seeds[key]]).mean
+                    pool_estimates([trial.test[goal.name] for trial in trials]).mean
                     for goal in objectives
                 )
-            if before is not None:  # it was on the front, perhaps, and has moved
-                front = _front_of(losses(list(points.values()), objectives))
-                value = loss_hypervolume(front, objectives)
+            if before is not None:  # the point moved or went, and may have been on the front
+                front = keep_front(losses(list(points.values()), objectives))
+                value = compute_loss_hypervolume(front, objectives)
             elif now is not None:
                 point = losses([now], objectives)
-                # Most come behind the front as it is: of thousands, few are looked at twice.
+                # Most points lie behind the front, so thousands of trials stay cheap.
                 if not (front <= point).all(axis=1).any():
-                    front = _front_of(np.concatenate([front, point]))
-                    value = loss_hypervolume(front, objectives)
+                    front = keep_front(np.concatenate([front, point]))
+                    value = compute_loss_hypervolume(front, objectives)
         trace.append(HypervolumePoint(record.number, value))
     return tuple(trace)
-
-
-def _front_of(points: Floats) -> Floats:
-    """Those losses that no other one dominates."""
-    return points[loss_front(points)]

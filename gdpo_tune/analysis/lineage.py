@@ -1,8 +1,8 @@
-"""What a member of a population ends with, as one training: where it began, and what changed when.
+"""The policy of a population member as the result of one training with a schedule.
 
-A member that takes over another one's training goes on with that one's checkpoint, seed and
-parameters, so its policy is what one training gives that had the values of its lineage: those of
-the first trial in it until its step, then those of the next, and so on.
+A member that takes over another one's training continues that one's checkpoint, seed and
+parameters. So one training gives its policy: it has the parameters of the first trial in the
+lineage until that trial's step, then those of the next, and so on.
 """
 
 from __future__ import annotations
@@ -21,37 +21,34 @@ class Training:
     began_as: int
     """Number of the trial that began it."""
     params: Params
-    """Complete, as it begins."""
+    """All parameters at the start."""
     seed: int
     schedule: tuple[Segment, ...] = ()
 
 
 def training_of(records: Sequence[TrialRecord], number: int) -> Training:
-    """The training that a trial's policy comes from.
+    """Return the training that gives a trial's policy.
 
-    A replicate is the training of the trial that it repeats, with its own seed.
-
-    Args:
-        records: every trial, by number.
-        number: of the trial.
+    A replicate is the training of the trial that it repeats, with its own seed. `records` holds
+    every trial at the index of its number.
     """
     record = records[number]
     if record.replicate_of is not None:
         return replace(training_of(records, record.replicate_of), seed=record.seed)
-    return _until(records, number, math.inf)
+    return _trace_until(records, number, math.inf)
 
 
-def stretched(schedule: Sequence[Segment], share: float) -> tuple[Segment, ...]:
-    """A schedule for a training of `share` times as many steps."""
-    return tuple(replace(segment, step=round(segment.step * share)) for segment in schedule)
+def stretch_schedule(schedule: Sequence[Segment], factor: float) -> tuple[Segment, ...]:
+    """Return the schedule for a training of `factor` times as many steps."""
+    return tuple(replace(segment, step=round(segment.step * factor)) for segment in schedule)
 
 
-def _until(records: Sequence[TrialRecord], number: int, step: float) -> Training:
-    """The same up to a step, at which the trial itself took nothing over."""
+def _trace_until(records: Sequence[TrialRecord], number: int, step: float) -> Training:
+    """Return the training of a trial up to a step, without the takeovers from that step on."""
     record = records[number]
     exploits = [exploit for exploit in record.lineage if exploit.step < step]
     if not exploits:
         return Training(number, record.params, record.seed)
     last = exploits[-1]
-    before = _until(records, last.donor, last.step)
+    before = _trace_until(records, last.donor, last.step)
     return replace(before, schedule=(*before.schedule, Segment(last.step, last.params)))

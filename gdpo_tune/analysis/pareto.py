@@ -1,8 +1,8 @@
 """Dominance, ranks and hypervolume of objective values.
 
-Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives. Inside
-this module everything is a loss (smaller is better): the direction is flipped once, in `losses`. A
-row that holds NaN or infinity was not measured: it is never on a front and adds no hypervolume.
+Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives.
+Inside this room everything is a loss (smaller is better): `losses` flips the directions once. A row
+with NaN or infinity was not measured: it is never on a front and adds no hypervolume.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ NOT_RANKED = -1
 
 
 def losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
-    """Values as losses `[T, M]`: maximised objectives change their sign, minimised ones stay.
+    """Return values as losses `[T, M]`: maximised objectives change their sign.
 
     Raises:
-        ValueError: `values` is not empty and has not one column for each objective.
+        ValueError: `values` is not empty and does not have one column for each objective.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         return np.empty((0, len(objectives)))
     if array.ndim != 2 or array.shape[1] != len(objectives):
         raise ValueError(f"values of shape {array.shape} for {len(objectives)} objectives")
-    return array * _signs(objectives)
-
-
-def non_dominated(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.bool_]:
-    """Which points no other point dominates, `bool[T]`; equal points stand or fall together."""
-    return ranks(values, objectives) == 0
+    return array * _get_signs(objectives)
 
 
 def ranks(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int64]:
-    """Non-dominated sorting, `int[T]`: 0 is the front, 1 the front once that is taken away, ...
+    """Sort points into fronts, `int[T]`: 0 is the front, 1 the front of the remaining points, ...
 
     Equal points share a rank; a point that was not measured has `NOT_RANKED`.
     Source: Deb et al. 2002, A fast and elitist multiobjective genetic algorithm (NSGA-II).
     """
-    return _loss_ranks(losses(values, objectives))
+    return _rank_losses(losses(values, objectives))
 
 
 def loss_front(points: Floats) -> NDArray[np.bool_]:
-    """Which losses `[T, M]` no other point dominates, `bool[T]`."""
-    return _loss_ranks(points) == 0
+    """Mark the losses `[T, M]` that no other point dominates, `bool[T]`."""
+    return _rank_losses(points) == 0
 
 
-def _loss_ranks(points: Floats) -> NDArray[np.int64]:
+def keep_front(points: Floats) -> Floats:
+    """Return the non-dominated rows of losses `[T, M]`, without those that hold NaN."""
+    return points[loss_front(points)]
+
+
+def _rank_losses(points: Floats) -> NDArray[np.int64]:
     result = np.full(len(points), NOT_RANKED, dtype=np.int64)
     # moocore crashes or never returns when it meets NaN, so such rows must not reach it.
     measured = np.isfinite(points).all(axis=1)
@@ -63,44 +63,49 @@ def _loss_ranks(points: Floats) -> NDArray[np.int64]:
 
 
 def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
-    """Volume between the points and the objectives' fixed references; 0 for no points.
+    """Return the volume between the points and the objectives' fixed references; 0 for no points.
 
     A point that is not better than the reference in every objective contributes nothing.
     Source: Zitzler and Thiele 1999, Multiobjective evolutionary algorithms: a comparative case
     study and the strength Pareto approach.
     """
-    return loss_hypervolume(losses(values, objectives), objectives)
+    return compute_loss_hypervolume(losses(values, objectives), objectives)
 
 
-def loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
-    """The same for values that are losses already."""
-    reference = reference_losses(objectives)
-    inside = np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
+def compute_loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
+    """Return the hypervolume of losses `[T, M]`."""
+    reference = convert_references(objectives)
+    inside = is_inside(points, reference)
     if not inside.any():
         return 0.0
     return float(moocore.hypervolume(points[inside], ref=reference))
 
 
 def contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
-    """What the front's hypervolume would lose without each of its points, `float[T]`.
+    """Return what the front's hypervolume would lose without each of its points, `float[T]`.
 
-    What only a dominated point would make up for counts as lost. 0 for a point that is dominated,
-    equal to another one, or not better than the reference in every objective.
+    Volume that a dominated point also covers counts as lost. 0 for a point that is dominated, equal
+    to another one, or not better than the reference in every objective.
     """
-    points, reference = losses(values, objectives), reference_losses(objectives)
+    points, reference = losses(values, objectives), convert_references(objectives)
     if len(objectives) == 1:  # moocore wants two: a width of 1 changes no volume
         points, reference = np.pad(points, ((0, 0), (0, 1))), np.append(reference, 1.0)
     result = np.zeros(len(points))
-    inside = np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
+    inside = is_inside(points, reference)
     if inside.any():
         result[inside] = moocore.hv_contributions(points[inside], ref=reference)
     return result
 
 
-def reference_losses(objectives: Sequence[Objective]) -> Floats:
-    """The references of the objectives as losses, `float[M]`."""
-    return np.array([objective.reference for objective in objectives]) * _signs(objectives)
+def is_inside(points: Floats, reference: Floats) -> NDArray[np.bool_]:
+    """Mark the finite losses that are better than the reference in every objective, `bool[T]`."""
+    return np.all(np.isfinite(points) & (points < reference), axis=1)
 
 
-def _signs(objectives: Sequence[Objective]) -> Floats:
+def convert_references(objectives: Sequence[Objective]) -> Floats:
+    """Return the references of the objectives as losses, `float[M]`."""
+    return np.array([objective.reference for objective in objectives]) * _get_signs(objectives)
+
+
+def _get_signs(objectives: Sequence[Objective]) -> Floats:
     return np.array([-1.0 if o.direction == "maximize" else 1.0 for o in objectives])

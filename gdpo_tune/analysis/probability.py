@@ -1,7 +1,7 @@
-"""How sure the front is, given standard errors: who is on it, and how much it covers.
+"""Uncertainty of a front, given standard errors: its members, and its hypervolume.
 
-Both answers come from the same draws: every mean is drawn anew from a normal distribution with its
-standard error, independently of the others.
+Both results use the same draws: each mean plus normal noise with its standard error, independent of
+the others. Shapes: T points, M objectives; means and errors are `[T, M]` and finite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, hypervolume, losses
 from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000
@@ -21,77 +21,73 @@ DRAWS = 1000
 HOPELESS = 6.0
 """Standard errors by which a point trails another in every objective to be left out."""
 LEVEL = 0.95
-"""Share of intervals that are to cover the truth."""
+"""Nominal coverage of every interval."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a quantity lies, at the level `LEVEL`."""
+    """An interval of a quantity at the level `LEVEL`."""
 
     low: float
     high: float
 
 
-def front_probability(
+def estimate_front_probability(
     means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = DRAWS
 ) -> Floats:
-    """Probability of each of T points to be non-dominated, `float[T]`, by seeded Monte Carlo.
-
-    Means and standard errors are `[T, M]`. The same input always gives the same answer. Input is
-    finite.
+    """Estimate each point's probability to be non-dominated, `float[T]`, by seeded Monte Carlo.
 
     Raises:
-        ValueError: `means` is not empty and has not one column for each objective.
+        ValueError: `means` is not empty and does not have one column for each objective.
     """
     points = losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     result = np.zeros(len(points))
-    kept = np.flatnonzero(~_hopeless(points, spread))
-    for drawn in _drawn(points[kept], spread[kept], draws):
+    kept = np.flatnonzero(~_mark_hopeless(points, spread))
+    for drawn in draw_points(points[kept], spread[kept], draws):
         result[kept] += moocore.is_nondominated(drawn, keep_weakly=True)
     return result / draws
 
 
-def hypervolume_interval(
+def estimate_hypervolume_interval(
     means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = DRAWS
 ) -> Interval:
-    """Where the hypervolume of T points lies, given that their means are measured with errors.
+    """Estimate the interval of the true hypervolume of points that are measured with errors.
 
     With H the hypervolume of the means and q(p) the quantile p of the hypervolume over the draws,
     the basic (reverse percentile) bootstrap interval:
 
         [ 2 H - q(0.975),  2 H - q(0.025) ],  not below 0, and widened to hold H
 
-    Noise makes a front look better than it is, since the luckiest of several points leads it; drawn
-    once more from noisy means it looks better again, by about as much. So the draws lie above H as
-    H lies above the truth, and the interval lies below H by that much: that is why it is not made
-    of the quantiles themselves, which would cover too high values.
+    Noise makes a front look better than it is, because the luckiest of several points leads it.
+    Drawing once more from noisy means adds about the same bias again. So the draws lie above H as H
+    lies above the truth, and the interval corrects for this; plain quantiles would be too high.
 
-    Which points meet the constraints is taken as known. Means and errors are `[T, M]` and finite;
-    no points give 0 to 0. The same input always gives the same answer.
+    The constraints that a point meets are taken as known. No points give 0 to 0.
 
     Source: Davison and Hinkley 1997, Bootstrap methods and their application, section 5.2.
 
     Raises:
-        ValueError: `means` is not empty and has not one column for each objective.
+        ValueError: `means` is not empty and does not have one column for each objective.
     """
     points = losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
-    known = hypervolume(means, objectives)
-    kept = ~_hopeless(points, spread)
-    drawn = [
-        loss_hypervolume(again, objectives) for again in _drawn(points[kept], spread[kept], draws)
+    seen = hypervolume(means, objectives)
+    kept = ~_mark_hopeless(points, spread)
+    volumes = [
+        compute_loss_hypervolume(drawn, objectives)
+        for drawn in draw_points(points[kept], spread[kept], draws)
     ]
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail]) if drawn else (0.0, 0.0)
+    low, high = np.quantile(volumes, [tail, 1 - tail]) if volumes else (0.0, 0.0)
     return Interval(
-        low=max(0.0, min(known, 2 * known - float(high))),
-        high=max(known, 2 * known - float(low)),
+        low=max(0.0, min(seen, 2 * seen - float(high))),
+        high=max(seen, 2 * seen - float(low)),
     )
 
 
-def _drawn(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
-    """`draws` times the points with noise, always the same; nothing for no points."""
+def draw_points(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
+    """Yield the points with seeded noise, `draws` times; nothing for no points."""
     if len(points) == 0:
         return
     rng = np.random.default_rng(0)
@@ -99,11 +95,11 @@ def _drawn(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
         yield points + spread * rng.standard_normal(points.shape)
 
 
-def _hopeless(points: Floats, spread: Floats) -> NDArray[np.bool_]:
-    """Which points one of the front beats beyond doubt in every objective, `bool[T]`.
+def _mark_hopeless(points: Floats, spread: Floats) -> NDArray[np.bool_]:
+    """Mark the points that a member of the front beats by `HOPELESS` in every objective, `bool[T]`.
 
-    Leaving them out keeps a thousand trials cheap and changes no probability visibly: whatever such
-    a point would dominate, the one that beats it dominates as well.
+    Leaving them out keeps a thousand trials cheap and changes no probability visibly: the member
+    dominates whatever such a point would dominate.
     """
     result = np.zeros(len(points), dtype=np.bool_)
     if len(points) == 0:

@@ -1,6 +1,6 @@
 """Configurations: trials with equal parameters, merged over their seeds.
 
-A front is claimed on the mean over seeds of the test objectives. Of one configuration with n
+Fronts are built from the mean over seeds of the test objectives. For one configuration with n
 complete trials, means m_i and within-trial standard errors s_i (bootstrap clustered by prompt):
 
     mean = sum_i m_i / n
@@ -10,18 +10,18 @@ complete trials, means m_i and within-trial standard errors s_i (bootstrap clust
 
     sigma^2 = sum_c sum_i (m_ci - mean_c)^2 / sum_c (n_c - 1)    over configurations c with n_c >= 2
 
-The spread between seeds holds both the noise of training and that of sampling completions, so it
-alone would be the standard error. But two or three seeds may agree by luck, and one seed says
-nothing of the noise of training: so no configuration counts as less noisy than seeds of the others
-differ. Until some configuration has two seeds, sigma is unknown and taken for 0; the error bars of
-`provisional` ones are then too short. The untrained policy has no noise of training and no sigma.
+The spread between seeds contains the noise of training and that of sampling completions. But two or
+three seeds may agree by luck, and one seed says nothing about the noise of training. So no
+configuration counts as less noisy than the seeds of the others. Until some configuration has two
+seeds, sigma is unknown and counts as 0; the errors of `provisional` ones are then too small. The
+untrained policy has no noise of training and no sigma.
 
-All trials answer the same test prompts. What the choice of prompts contributes to s_i is common to
-all of them and does not shrink with more seeds: these errors are for comparing configurations, not
-for predicting other prompts.
+All trials answer the same test prompts. The part of s_i that comes from the choice of prompts is
+common to all trials and does not shrink with more seeds: these errors are for comparing
+configurations, not for predicting other prompts.
 
-A front member was chosen because its first trial looked good, and that trial stays in the mean:
-with few seeds the mean is a little flattering.
+A front member was selected because its first trial looked good, and that trial stays in the mean:
+with few seeds the mean is a little too high.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gdpo_tune.analysis.pareto import NOT_RANKED, ranks
-from gdpo_tune.analysis.probability import front_probability
+from gdpo_tune.analysis.probability import estimate_front_probability
 from gdpo_tune.core.trials import Estimate, Objective, Params, Role, TrialRecord
 
 Key = tuple[object, ...]
@@ -41,7 +41,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Configuration:
-    """One setting of the parameters and what is known of it over all its seeds."""
+    """One setting of the parameters with its results over all seeds."""
 
     numbers: tuple[int, ...]
     """The complete trials that were merged, in order."""
@@ -53,10 +53,10 @@ class Configuration:
     mean: Mapping[str, Estimate]
     """Test metric -> mean over seeds and its standard error; every metric that all seeds have."""
     validation: Mapping[str, Estimate]
-    """The same on validation prompts."""
+    """Like `mean`, on validation prompts."""
     seeds: int
     feasible: bool
-    """Whether more than half of the seeds satisfy every constraint on validation."""
+    """True if more than half of the seeds satisfy every constraint on validation."""
     rank: int
     """Non-dominated rank among feasible trained configurations; `NOT_RANKED` for the others."""
     probability: float
@@ -64,66 +64,84 @@ class Configuration:
 
     @property
     def on_front(self) -> bool:
-        """Whether no other feasible trained configuration dominates this one."""
+        """True if no other feasible trained configuration dominates this one."""
         return self.rank == 0
 
     @property
     def provisional(self) -> bool:
-        """Whether its own noise of training is unknown, because there is one seed only."""
+        """True if there is only one seed, so that its own noise of training is unknown."""
         return self.seeds < 2
 
     def values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
-        """Test means of the objectives, in their order."""
+        """Return the test means of the objectives, in their order."""
         return tuple(self.mean[objective.name].mean for objective in objectives)
 
     def errors(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
-        """Standard errors of `values`."""
+        """Return the standard errors of `values`."""
         return tuple(self.mean[objective.name].se for objective in objectives)
 
 
 def configurations(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> list[Configuration]:
-    """Every configuration with at least one complete, finite trial, ordered by `first`."""
-    groups = grouped(records)
-    found = {
+    """Merge trials into configurations with at least one measured trial, ordered by `first`."""
+    groups = group_trials(records)
+    measured = {
         key: seeds
         for key, members in groups.items()
         if (seeds := [record for record in members if is_measured(record, objectives)])
     }
-    trained = [seeds for seeds in found.values() if seeds[0].role != "untrained"]
-    test = seed_spread([[record.test for record in seeds] for seeds in trained])
-    validation = seed_spread([[record.validation for record in seeds] for seeds in trained])
-    merged = [_merge(groups[key], seeds, test, validation) for key, seeds in found.items()]
+    trained = [seeds for seeds in measured.values() if seeds[0].role != "untrained"]
+    test = estimate_seed_spread([[record.test for record in seeds] for seeds in trained])
+    validation = estimate_seed_spread(
+        [[record.validation for record in seeds] for seeds in trained]
+    )
+    merged = [_merge(groups[key], seeds, test, validation) for key, seeds in measured.items()]
     merged.sort(key=lambda configuration: configuration.first)
-    return _ranked(merged, objectives)
+    return _rank(merged, objectives)
 
 
-def grouped(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
-    """Trials with equal parameters together, a replicate with its original, by trial number.
+def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
+    """Group trials with equal parameters, each replicate with its original, by trial number.
 
-    The untrained policy stands alone, whatever parameters its record carries, and so does a member
-    of a population that took over from others: its record has the values that it began with.
+    The untrained policy stands alone, whatever parameters its record carries. So does a member of a
+    population that took over from others: its record has the parameters that it began with.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
     groups: dict[Key, list[TrialRecord]] = {}
     for record in ordered:
         original = record if record.replicate_of is None else by_number.get(record.replicate_of)
-        groups.setdefault(_key(original or record), []).append(record)
+        groups.setdefault(_get_key(original or record), []).append(record)
     return groups
 
 
+def find_original(members: Sequence[TrialRecord]) -> TrialRecord:
+    """Return the trial that the others repeat: the earliest that is not itself a replicate."""
+    return next((record for record in members if record.role != "replicate"), members[0])
+
+
 def is_measured(record: TrialRecord, objectives: Sequence[Objective]) -> bool:
-    """Whether a trial ran its full budget and has a finite test value of every objective."""
+    """Return whether a trial ran its full budget with finite test values of every objective."""
     return record.state == "complete" and all(
-        objective.name in record.test and _finite(record.test[objective.name])
+        objective.name in record.test and _is_finite(record.test[objective.name])
         for objective in objectives
     )
 
 
-def seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str, float]:
-    """Metric -> sigma of the head of this module, from the seeds of each configuration.
+def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
+    """Return whether more than half of the seeds satisfy the constraints; a tie is not enough.
+
+    The majority and not the mean decides, because records carry verdicts and not the constraints. A
+    record without a verdict (no constraint was measured) counts as satisfied.
+    """
+    return 2 * sum(record.feasible is not False for record in seeds) > len(seeds)
+
+
+def estimate_seed_spread(
+    groups: Iterable[Sequence[Mapping[str, Estimate]]],
+) -> dict[str, float]:
+    """Return metric -> sigma of the head of this module, from the seeds of each configuration.
 
     A metric that no configuration has from two seeds, or that is not finite there, is left out.
     """
@@ -131,19 +149,17 @@ def seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str,
     freedom: dict[str, int] = {}
     for seeds in groups:
         for name in seeds[0]:
-            means = [seed[name].mean for seed in seeds if name in seed and _finite(seed[name])]
+            means = [seed[name].mean for seed in seeds if name in seed and _is_finite(seed[name])]
             if len(means) > 1:
                 squares[name] = squares.get(name, 0.0) + float(np.var(means)) * len(means)
                 freedom[name] = freedom.get(name, 0) + len(means) - 1
     return {name: math.sqrt(squares[name] / freedom[name]) for name in squares}
 
 
-def pooled(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
-    """Mean over seeds and its standard error, by the formula at the head of this module.
+def pool_estimates(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
+    """Return the mean over seeds and its standard error, by the formula at the head of this module.
 
-    Args:
-        estimates: one a seed, at least one.
-        spread: sigma; 0 where it is unknown.
+    There is one estimate for each seed, at least one. `spread` is sigma, 0 if it is unknown.
     """
     count = len(estimates)
     if count == 1:  # nearly all of a large sweep
@@ -156,23 +172,14 @@ def pooled(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
     return Estimate(mean=mean, se=max(between, within, spread / math.sqrt(count)))
 
 
-def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
-    """Whether more than half of the seeds satisfy the constraints; a tie is not enough.
-
-    The majority and not the mean, because the records carry verdicts and not the constraints. A
-    record without a verdict (no constraint was measured) counts as satisfied.
-    """
-    return 2 * sum(record.feasible is not False for record in seeds) > len(seeds)
-
-
 def _merge(
     members: Sequence[TrialRecord],
     seeds: Sequence[TrialRecord],
     test: Mapping[str, float],
     validation: Mapping[str, float],
 ) -> Configuration:
-    """Merge the measured ones among `members`; the spreads between seeds are `seed_spread`'s."""
-    first = first_of(members)
+    """Merge `seeds`, the measured ones among `members`, given the spreads between seeds."""
+    first = find_original(members)
     published = any(record.role == "published" for record in members)
     role: Role = "published" if published else "search"
     if first.role == "untrained":
@@ -182,8 +189,8 @@ def _merge(
         first=first.number,
         params=first.params,
         role=role,
-        mean=_pooled_metrics([record.test for record in seeds], test),
-        validation=_pooled_metrics([record.validation for record in seeds], validation),
+        mean=_pool_metrics([record.test for record in seeds], test),
+        validation=_pool_metrics([record.validation for record in seeds], validation),
         seeds=len(seeds),
         feasible=is_feasible(seeds),
         rank=NOT_RANKED,
@@ -191,37 +198,32 @@ def _merge(
     )
 
 
-def _pooled_metrics(
+def _pool_metrics(
     seeds: Sequence[Mapping[str, Estimate]], spread: Mapping[str, float]
 ) -> dict[str, Estimate]:
-    shared = [
-        name
-        for name, estimate in seeds[0].items()
-        if _finite(estimate) and all(name in s and _finite(s[name]) for s in seeds[1:])
-    ]
-    return {name: pooled([seed[name] for seed in seeds], spread.get(name, 0.0)) for name in shared}
+    return {
+        name: pool_estimates([seed[name] for seed in seeds], spread.get(name, 0.0))
+        for name in seeds[0]
+        if all(name in seed and _is_finite(seed[name]) for seed in seeds)
+    }
 
 
-def _ranked(merged: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
-    """The same configurations with their rank and their probability of being on the front."""
+def _rank(merged: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
+    """Return the configurations with their rank and their probability of being on the front."""
     eligible = [c for c in merged if c.feasible and c.role != "untrained"]
     means = np.array([c.values(objectives) for c in eligible])
     errors = np.array([c.errors(objectives) for c in eligible])
-    found = zip(ranks(means, objectives), front_probability(means, errors, objectives), strict=True)
-    judged = {c.first: verdict for c, verdict in zip(eligible, found, strict=True)}
-    return [_judged(c, *judged[c.first]) if c.first in judged else c for c in merged]
+    probabilities = estimate_front_probability(means, errors, objectives)
+    ranked = {
+        c.first: replace(c, rank=int(rank), probability=float(probability))
+        for c, rank, probability in zip(
+            eligible, ranks(means, objectives), probabilities, strict=True
+        )
+    }
+    return [ranked.get(c.first, c) for c in merged]
 
 
-def _judged(configuration: Configuration, rank: np.int64, probability: float) -> Configuration:
-    return replace(configuration, rank=int(rank), probability=float(probability))
-
-
-def first_of(members: Sequence[TrialRecord]) -> TrialRecord:
-    """The trial that the others repeat: the earliest that is not itself a replicate."""
-    return next((record for record in members if record.role != "replicate"), members[0])
-
-
-def _key(record: TrialRecord) -> Key:
+def _get_key(record: TrialRecord) -> Key:
     if record.role == "untrained":
         return (record.role,)
     if record.lineage:
@@ -229,5 +231,5 @@ def _key(record: TrialRecord) -> Key:
     return tuple(sorted(record.params.items()))
 
 
-def _finite(estimate: Estimate) -> bool:
+def _is_finite(estimate: Estimate) -> bool:
     return math.isfinite(estimate.mean) and math.isfinite(estimate.se)

@@ -1,7 +1,7 @@
-"""Tests and intervals without a model of the noise: permutations, the bootstrap, and Holm's rule.
+"""Tests and intervals without a noise model: permutations, the bootstrap, ranks and Holm's rule.
 
-The unit is a configuration: what is dealt out anew, or drawn again, is a whole configuration with
-all its seeds. Everything is seeded, so the same input always gives the same answer.
+The unit is a configuration with all its seeds: permutations and the bootstrap move whole ones.
+Everything is seeded, so equal input gives an equal result.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ ROUNDING = 1e-9
 
 Indices = NDArray[np.int64]
 Statistic = Callable[[Indices], Floats]
-"""Deals `[D, rows]` of rows, the first group's first -> `[D]`, larger where that group is ahead."""
+"""Permutations `[D, rows]`, the first group's rows first -> `[D]`, larger where it is ahead."""
 
 
-def permutation_p(left: int, right: int, statistic: Statistic) -> float:
-    """Two-sided p of a difference between two groups: twice the smaller tail, at most 1.
+def compute_permutation_p(left: int, right: int, statistic: Statistic) -> float:
+    """Return the two-sided p of a difference between groups: twice the smaller tail, at most 1.
 
-    Under the hypothesis that rows were dealt out to the groups at random, a p of at most alpha
-    comes up in at most a share alpha of cases, whatever the statistic and the sizes.
+    If rows were assigned to the groups at random, p is at most alpha in at most a share alpha of
+    cases, whatever the statistic and the sizes.
 
-    Args:
-        left: rows of the first group, which are 0 to left - 1.
-        right: rows of the second one, which follow.
-        statistic: of many deals at once.
+    The first group has the rows 0 to left - 1, the second group the `right` rows after them.
+    `statistic` takes many permutations at once.
 
     Source: Phipson and Smyth 2010, Permutation p-values should never be zero.
     """
@@ -49,16 +47,16 @@ def permutation_p(left: int, right: int, statistic: Statistic) -> float:
     return float(min(1.0, 2 * min(above, below)))
 
 
-def smallest_p(left: int, right: int) -> float:
-    """The smallest p that groups of these sizes can have at all; 1 if one of them is empty."""
+def compute_smallest_p(left: int, right: int) -> float:
+    """Return the smallest p that groups of these sizes can have; 1 if one of them is empty."""
     if left == 0 or right == 0:
         return 1.0
     ways = np.prod([(right + i) / i for i in range(1, left + 1)])
     return float(min(1.0, max(2 / ways, 2 / (PERMUTATIONS + 1))))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The same p-values corrected for being several: the chance that any is wrong stays at alpha.
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number, so that the chance of any false one stays at alpha.
 
     Source: Holm 1979, A simple sequentially rejective multiple test procedure.
     """
@@ -73,27 +71,33 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def drawn_again(
     left: int, right: int, size: int | None = None
 ) -> Iterator[tuple[Indices, Indices]]:
-    """`RESAMPLES` pairs of rows drawn with replacement, each group's rows counted from 0.
+    """Draw `RESAMPLES` pairs of rows with replacement, each group's rows counted from 0.
 
-    Args:
-        left: rows of the first group, at least one.
-        right: of the second one.
-        size: rows to draw of each; default: as many as there are.
+    Each group has at least one row. `size` rows are drawn of each; None draws as many as it has.
     """
     rng = np.random.default_rng(0)
     for _ in range(RESAMPLES):
         yield rng.integers(left, size=size or left), rng.integers(right, size=size or right)
 
 
-def middle(values: Sequence[float] | Floats) -> Interval:
-    """The middle `LEVEL` of values that may be infinite; NaN is left out; none: all of the line."""
-    known = np.asarray(values, dtype=np.float64)
-    known = known[~np.isnan(known)]
-    if not known.size:
+def compute_interval(values: Sequence[float] | Floats) -> Interval:
+    """Return the middle `LEVEL` of values, without NaN; of no values the whole line.
+
+    Values may be infinite: the ends are observed values, not interpolated ones.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[~np.isnan(numbers)]
+    if not numbers.size:
         return Interval(-np.inf, np.inf)
     tail = (1 - LEVEL) / 2
-    # Observed values, since nothing lies between a number and infinity.
     return Interval(
-        float(np.quantile(known, tail, method="lower")),
-        float(np.quantile(known, 1 - tail, method="higher")),
+        float(np.quantile(numbers, tail, method="lower")),
+        float(np.quantile(numbers, 1 - tail, method="higher")),
     )
+
+
+def rank_values(values: Floats) -> Floats:
+    """Return ranks from 1, `float[T]`; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]

@@ -1,4 +1,8 @@
-"""Which member of a front to take: the knee, the extremes, or the best under weights."""
+"""Choice of one member of a front: the knee, or the extreme in a metric.
+
+Shapes: T points, M objectives; `values[T, M]` are finite and in the units of the objectives. Losses
+are scaled to 0 (best of the points) ... 1 (worst of the points).
+"""
 
 from __future__ import annotations
 
@@ -15,27 +19,22 @@ CLEAR = 1.96
 """Standard errors of a difference beyond which noise alone is an unlikely reason for it."""
 
 
-def knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
-    """Index of the front's best compromise, None for an empty front.
+def find_knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
+    """Return the index of the best compromise of a front; None for an empty front.
 
-    Each loss is scaled to 0 (the front's best) ... 1 (the front's worst); the knee has the smallest
-    sum among the points that are no extreme, since an extreme gives everything for one objective;
-    among all if there are no others. For two objectives that is the point farthest below the line
-    between the two extremes; for more, farthest along the equal-weights normal. Ties go to the
-    smaller worst loss, then to the first point. An objective in which all members agree does not
-    count.
-
-    Args:
-        values: `[T, M]`, finite, mutually non-dominated.
-        objectives: M of them.
+    The knee has the smallest sum of scaled losses among the points that are no extreme, since an
+    extreme gives up everything for one objective; among all points if all are extremes. For two
+    objectives that is the point farthest below the line between the two extremes; for more,
+    farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the first
+    point. An objective in which all points agree does not count.
 
     Source: Das 1999, On characterizing the "knee" of the Pareto curve based on normal-boundary
     intersection; Branke et al. 2004, Finding knees in multi-objective optimization.
     """
-    scaled = _scaled_losses(values, objectives)
+    scaled = _scale_losses(values, objectives)
     if len(scaled) == 0:
         return None
-    ends = set(extremes(values, objectives).values())
+    ends = set(find_extremes(values, objectives).values())
     inner = np.array([index not in ends for index in range(len(scaled))]) | (
         len(ends) == len(scaled)
     )
@@ -44,76 +43,36 @@ def knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
     return int(order[0])
 
 
-def extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, int]:
-    """Objective name -> index of the point that is best in it; empty for an empty front.
+def find_extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, int]:
+    """Return objective name -> index of the best point in it; empty for an empty front.
 
     Ties go to the point that is better in the other objectives, then to the first.
     """
-    scaled = _scaled_losses(values, objectives)
+    scaled = _scale_losses(values, objectives)
     if len(scaled) == 0:
         return {}
-    total = scaled.sum(axis=1)
     return {
-        objective.name: int(np.lexsort((total, scaled[:, column]))[0])
-        for column, objective in enumerate(objectives)
+        objective.name: find_smallest(column, values, objectives)
+        for objective, column in zip(objectives, scaled.T, strict=True)
     }
 
 
-def preferred(
-    values: ArrayLike, objectives: Sequence[Objective], weights: Sequence[float]
-) -> int | None:
-    """Index of the point with the smallest weighted sum of scaled losses, None for no points.
-
-    Losses are scaled as for the knee, so that a weight says how much of one objective's span among
-    the points is worth how much of another's. Ties go to the smaller unweighted sum, then to the
-    first point. A weighted sum never finds a point in a dent of the front: bounds do.
-
-    Args:
-        values: `[T, M]`, finite.
-        objectives: M of them.
-        weights: M, not negative, at least one above 0.
-    """
-    scaled = _scaled_losses(values, objectives)
-    if len(scaled) == 0:
-        return None
-    shares = np.asarray(weights, dtype=float) / max(weights)
-    total = (scaled @ shares).round(9)
-    return int(np.lexsort((scaled.sum(axis=1), total))[0])
-
-
-def farthest(
-    column: Sequence[float],
-    values: ArrayLike,
-    objectives: Sequence[Objective],
-    *,
-    largest: bool,
-) -> int | None:
-    """Index of the point that is largest, or smallest, in a metric; None for no points.
+def find_smallest(
+    column: Sequence[float] | Floats, values: ArrayLike, objectives: Sequence[Objective]
+) -> int:
+    """Return the index of the smallest value in a column `[T]` that need not be an objective.
 
     Ties go to the point that is better in the objectives, then to the first.
-
-    Args:
-        column: `[T]` values of the metric, which need not be an objective.
-        values: `[T, M]` of the objectives.
-        objectives: M of them.
-        largest: or the smallest.
     """
-    scaled = _scaled_losses(values, objectives)
-    if len(scaled) == 0:
-        return None
-    ranked = -np.asarray(column) if largest else np.asarray(column)
-    return int(np.lexsort((scaled.sum(axis=1), ranked))[0])
+    return int(np.lexsort((_scale_losses(values, objectives).sum(axis=1), np.asarray(column)))[0])
 
 
-def is_ahead(leader: Estimate, rivals: Sequence[Estimate]) -> bool:
-    """Whether `leader` differs from each of its rivals by more than `CLEAR` standard errors."""
-    return all(
-        abs(leader.mean - rival.mean) > CLEAR * math.hypot(leader.se, rival.se) for rival in rivals
-    )
+def is_tied(one: Estimate, other: Estimate) -> bool:
+    """Return whether two values differ by at most `CLEAR` standard errors of the difference."""
+    return abs(one.mean - other.mean) <= CLEAR * math.hypot(one.se, other.se)
 
 
-def _scaled_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
-    """Losses `[T, M]` scaled to 0 (best of the front) ... 1 (worst of the front)."""
+def _scale_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     points = losses(values, objectives)
     if len(points) == 0:
         return points

@@ -1,4 +1,4 @@
-"""One side of a comparison: the configurations that a search tried, baselines left out.
+"""One side of a comparison: the configurations that a search tried, without the baselines.
 
 Shapes: T configurations tried, M objectives.
 """
@@ -11,12 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, loss_front, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, keep_front, losses
 from gdpo_tune.analysis.replicates import (
     Configuration,
     configurations,
-    first_of,
-    grouped,
+    find_original,
+    group_trials,
     is_measured,
 )
 from gdpo_tune.core.trials import Objective, TrialRecord
@@ -27,26 +27,26 @@ CHOICES = 200
 
 @dataclass(frozen=True)
 class Side:
-    """What one search tried."""
+    """Configurations and costs of one search."""
 
     name: str
     objectives: tuple[Objective, ...]
     configurations: tuple[Configuration, ...]
     """Measured at full budget, feasible or not."""
     independent: tuple[Configuration, ...]
-    """Those whose values may be compared one by one: see `side_of`."""
+    """Configurations whose values may be compared one by one: see `side_of`."""
     stopped: int
     """Configurations that ended at a rung."""
     failed: int
-    """Trials that ended without a result, of whatever configuration."""
+    """Trials that ended without a result, of any configuration."""
     seconds: float
     """Wall time of all trials together."""
     completions: int
-    """Sampled by all trials together."""
+    """Completions sampled by all trials together."""
 
     @property
     def tried(self) -> int:
-        """Configurations that had their chance."""
+        """Number of configurations, measured or stopped."""
         return len(self.configurations) + self.stopped
 
     @cached_property
@@ -59,12 +59,12 @@ class Side:
 
     @property
     def front(self) -> Floats:
-        """The non-dominated ones among `points`."""
-        return front_of(self.points)
+        """The non-dominated rows of `points`."""
+        return keep_front(self.points)
 
     @property
-    def replicated(self) -> bool:
-        """Whether some configuration has two seeds."""
+    def has_replicates(self) -> bool:
+        """True if some configuration has two seeds."""
         return any(c.seeds > 1 for c in self.configurations)
 
 
@@ -75,29 +75,26 @@ def side_of(
     *,
     shared: bool = False,
 ) -> Side:
-    """What a search tried: its trials without the baselines, which no search proposed.
+    """Build a side from the trials of a search, without the baselines, which no search proposed.
 
-    Args:
-        name: of the side.
-        records: its trials.
-        objectives: of the sweep.
-        shared: the other side's trials come from the same sweep. Then a model moved one side's
-            proposals because of the other's values, and only those that no model made are
-            independent of them.
+    `shared` is True if the other side's trials come from the same sweep. Then only configurations
+    that no model proposed are independent: a model tries more of a mode in a corner of the space
+    where that mode looked good, which says nothing about the mode.
     """
     kept = [r for r in records if r.role not in ("untrained", "published")]
     goals = tuple(objectives)
     stopped = sum(
-        first_of(seeds).state == "pruned" and not any(is_measured(seed, goals) for seed in seeds)
-        for seeds in grouped(kept).values()
+        find_original(seeds).state == "pruned"
+        and not any(is_measured(seed, goals) for seed in seeds)
+        for seeds in group_trials(kept).values()
     )
-    known = tuple(configurations(kept, goals))
+    measured = tuple(configurations(kept, goals))
     modelled = {record.number for record in kept if record.proposer == "model"}
     return Side(
         name=name,
         objectives=goals,
-        configurations=known,
-        independent=tuple(c for c in known if not (shared and c.first in modelled)),
+        configurations=measured,
+        independent=tuple(c for c in measured if not (shared and c.first in modelled)),
         stopped=stopped,
         failed=sum(record.state == "failed" for record in kept),
         seconds=sum(record.cost.seconds for record in kept),
@@ -105,15 +102,12 @@ def side_of(
     )
 
 
-def front_of(points: Floats) -> Floats:
-    """The non-dominated rows of losses `[T, M]`, those with NaN left out."""
-    return points[loss_front(points)]
-
-
-def volume_at(side: Side, count: int) -> float:
-    """Mean hypervolume of `count` configurations of a side."""
+def estimate_hypervolume_at(side: Side, count: int) -> float:
+    """Estimate the mean hypervolume of `count` configurations of a side."""
     if count == side.tried:
-        return loss_hypervolume(side.points, side.objectives)
+        return compute_loss_hypervolume(side.points, side.objectives)
     rng = np.random.default_rng(0)
     chosen = [rng.permutation(side.tried)[:count] for _ in range(CHOICES)]
-    return float(np.mean([loss_hypervolume(side.points[c], side.objectives) for c in chosen]))
+    return float(
+        np.mean([compute_loss_hypervolume(side.points[c], side.objectives) for c in chosen])
+    )

@@ -1,4 +1,4 @@
-"""Whether a search still gets anywhere: has its hypervolume moved, beyond what noise does?"""
+"""Stagnation of a search: its hypervolume no longer moves by more than noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, hypervolume, losses
+from gdpo_tune.analysis.probability import draw_points
 from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.trials import Objective, TrialRecord
@@ -21,18 +22,15 @@ DRAWS = 200
 def has_stagnated(
     records: Sequence[TrialRecord], objectives: Sequence[Objective], patience: int
 ) -> bool:
-    """Whether the last `patience` search trials that ended did not move the hypervolume.
+    """Return whether the last `patience` search trials that ended did not move the hypervolume.
 
-    With H over the validation means of all search trials (and the published setting) that ended,
-    and H' over those that had ended before the last `patience` ones: it moved if H - H' is above
-    1 % of H' and above 1.96 standard errors of H - H', taken from draws of all means with their
-    standard errors, the same draws for H and H'. Replicates are left aside, so that they never
-    revive a search. A hypervolume of 0 has not stagnated: nothing is on the front yet.
+    H is over the validation means of all search trials (and the published setting) that ended; H'
+    is over those that had ended before the last `patience` ones. The hypervolume moved if H - H' is
+    above 1 % of H' and above 1.96 standard errors of H - H'. The standard error is from draws of
+    all means with their standard errors, with equal draws for H and H'. Replicates do not count, so
+    that they never revive a search. A hypervolume of 0 has not stagnated: the front is still empty.
 
-    Args:
-        records: every trial.
-        objectives: what the hypervolume is over.
-        patience: trials; 0 never stagnates.
+    With a patience of 0 no search stagnates.
     """
     if not patience:
         return False
@@ -42,28 +40,26 @@ def has_stagnated(
         return False
     search.sort(key=lambda record: (record.finished or math.inf, record.number))
     latest = {record.number for record in search[-patience:]}
-    known = [c for c in configurations(tried, objectives) if c.feasible and c.role != "untrained"]
-    seen = [[c.validation[goal.name] for goal in objectives] for c in known]
-    means = np.array([[estimate.mean for estimate in row] for row in seen])
-    before = np.array([not latest.issuperset(c.numbers) for c in known], dtype=np.bool_)
+    feasible = [c for c in configurations(tried, objectives) if c.feasible]
+    estimates = [[c.validation[goal.name] for goal in objectives] for c in feasible]
+    means = np.array([[estimate.mean for estimate in row] for row in estimates])
+    before = np.array([not latest.issuperset(c.numbers) for c in feasible], dtype=np.bool_)
     now = hypervolume(means, objectives)
     earlier = hypervolume(means[before], objectives)
     if now <= 0:
         return False
-    errors = np.array([[estimate.se for estimate in row] for row in seen])
-    noise = _noise_of_move(losses(means, objectives), errors, before, objectives)
+    errors = np.array([[estimate.se for estimate in row] for row in estimates])
+    noise = _estimate_noise(losses(means, objectives), errors, before, objectives)
     return now - earlier <= max(LEAST * earlier, CLEAR * noise)
 
 
-def _noise_of_move(
+def _estimate_noise(
     points: Floats, errors: Floats, before: np.ndarray, objectives: Sequence[Objective]
 ) -> float:
-    """Standard error of the hypervolume's move from the points in `before` to all points."""
-    generator = np.random.default_rng(0)
-    moves: list[float] = []
-    for _ in range(DRAWS):
-        drawn = points + errors * generator.standard_normal(points.shape)
-        moves.append(
-            loss_hypervolume(drawn, objectives) - loss_hypervolume(drawn[before], objectives)
-        )
+    """Estimate the standard error of the move from the points in `before` to all points."""
+    moves = [
+        compute_loss_hypervolume(drawn, objectives)
+        - compute_loss_hypervolume(drawn[before], objectives)
+        for drawn in draw_points(points, errors, DRAWS)
+    ]
     return float(np.std(moves))

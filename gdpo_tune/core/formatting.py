@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
@@ -99,3 +100,8 @@ def format_count(count: int, noun: str) -> str:
 def format_percent(share: float) -> str:
     """Format a share (0 to 1): `92 %`."""
     return f"{100 * share:.0f} %"
+
+
+def format_list(names: Sequence[str]) -> str:
+    """Format names as a list: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

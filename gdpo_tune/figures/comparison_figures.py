@@ -42,11 +42,11 @@ def draw_sides(comparison: Comparison) -> go.Figure:
     Args:
         comparison: with at least two objectives.
     """
-    pairs = list(combinations(range(len(comparison.objectives)), 2))
+    pairs = list(combinations(range(len(comparison.left.objectives)), 2))
     figure, cells = make_panels(len(pairs))
     sides = (comparison.left, comparison.right)
     for pair, cell in zip(pairs, cells, strict=True):
-        goals = [comparison.objectives[index] for index in pair]
+        goals = [comparison.left.objectives[index] for index in pair]
         signs = [-1.0 if goal.direction == "maximize" else 1.0 for goal in goals]
         losses = [side.points[:, list(pair)] for side in sides]
         traces = _trace_background(comparison, losses, signs)

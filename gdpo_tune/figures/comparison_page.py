@@ -10,15 +10,14 @@ from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.formatting import abbreviate, format_duration, format_estimate, format_number
-from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
 from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
 from gdpo_tune.figures.html_tables import build_table
 
 _WHY = (
     "A difference is significant if two conditions hold. First, p is at most .04 in a permutation "
-    "test, which deals configurations out to the sides at random; it is corrected for all tests "
-    "on this page. Second, the 95 % interval excludes equality. Of two equal searches at most one "
+    "test, which assigns configurations to the sides at random; it is corrected for all tests on "
+    "this page. Second, the 95 % interval excludes equality. Of two equal searches at most one "
     "pair in twenty is called different in anything; docs/comparison.md has the measured rates."
 )
 _SIDES = (
@@ -49,7 +48,7 @@ def write_comparison(
     sections = [build_section("Why", _WHY, build_bullets(verdict.reasons))]
     if notes:
         sections.append(build_section("Limitations", "", build_bullets(notes)))
-    if len(comparison.objectives) > 1:
+    if len(comparison.left.objectives) > 1:
         sides = embed_figure(draw_sides(comparison), "sides")
         sections.append(build_section("Trade-offs", _SIDES, sides))
     effects = embed_figure(draw_superiority(comparison), "effects")
@@ -63,15 +62,11 @@ def _build_sides_table(comparison: Comparison) -> str:
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
     heads.append(f"hypervolume of {comparison.count}")
     heads += [f"best {abbreviate(name)}" for name in comparison.best]
-    best = [
-        [Estimate(value.left, value.left_error) for value in comparison.best.values()],
-        [Estimate(value.right, value.right_error) for value in comparison.best.values()],
-    ]
     rows: list[str] = []
     for index, side in enumerate((comparison.left, comparison.right)):
         counts = (side.tried, side.stopped, side.failed, len(side.front))
         cells = [side.name, *map(str, counts), format_duration(side.seconds)]
         cells.append(format_number(comparison.hypervolumes[index]))
-        cells += [format_estimate(estimate) for estimate in best[index]]
+        cells += [format_estimate(pair[index]) for pair in comparison.best.values()]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return build_table("sides", map(escape, heads), rows)

@@ -11,7 +11,7 @@ from itertools import combinations
 from textwrap import wrap
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.pareto import non_dominated
+from gdpo_tune.analysis.pareto import ranks
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import Estimate, Objective
@@ -130,7 +130,7 @@ def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[tuple[float, float
         for c in front.configurations
         if c.rank >= 0
     ]
-    is_best = non_dominated(points, (x.objective, y.objective))
+    is_best = ranks(points, (x.objective, y.objective)) == 0
     # From the best y to the best x: along a front one falls exactly as the other rises.
     corners = sorted(
         {point for point, kept in zip(points, is_best, strict=True) if kept},

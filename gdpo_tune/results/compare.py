@@ -130,8 +130,8 @@ def _limits(left: Side, right: Side) -> list[str]:
                 f"{fewer} {less:,.0f}: hypervolumes are at equal numbers of configurations, not "
                 "at equal cost."
             )
-    if left.replicated != right.replicated:
-        lucky = right.name if left.replicated else left.name
+    if left.has_replicates != right.has_replicates:
+        lucky = right.name if left.has_replicates else left.name
         found.append(
             f"{lucky} has no replicates, so luck has not been taken off its front: its hypervolume "
             "is the more flattering one."

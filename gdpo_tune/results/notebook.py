@@ -23,7 +23,7 @@ from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.compare import Compared, compare_modes, compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep, find_sweep
 from gdpo_tune.results.pick_language import parse
-from gdpo_tune.results.picking import Chosen, choose
+from gdpo_tune.results.picking import PickedTrial, choose
 from gdpo_tune.spec.problems import did_you_mean, one_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class LoadedSweep:
             )
         return self._drawers[name]()
 
-    def pick(self, words: str) -> Chosen:
+    def pick(self, words: str) -> PickedTrial:
         """One trial, by the words that every command knows: `knee`, `max_correctness`, ...
 
         Raises:

@@ -1,6 +1,6 @@
-"""One choice among the trials of a sweep, by the words of `picks`.
+"""Application of a pick to the trials of a sweep.
 
-A choice looks at the front: means over seeds on test prompts, as every table and picture has them.
+All rules but a number look at the front: means over seeds on test prompts, as in every table.
 """
 
 from __future__ import annotations
@@ -10,196 +10,170 @@ from dataclasses import dataclass
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import farthest, knee, preferred
-from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.trials import Estimate, TrialRecord
+from gdpo_tune.analysis.selection import find_knee, find_smallest
+from gdpo_tune.core.errors import PickError, UsageError
+from gdpo_tune.core.formatting import format_estimate
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, place_named, read_sweep, split_source
-from gdpo_tune.results.pick_language import (
-    EXAMPLE,
-    Bound,
-    Extreme,
-    Knee,
-    Metric,
-    Numbered,
-    Pick,
-    Preferred,
-    parse,
-)
+from gdpo_tune.results.pick_language import EXAMPLE, Bound, Extreme, Pick, parse
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import did_you_mean, one_of
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What a choice found."""
+class PickedTrial:
+    """Trial that a pick takes."""
 
     pick: Pick
     record: TrialRecord
-    """The first trial of the configuration that was chosen; of a number, that trial itself."""
+    """Trial with that number, or the first trial of the configuration that was picked."""
     configuration: Configuration | None
-    """With its means over seeds; None for a trial that was not measured to its end."""
+    """Its means over seeds; None for a trial that was not measured to its end."""
 
     @property
     def label(self) -> str:
-        """For a folder's name, such as `knee`, or `trial-7` where words are too many."""
+        """Part of a directory's name, such as `knee`, or `trial-7` if the pick is too long."""
         return self.pick.label or f"trial-{self.record.number}"
 
 
-def chosen_in(source: str, pick: str | None, option: str) -> tuple[Sweep, Chosen]:
-    """The sweep that a person names, and what they choose of it.
+def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, PickedTrial]:
+    """Load a sweep and pick one of its trials.
 
     Args:
-        source: `FOLDER:WHICH`, or `FOLDER` if `pick` says which; a name under `runs` will do.
-        pick: the choice, or None if `source` has it.
-        option: what `source` was given as, for the messages.
+        source: `DIRECTORY:PICK`, or `DIRECTORY` if `pick` is given; a name under `runs` is enough.
+        pick: value of `--pick`, or None if `source` contains the pick.
+        option: name of the option that has `source`, for error messages.
 
     Raises:
-        UsageError: there is no such sweep, or the choice is given twice or not at all.
-        PickError: the choice cannot be read, or nothing fits it.
+        UsageError: there is no such sweep, or the pick is missing or given twice.
+        PickError: the pick cannot be parsed, or no trial satisfies it.
     """
-    folder, which = split_source(source, pick)
-    if which is None:
+    directory, text = split_source(source, pick)
+    if text is None:
         raise UsageError(
-            f"{option} {source}: write the sweep's folder, a colon and what to take, such as "
-            "runs/code:knee, runs/code:max_correctness or runs/code:12; or the folder and "
+            f"{option} {source}: write the sweep's directory, a colon and what to take, such as "
+            "runs/code:knee, runs/code:max_correctness or runs/code:12; or the directory and "
             f"--pick '{EXAMPLE}'"
         )
-    wanted = parse(which)
-    sweep = read_sweep(place_named(folder), f"{option} {source}")
-    return sweep, choose(sweep.records, sweep.spec, wanted)
+    parsed = parse(text)
+    sweep = read_sweep(place_named(directory), f"{option} {source}")
+    return sweep, choose(sweep.records, sweep.spec, parsed)
 
 
-def choose(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> Chosen:
-    """What `pick` finds.
+def choose(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> PickedTrial:
+    """Pick one trial.
 
     Raises:
-        PickError: it names what there is not, or nothing on the front satisfies it.
+        PickError: the pick names an unknown trial or metric, or no trial on the front satisfies it.
     """
     front = build_front(records, spec.objective_list())
-    if isinstance(pick.rule, Numbered):
-        record = _numbered(records, pick, pick.rule.number)
-        whole = [c for c in front.configurations if record.number in c.numbers]
-        return Chosen(pick, record, whole[0] if whole else None)
-    _check_names(front, spec, pick)
+    if isinstance(pick.rule, int):
+        record = _find_record(records, pick, pick.rule)
+        owners = (c for c in front.configurations if record.number in c.numbers)
+        return PickedTrial(pick, record, next(owners, None))
+    _refuse_unknown_metrics(front, pick)
     if not front.members:
         reason = "nothing is on the front of that sweep yet"
-        raise pick.error(1, reason, "let it go on, or take a trial by its number")
-    member = _best(front, pick, _satisfying(front, pick))
-    return Chosen(pick, records[member.first], member)
+        raise pick.error(1, reason, "let the sweep continue, or take a trial by its number")
+    members = [member for member in front.members if not _find_broken_bounds(pick, member)]
+    if not members:
+        raise _build_unsatisfied_error(front, pick)
+    member = _apply_rule(front, pick, members)
+    return PickedTrial(pick, records[member.first], member)
 
 
-def told_of(chosen: Chosen, spec: SweepSpec) -> list[str]:
-    """Lines for a person: which trial, what it is worth, and how sure its conditions are."""
-    head = f"chosen by {chosen.pick.text!r}: trial {chosen.record.number}"
-    known = chosen.configuration
-    if known is None:
-        return [f"{head}, {chosen.record.state}"]
-    names = [*spec.objectives, *(metric.name for metric in chosen.pick.metrics)]
-    values = ", ".join(f"{name} {_shown(known.mean[name])}" for name in dict.fromkeys(names))
+def told_of(picked: PickedTrial, spec: SweepSpec) -> list[str]:
+    """Return lines for a person: the trial, its values, and how certain its conditions are."""
+    head = f"chosen by {picked.pick.text!r}: trial {picked.record.number}"
+    configuration = picked.configuration
+    if configuration is None:
+        return [f"{head}, {picked.record.state}"]
+    mean = configuration.mean
+    names = dict.fromkeys([*spec.objectives, *(metric.name for metric in picked.pick.metrics)])
+    values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
     lines = [f"{head}: {values}"]
-    if known.provisional and known.role != "untrained":
+    if configuration.provisional and configuration.role != "untrained":
         lines.append("provisional: one seed")
-    lines += [
-        f"{bound} holds by less than its standard error"
-        for bound in chosen.pick.bounds
-        if abs(known.mean[bound.metric.name].mean - bound.limit) < known.mean[bound.metric.name].se
-    ]
-    match chosen.pick.rule:
-        case Extreme(way, metric) if metric.name in spec.objectives:
-            if spec.objectives[metric.name].direction[:3] != way:
-                lines.append(f"{metric.name} is to be {spec.objectives[metric.name].direction}d")
-        case _:
-            pass
+    for bound in picked.pick.bounds:
+        estimate = mean[bound.metric.name]
+        if abs(estimate.mean - bound.limit) < estimate.se:
+            lines.append(f"{bound} holds by less than its standard error")
+    if isinstance(picked.pick.rule, Extreme):
+        objective = spec.objectives.get(picked.pick.rule.metric.name)
+        if objective and not objective.direction.startswith(picked.pick.rule.end):
+            lines.append(f"{picked.pick.rule.metric.name} is to be {objective.direction}d")
     return lines
 
 
-def _check_names(front: Front, spec: SweepSpec, pick: Pick) -> None:
-    """Refuse metrics that were not measured, and weights on what is no objective."""
-    measured = {name for member in front.members for name in member.mean}
-    known = [*spec.objectives, *sorted(measured - set(spec.objectives))]
-    if isinstance(pick.rule, Preferred):
-        for metric, _ in pick.rule.weights:
-            _refuse_unless(metric, list(spec.objectives), "objectives", pick)
-    for metric in pick.metrics:
-        _refuse_unless(metric, known, "metrics", pick)
-
-
-def _refuse_unless(metric: Metric, known: Sequence[str], what: str, pick: Pick) -> None:
-    if metric.name not in known:
-        raise pick.error(
-            metric.position,
-            f"{metric.name!r}: {did_you_mean(metric.name, known)}there is no such name",
-            f"the {what} of this sweep are {one_of(known)}",
-        )
-
-
-def _satisfying(front: Front, pick: Pick) -> list[Configuration]:
-    found = [c for c in front.members if all(_holds(bound, c) for bound in pick.bounds)]
-    if found:
-        return found
-    spans = [_span(front, bound.metric.name) for bound in pick.bounds]
-
-    def distance(member: Configuration) -> float:
-        """Sum over the conditions of what is missing, as a share of the front's span."""
-        pairs = zip(pick.bounds, spans, strict=True)
-        return sum(bound.missing(_mean(member, bound.metric.name)) / span for bound, span in pairs)
-
-    closest = min(front.members, key=distance)
-    broken = [bound for bound in pick.bounds if not _holds(bound, closest)]
-    has = ", ".join(f"{b.metric.name} {_mean(closest, b.metric.name):.3g}" for b in broken)
-    raise pick.error(
-        broken[0].metric.position,
-        f"nothing on the front satisfies this: the closest, trial {closest.first}, has {has}",
-        f"loosen {' and '.join(map(str, broken))}, or search on: the sweep's `constraints:` can "
-        "ask for it",
-    )
-
-
-def _best(front: Front, pick: Pick, members: Sequence[Configuration]) -> Configuration:
-    goals = front.objectives
-    values = [member.values(goals) for member in members]
-    match pick.rule:
-        case Extreme(way, metric):
-            kept = [member for member in members if metric.name in member.mean]
-            if not kept:
-                raise pick.error(
-                    metric.position, f"no trial that is left has {metric.name}", "drop it"
-                )
-            column = [_mean(member, metric.name) for member in kept]
-            values = [member.values(goals) for member in kept]
-            index = farthest(column, values, goals, largest=way == "max")
-            members = kept
-        case Preferred(weights):
-            given = {metric.name: weight for metric, weight in weights}
-            index = preferred(values, goals, [given.get(goal.name, 0.0) for goal in goals])
-        case Knee() | Numbered():
-            index = knee(values, goals)
-    assert index is not None, "no member is left, although one satisfies the conditions"
-    return members[index]
-
-
-def _holds(bound: Bound, member: Configuration) -> bool:
-    return bound.holds(_mean(member, bound.metric.name))
-
-
-def _mean(member: Configuration, name: str) -> float:
-    """Of a metric that this configuration lacks, NaN, which satisfies nothing."""
-    return member.mean[name].mean if name in member.mean else float("nan")
-
-
-def _span(front: Front, name: str) -> float:
-    values = [member.mean[name].mean for member in front.members if name in member.mean]
-    return (max(values) - min(values)) or 1.0
-
-
-def _shown(estimate: Estimate) -> str:
-    return f"{estimate.mean:.3f} ± {estimate.se:.3f}"
-
-
-def _numbered(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
+def _find_record(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
     if number >= len(records):
         last = f"the last one is {len(records) - 1}" if records else "it has none"
         raise pick.error(1, f"that sweep has no trial {number}; {last}", "take another number")
     if records[number].role == "untrained":
         raise pick.error(1, f"trial {number} is the untrained policy", "take another number")
     return records[number]
+
+
+def _refuse_unknown_metrics(front: Front, pick: Pick) -> None:
+    objectives = [objective.name for objective in front.objectives]
+    others = {name for member in front.members for name in member.mean} - set(objectives)
+    names = [*objectives, *sorted(others)]
+    for name, position in pick.metrics:
+        if name not in names:
+            reason = f"{name!r}: {did_you_mean(name, names)}there is no such name"
+            raise pick.error(position, reason, f"the metrics of this sweep are {one_of(names)}")
+
+
+def _apply_rule(front: Front, pick: Pick, members: Sequence[Configuration]) -> Configuration:
+    """Return the member that the rule takes; `members` are not empty."""
+    if isinstance(pick.rule, Extreme):
+        name, position = pick.rule.metric
+        members = [member for member in members if name in member.mean]
+        if not members:
+            raise pick.error(position, f"no trial that is left has {name}", "leave it out")
+        sign = -1 if pick.rule.end == "max" else 1
+        column = [sign * member.mean[name].mean for member in members]
+        values = [member.values(front.objectives) for member in members]
+        return members[find_smallest(column, values, front.objectives)]
+    index = find_knee([member.values(front.objectives) for member in members], front.objectives)
+    assert index is not None, "only an empty list has no knee"
+    return members[index]
+
+
+def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
+    """Build the error for a front without a member that satisfies every condition.
+
+    The closest member has the smallest sum of shortfalls, each as a share of the front's span.
+    """
+
+    def sum_shortfalls(member: Configuration) -> float:
+        return sum(
+            bound.compute_shortfall(_get_mean(member, bound.metric.name))
+            / _measure_span(front, bound.metric.name)
+            for bound in pick.bounds
+        )
+
+    closest = min(front.members, key=sum_shortfalls)
+    broken = _find_broken_bounds(pick, closest)
+    values = [f"{b.metric.name} {_get_mean(closest, b.metric.name):.3g}" for b in broken]
+    return pick.error(
+        broken[0].metric.position,
+        "nothing on the front satisfies this: the closest, "
+        f"trial {closest.first}, has {', '.join(values)}",
+        f"loosen {' and '.join(map(str, broken))}, or continue the search: the sweep's "
+        "`constraints:` can ask for it",
+    )
+
+
+def _find_broken_bounds(pick: Pick, member: Configuration) -> list[Bound]:
+    return [b for b in pick.bounds if not b.holds(_get_mean(member, b.metric.name))]
+
+
+def _get_mean(member: Configuration, name: str) -> float:
+    """Return a metric's mean; NaN, which satisfies no condition, if the member lacks the metric."""
+    return member.mean[name].mean if name in member.mean else float("nan")
+
+
+def _measure_span(front: Front, name: str) -> float:
+    values = [member.mean[name].mean for member in front.members if name in member.mean]
+    return (max(values) - min(values)) or 1.0

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.analysis.lineage import stretched, training_of
+from gdpo_tune.analysis.lineage import stretch_schedule, training_of
 from gdpo_tune.core.errors import Problem, SpecError, UsageError
 from gdpo_tune.core.settings import INDIFFERENT_TRAINING
 from gdpo_tune.core.trials import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import split_source
-from gdpo_tune.results.picking import chosen_in, told_of
+from gdpo_tune.results.picking import load_and_pick, told_of
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import describe
 from gdpo_tune.spec.problems import one_of, show
@@ -79,11 +79,11 @@ def from_sweep(
     """
     if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
         raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
-    sweep, chosen = chosen_in(source, pick, option)
+    sweep, chosen = load_and_pick(source, pick, option)
     spec = sweep.respecified(overrides, to_run=to_run)
     number = chosen.record.number
     training = training_of(sweep.records, number)
-    schedule = stretched(training.schedule, spec.training.steps / sweep.spec.training.steps)
+    schedule = stretch_schedule(training.schedule, spec.training.steps / sweep.spec.training.steps)
     note = f"trial {number} of {sweep.spec.address or split_source(source, pick)[0]}"
     if schedule:
         note += f", with other values from step {one_of(segment.step for segment in schedule)} on"

@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
-from gdpo_tune.results.picking import chosen_in
+from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.tuning import spec_in
@@ -143,7 +143,7 @@ def test_the_name_of_a_copied_sweep_is_refused_with_its_address(
     SweepStore(spec).write_spec()
     assert fetch_spec(spec.address, spec.directory)
     with pytest.raises(UsageError, match="--from sweep:knee: there is no sweep") as caught:
-        chosen_in("sweep:knee", None, "--from")
+        load_and_pick("sweep:knee", None, "--from")
     assert str(caught.value).endswith("fix: give its address: memory://bucket/runs/sweep")
     with pytest.raises(UsageError, match=r"it has no spec.yaml$"):
-        chosen_in("trials:knee", None, "--from")
+        load_and_pick("trials:knee", None, "--from")

@@ -1,4 +1,4 @@
-"""The words for a choice, and what they find on a front."""
+"""The language of picks, and the trial that a pick takes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 
-from gdpo_tune.analysis.selection import extremes, preferred
 from gdpo_tune.core.errors import PickError
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.results.pick_language import Bound, Metric, parse
@@ -22,7 +20,7 @@ BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
 
 @dataclass
 class Spec:
-    """As much of a sweep's file as a choice looks at."""
+    """The part of a sweep's specification that a pick reads."""
 
     goals: tuple[Objective, ...] = GOALS
     objectives: dict[str, ObjectiveSpec] = field(default_factory=dict)
@@ -42,11 +40,11 @@ FRONT = [trial(0, 0.9, 0.1), trial(1, 0.8, 0.5), trial(2, 0.6, 0.7), trial(3, 0.
 RECORDS = [*FRONT, trial(4, 0.5, 0.5)]
 
 
-def found(text: str, records: list[TrialRecord] = RECORDS, spec: Any = SPEC) -> int:
+def pick_number(text: str, records: list[TrialRecord] = RECORDS, spec: Any = SPEC) -> int:
     return choose(records, spec, parse(text)).record.number
 
 
-def test_conditions_are_read_with_their_places():
+def test_conditions_are_parsed_with_their_positions():
     pick = parse(BOUNDS)
     assert [str(bound) for bound in pick.bounds] == ["length >= 0.9", "format >= 0.95"]
     assert [BOUNDS[b.metric.position - 1 :][:6] for b in pick.bounds] == ["length", "format"]
@@ -57,7 +55,7 @@ def test_conditions_are_read_with_their_places():
     ("text", "label"),
     [("knee", "knee"), ("max_a", "max_a"), ("min a", "min_a"), ("7", ""), ("knee where a > 1", "")],
 )
-def test_a_choice_that_stays_one_names_its_folder(text, label):
+def test_a_short_pick_is_part_of_the_directory_name(text, label):
     assert parse(text).label == label
 
 
@@ -66,24 +64,23 @@ def test_a_choice_that_stays_one_names_its_folder(text, label):
     [
         ("", 1, "nothing to choose by"),
         ("nee", 1, "did you mean 'knee'"),
-        ("max", 4, "it ends where the name of a metric"),
-        ("max >= 3", 5, "a metric is missing after `max`"),
+        ("max", 4, "the name of a metric is missing after `max`"),
+        ("max >= 3", 5, "the name of a metric is missing after `max`"),
         ("max a wher b >= 1", 7, "did you mean 'where'"),
-        ("max a where", 12, "it ends where the name of a metric to compare"),
+        ("max a where", 12, "the name of a metric is missing after `where` or `and`"),
         ("max a where b", 14, "b is compared by >=, <=, > or <"),
+        ("max a where b >=", 17, "a number is missing"),
         ("max a where b = 3", 15, "b is compared by"),
         ("max a where b >= x", 18, "'x' is no number"),
         ("max a where b >= nan", 18, "'nan' is no number"),
         ("max a where b >= 1 nd c >= 2", 20, "did you mean 'and'"),
         ("7 where a >= 1", 3, "a trial by its number is taken as it is"),
-        ("prefer a", 9, "a has no weight"),
+        ("prefer a=2, b=1", 1, "a choice begins with knee, max or min, or is the number"),
+        ("max a, b", 6, "a condition begins with `where`"),
         ("9" * 5000, 1, "is the number of a trial"),
-        ("prefer a=0", 10, "a weight is above 0"),
-        ("prefer a=1, a=2", 13, "a has a weight already"),
-        ("prefer a=1 b=2", 12, "separated by commas"),
     ],
 )
-def test_what_cannot_be_read_is_pointed_at(text, position, message):
+def test_an_error_points_at_the_problem(text, position, message):
     with pytest.raises(PickError, match="fix: ") as caught:
         parse(text)
     assert caught.value.position == position
@@ -95,7 +92,7 @@ def test_what_cannot_be_read_is_pointed_at(text, position, message):
 
 
 @pytest.mark.parametrize(
-    ("op", "value", "holds", "missing"),
+    ("comparison", "value", "holds", "shortfall"),
     [
         (">=", 0.9, True, 0.0),
         (">", 0.9, False, 0.0),
@@ -106,10 +103,10 @@ def test_what_cannot_be_read_is_pointed_at(text, position, message):
         (">=", float("nan"), False, float("inf")),
     ],
 )
-def test_a_bound(op, value, holds, missing):
-    bound = Bound(Metric("a", 1), op, 0.9)
+def test_a_bound(comparison, value, holds, shortfall):
+    bound = Bound(Metric("a", 1), comparison, 0.9)
     assert bound.holds(value) is holds
-    assert bound.missing(value) == pytest.approx(missing)
+    assert bound.compute_shortfall(value) == pytest.approx(shortfall)
 
 
 @pytest.mark.parametrize(
@@ -123,23 +120,20 @@ def test_a_bound(op, value, holds, missing):
         ("max b where a >= 0.2 and b <= 0.6", 1),
         ("knee", 2),
         ("knee where b > 0.5", 2),
-        ("prefer a=1", 0),
-        ("prefer a=1, b=9", 3),
-        ("prefer a=2, b=1", 1),
         ("4", 4),
     ],
 )
-def test_what_a_choice_finds(text, number):
-    assert found(text) == number
+def test_the_picked_trial(text, number):
+    assert pick_number(text) == number
 
 
-def test_only_members_of_the_front_are_found_by_words():
-    assert found("min b where a <= 0.5") == 3
+def test_rules_take_only_members_of_the_front():
+    assert pick_number("min b where a <= 0.5") == 3
 
 
-def test_nothing_that_satisfies_names_the_closest():
+def test_an_error_names_the_closest_trial():
     with pytest.raises(PickError, match=r"the closest, trial 1, has a 0\.8, b 0\.5") as caught:
-        found("max a where a >= 0.85 and b >= 0.55")
+        pick_number("max a where a >= 0.85 and b >= 0.55")
     assert "loosen a >= 0.85 and b >= 0.55" in str(caught.value)
     assert caught.value.position == 13
 
@@ -149,23 +143,22 @@ def test_nothing_that_satisfies_names_the_closest():
     [
         ("max aa", 5, "did you mean 'a'? there is no such name"),
         ("max a where c >= 1", 13, "the metrics of this sweep are a, b"),
-        ("prefer c=1", 8, "the objectives of this sweep are a, b"),
         ("9", 1, "no trial 9; the last one is 4"),
     ],
 )
-def test_names_that_there_are_not(text, position, message):
+def test_unknown_names_are_refused(text, position, message):
     with pytest.raises(PickError) as caught:
-        found(text)
+        pick_number(text)
     assert message in str(caught.value)
     assert caught.value.position == position
 
 
-def test_an_empty_front_has_nothing_to_choose():
+def test_an_empty_front_is_refused():
     with pytest.raises(PickError, match="nothing is on the front"):
-        found("knee", [])
+        pick_number("knee", [])
 
 
-def test_a_metric_that_is_no_objective_can_be_asked_for():
+def test_a_metric_that_is_no_objective_can_be_picked():
     def with_cost(record: TrialRecord, cost: float) -> TrialRecord:
         return trial(
             record.number,
@@ -175,37 +168,22 @@ def test_a_metric_that_is_no_objective_can_be_asked_for():
         )
 
     records = [with_cost(record, 5.0 - record.number) for record in FRONT]
-    assert found("min cost", records) == 3
-    assert found("max a where cost < 3.5", records) == 2
-    told = told_of(choose(records, SPEC, parse("min cost")), SPEC)
-    assert told[0].endswith("trial 3: a 0.100 ± 0.020, b 0.900 ± 0.020, cost 2.000 ± 0.100")
+    assert pick_number("min cost", records) == 3
+    assert pick_number("max a where cost < 3.5", records) == 2
+    lines = told_of(choose(records, SPEC, parse("min cost")), SPEC)
+    assert lines[0].endswith("trial 3: a 0.100 ± 0.020, b 0.900 ± 0.020, cost 2.000 ± 0.100")
 
 
-def test_what_is_told_of_a_choice():
-    told = told_of(choose(RECORDS, SPEC, parse("max a where b >= 0.49")), SPEC)
-    assert told[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
-    assert told[1:] == ["provisional: one seed", "b >= 0.49 holds by less than its standard error"]
+def test_a_pick_is_described():
+    lines = told_of(choose(RECORDS, SPEC, parse("max a where b >= 0.49")), SPEC)
+    assert lines[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
+    assert lines[1:] == ["provisional: one seed", "b >= 0.49 holds by less than its standard error"]
 
 
-def test_the_wrong_end_of_an_objective_is_told():
+def test_the_wrong_end_of_an_objective_is_pointed_out():
     spec: Any = Spec((GOALS[0], Objective("b", "minimize", 1.0)))
     records = [trial(0, 0.9, 0.8), trial(1, 0.5, 0.2)]
-    assert found("min b", records, spec) == 1
-    told = told_of(choose(records, spec, parse("max_b")), spec)
-    assert "trial 0" in told[0]
-    assert told[-1] == "b is to be minimized"
-
-
-def test_the_whole_weight_on_one_objective_is_its_extreme():
-    values = np.random.default_rng(0).random((20, 3))
-    goals = [Objective(name, "maximize", 0.0) for name in "abc"]
-    for column, goal in enumerate(goals):
-        weights = [float(index == column) for index in range(3)]
-        assert preferred(values, goals, weights) == extremes(values, goals)[goal.name]
-
-
-def test_only_ratios_of_weights_matter():
-    values = np.random.default_rng(1).random((20, 2))
-    assert preferred(values, GOALS, [1, 3]) == preferred(values, GOALS, [5, 15])
-    assert preferred(values, GOALS, [1, 3]) == preferred(values, GOALS, [0.5e308, 1.5e308])
-    assert preferred([], GOALS, [1, 1]) is None
+    assert pick_number("min b", records, spec) == 1
+    lines = told_of(choose(records, spec, parse("max_b")), spec)
+    assert "trial 0" in lines[0]
+    assert lines[-1] == "b is to be minimized"
