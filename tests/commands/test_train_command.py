@@ -121,7 +121,9 @@ def test_another_training_in_the_same_folder_is_refused(fake):
 
 
 def test_a_file_of_several_workers_is_refused(fake):
-    with pytest.raises(UsageError, match=r"gdpo_tune\.sweep alone\n.* --set resources\.workers=1"):
+    with pytest.raises(
+        UsageError, match=r"gdpo_tune\.sweep starts several\n.* --set resources\.workers=1"
+    ):
         train.main([*FILE, "--set", "resources.workers=2"])
     assert fake.asked == []
 
@@ -258,7 +260,7 @@ def test_a_choice_by_conditions_is_trained_under_the_number_of_its_trial(fake, s
 
 
 def test_a_choice_is_given_once(fake, searched):
-    with pytest.raises(UsageError, match=r"said once, .*leave out :knee"):
+    with pytest.raises(UsageError, match=r"choose once, .*leave out :knee"):
         train.main(["--from", f"{searched.directory}:knee", "--pick", "7"])
     with pytest.raises(SystemExit):
         train.main([str(SPACE), "--pick", "knee"])
