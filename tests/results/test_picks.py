@@ -58,7 +58,7 @@ def test_conditions_are_parsed_with_their_positions():
         ("max_a", "max_a"),
         ("min a", "min_a"),
         ("3", "trial-3"),
-        ("knee where a > 0.7", "trial-1"),
+        ("knee where a > 0.7", "trial-0"),
     ],
 )
 def test_a_short_pick_is_part_of_the_directory_name(text, label):
