@@ -1,19 +1,4 @@
-"""What trials are worth: front, hypervolume, replicates and the choice among front members.
+"""Fronts, hypervolumes, replicates and comparisons, computed from the records of trials.
 
-Everything here is a pure function of `TrialRecord`s and `Objective`s.
+Every function is pure: it reads `TrialRecord`s and `Objective`s and writes nothing.
 """
-
-from gdpo_tune.analysis.front import Front, HypervolumePoint, build_front
-from gdpo_tune.analysis.racing import next_replicate
-from gdpo_tune.analysis.replicates import Configuration, configurations
-from gdpo_tune.analysis.stagnation import has_stagnated
-
-__all__ = [
-    "Configuration",
-    "Front",
-    "HypervolumePoint",
-    "build_front",
-    "configurations",
-    "has_stagnated",
-    "next_replicate",
-]

@@ -31,11 +31,11 @@ import numpy as np
 from gdpo_tune.analysis.attainment import compute_coverage
 from gdpo_tune.analysis.pareto import (
     Floats,
+    convert_references,
     is_inside,
     keep_front,
     loss_hypervolume,
     losses,
-    reference_losses,
 )
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.resampling import (
@@ -137,31 +137,32 @@ def p_values(left: Side, right: Side) -> list[float]:
 
 
 def _test_hypervolume(left: Side, right: Side) -> float:
-    both, reference = np.vstack([left.points, right.points]), reference_losses(left.objectives)
+    both, reference = np.vstack([left.points, right.points]), convert_references(left.objectives)
     inside = is_inside(both, reference)
     measure = moocore.Hypervolume(ref=reference)
 
-    def volume(rows: Indices) -> float:
+    def compute_volume(rows: Indices) -> float:
         kept = rows[inside[rows]]
         return float(measure(both[kept])) if len(kept) else 0.0
 
-    def lead(deals: Indices) -> Floats:
-        return np.array([volume(d[: left.tried]) - volume(d[left.tried :]) for d in deals])
+    def compute_leads(permutations: Indices) -> Floats:
+        sides = ((rows[: left.tried], rows[left.tried :]) for rows in permutations)
+        return np.array([compute_volume(ours) - compute_volume(theirs) for ours, theirs in sides])
 
-    return compute_permutation_p(left.tried, right.tried, lead)
+    return compute_permutation_p(left.tried, right.tried, compute_leads)
 
 
 def _test_objective(left: Side, right: Side, index: int) -> float:
     """Test the ranks of an objective among measured configurations (Mann and Whitney)."""
-    ours, theirs = _column(left, index), _column(right, index)
+    ours, theirs = _get_losses(left, index), _get_losses(right, index)
     ranks = rank_values(np.concatenate([ours, theirs]))
     return compute_permutation_p(
-        len(ours), len(theirs), lambda deals: -ranks[deals[:, : len(ours)]].sum(axis=1)
+        len(ours), len(theirs), lambda rows: -ranks[rows[:, : len(ours)]].sum(axis=1)
     )
 
 
 def _compute_superiority(left: Side, right: Side, index: int) -> Share:
-    ours, theirs = _column(left, index), _column(right, index)
+    ours, theirs = _get_losses(left, index), _get_losses(right, index)
     if not len(ours) or not len(theirs):
         return 0.5, Interval(0.0, 1.0)
     wins = (ours[:, None] < theirs[None, :]) + 0.5 * (ours[:, None] == theirs[None, :])
@@ -169,8 +170,8 @@ def _compute_superiority(left: Side, right: Side, index: int) -> Share:
     return float(wins.mean()), compute_interval(draws)
 
 
-def _column(side: Side, index: int) -> Floats:
-    """Return the losses of one objective over the independent configurations."""
+def _get_losses(side: Side, index: int) -> Floats:
+    """Return the losses `[T]` of one objective over the independent configurations."""
     goal = side.objectives[index]
     values = [[c.mean[goal.name].mean] for c in side.independent]
     return losses(values, [goal])[:, 0]
@@ -235,16 +236,16 @@ def _compute_attained(left: Side, right: Side) -> tuple[Share, Share]:
     measured = both[np.isfinite(both).all(axis=1)]
     if not len(measured):
         return (0.0, Interval(0.0, 1.0)), (0.0, Interval(0.0, 1.0))
-    extent = np.maximum(reference_losses(goals) - measured.min(axis=0), 0.0)
+    extent = np.maximum(convert_references(goals) - measured.min(axis=0), 0.0)
     box = float(np.prod(extent)) or 1.0
 
-    def measure(ours: Floats, theirs: Floats) -> tuple[float, float]:
+    def measure_gains(ours: Floats, theirs: Floats) -> tuple[float, float]:
         union = loss_hypervolume(np.vstack([ours, theirs]), goals)
         alone = loss_hypervolume(ours, goals), loss_hypervolume(theirs, goals)
         return (union - alone[1]) / box, (union - alone[0]) / box
 
-    ours, theirs = measure(left.points, right.points)
-    draws = [measure(a, b) for a, b in _draw_points(left, right)]
+    ours, theirs = measure_gains(left.points, right.points)
+    draws = [measure_gains(a, b) for a, b in _draw_points(left, right)]
     return (
         _add_interval(ours, [draw for draw, _ in draws]),
         _add_interval(theirs, [draw for _, draw in draws]),

@@ -193,14 +193,14 @@ def _find_noncentrality(ratio: float, own: int, spare: int, level: float) -> flo
     if special.fdtr(own, spare, ratio) <= level:
         return 0.0
 
-    def excess(noncentrality: float) -> float:
+    def compute_excess(noncentrality: float) -> float:
         return float(special.ncfdtr(own, spare, noncentrality, ratio)) - level
 
     # Not `special.ncfdtrinc`, which never returns more than 10,000.
     high = own * ratio + 1.0
-    while excess(high) > 0:
+    while compute_excess(high) > 0:
         high *= 2
-    root: Any = optimize.brentq(excess, 0.0, high, xtol=1e-6 * high)
+    root: Any = optimize.brentq(compute_excess, 0.0, high, xtol=1e-6 * high)
     return float(root)
 
 

@@ -84,12 +84,10 @@ class Front:
         )
 
     def picked_as(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
-        """Return why a configuration is singled out: `chosen`, `knee`, `highest correctness`, ...
+        """Return why a configuration stands out: `chosen`, `knee`, `highest correctness`, ...
 
-        Args:
-            configuration: one of `configurations`.
-            ties: True adds to an extreme the trials that it is tied with, such as `highest
-                correctness (tied with 5, 15)`.
+        With `ties` an extreme names the trials that it is tied with: `highest correctness (tied
+        with 5, 15)`.
         """
         names = ["chosen"] if configuration is self.chosen else []
         names += ["knee"] if configuration is self.knee else []
@@ -134,12 +132,9 @@ def name_extreme(objective: Objective) -> str:
 def build_front(
     records: Sequence[TrialRecord], objectives: Sequence[Objective], chosen: int | None = None
 ) -> Front:
-    """Build the front of all complete trials; no trials give an empty one.
+    """Build the front of all complete trials, empty if there are none.
 
-    Args:
-        records: every trial.
-        objectives: of the sweep.
-        chosen: number of the trial that a person picked.
+    `chosen` is the number of the trial that a person picked.
     """
     goals = tuple(objectives)
     measured = tuple(configurations(records, goals))
@@ -189,7 +184,7 @@ def _trace_hypervolume(
                 value = loss_hypervolume(front, objectives)
             elif now is not None:
                 point = losses([now], objectives)
-                # Most points lie behind the front: so thousands of trials stay cheap.
+                # Most points lie behind the front, so thousands of trials stay cheap.
                 if not (front <= point).all(axis=1).any():
                     front = keep_front(np.concatenate([front, point]))
                     value = loss_hypervolume(front, objectives)

@@ -29,11 +29,8 @@ class Training:
 def training_of(records: Sequence[TrialRecord], number: int) -> Training:
     """Return the training that gives a trial's policy.
 
-    A replicate is the training of the trial that it repeats, with its own seed.
-
-    Args:
-        records: every trial, by number.
-        number: of the trial.
+    A replicate is the training of the trial that it repeats, with its own seed. `records` holds
+    every trial at the index of its number.
     """
     record = records[number]
     if record.replicate_of is not None:
@@ -47,7 +44,7 @@ def stretch_schedule(schedule: Sequence[Segment], factor: float) -> tuple[Segmen
 
 
 def _trace_until(records: Sequence[TrialRecord], number: int, step: float) -> Training:
-    """Return the training of a trial up to a step; what it takes over from there on is left out."""
+    """Return the training of a trial up to a step, without the takeovers from that step on."""
     record = records[number]
     exploits = [exploit for exploit in record.lineage if exploit.step < step]
     if not exploits:

@@ -31,7 +31,7 @@ def losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
         return np.empty((0, len(objectives)))
     if array.ndim != 2 or array.shape[1] != len(objectives):
         raise ValueError(f"values of shape {array.shape} for {len(objectives)} objectives")
-    return array * _signs(objectives)
+    return array * _get_signs(objectives)
 
 
 def non_dominated(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.bool_]:
@@ -79,7 +79,7 @@ def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
 
 def loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
     """Return the hypervolume of losses `[T, M]`."""
-    reference = reference_losses(objectives)
+    reference = convert_references(objectives)
     inside = is_inside(points, reference)
     if not inside.any():
         return 0.0
@@ -92,7 +92,7 @@ def contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     Volume that a dominated point also covers counts as lost. 0 for a point that is dominated, equal
     to another one, or not better than the reference in every objective.
     """
-    points, reference = losses(values, objectives), reference_losses(objectives)
+    points, reference = losses(values, objectives), convert_references(objectives)
     if len(objectives) == 1:  # moocore wants two: a width of 1 changes no volume
         points, reference = np.pad(points, ((0, 0), (0, 1))), np.append(reference, 1.0)
     result = np.zeros(len(points))
@@ -104,13 +104,13 @@ def contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
 
 def is_inside(points: Floats, reference: Floats) -> NDArray[np.bool_]:
     """Mark the finite losses that are better than the reference in every objective, `bool[T]`."""
-    return np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)
+    return np.all(np.isfinite(points) & (points < reference), axis=1)
 
 
-def reference_losses(objectives: Sequence[Objective]) -> Floats:
+def convert_references(objectives: Sequence[Objective]) -> Floats:
     """Return the references of the objectives as losses, `float[M]`."""
-    return np.array([objective.reference for objective in objectives]) * _signs(objectives)
+    return np.array([objective.reference for objective in objectives]) * _get_signs(objectives)
 
 
-def _signs(objectives: Sequence[Objective]) -> Floats:
+def _get_signs(objectives: Sequence[Objective]) -> Floats:
     return np.array([-1.0 if o.direction == "maximize" else 1.0 for o in objectives])

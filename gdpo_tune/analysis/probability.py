@@ -44,7 +44,7 @@ def estimate_front_probability(
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     result = np.zeros(len(points))
     kept = np.flatnonzero(~_mark_hopeless(points, spread))
-    for drawn in _draw(points[kept], spread[kept], draws):
+    for drawn in draw_points(points[kept], spread[kept], draws):
         result[kept] += moocore.is_nondominated(drawn, keep_weakly=True)
     return result / draws
 
@@ -75,7 +75,8 @@ def estimate_hypervolume_interval(
     seen = hypervolume(means, objectives)
     kept = ~_mark_hopeless(points, spread)
     volumes = [
-        loss_hypervolume(drawn, objectives) for drawn in _draw(points[kept], spread[kept], draws)
+        loss_hypervolume(drawn, objectives)
+        for drawn in draw_points(points[kept], spread[kept], draws)
     ]
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(volumes, [tail, 1 - tail]) if volumes else (0.0, 0.0)
@@ -85,7 +86,7 @@ def estimate_hypervolume_interval(
     )
 
 
-def _draw(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
+def draw_points(points: Floats, spread: Floats, draws: int) -> Iterator[Floats]:
     """Yield the points with seeded noise, `draws` times; nothing for no points."""
     if len(points) == 0:
         return

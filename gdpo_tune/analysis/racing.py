@@ -45,12 +45,9 @@ def next_replicate(
     seeds, then to the earliest. Members of the front are trained again up to the limits, rivals
     only while that is `WORTHWHILE`. Running replicates count as seeds that changed nothing.
 
-    Args:
-        records: every trial; replicates in any state count against both limits, failed ones too,
-            so that a configuration that keeps crashing does not use up the machine.
-        objectives: of the sweep.
-        per_point: most replicates of one configuration.
-        max_runs: most replicates of the whole sweep.
+    The limits are `per_point` replicates of one configuration and `max_runs` of the whole sweep.
+    Replicates in any state count, failed ones too, so that a configuration that keeps crashing does
+    not use up the machine.
     """
     if sum(record.role == "replicate" for record in records) >= max_runs:
         return None
@@ -89,7 +86,7 @@ def count_expected_changes(
         means: `[T, M]`, finite.
         errors: `[T, M]`, their standard errors.
         seeds: number of seeds of each mean.
-        objectives: M of them.
+        objectives: directions of the M columns.
     """
     points = losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
@@ -126,7 +123,7 @@ def _find_reachable(points: Floats, moved: Floats) -> Flags:
 
 
 def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
-    """Find the front's members for each of D positions `[D, M]` of a point, beside a front `[F, M]`.
+    """Find the members for each of D positions `[D, M]` of a point beside a front `[F, M]`.
 
     Returns:
         True where the point is on the front, `bool[D]`, and where each other point still is,

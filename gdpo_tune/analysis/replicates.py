@@ -112,7 +112,7 @@ def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]
     groups: dict[Key, list[TrialRecord]] = {}
     for record in ordered:
         original = record if record.replicate_of is None else by_number.get(record.replicate_of)
-        groups.setdefault(_key(original or record), []).append(record)
+        groups.setdefault(_get_key(original or record), []).append(record)
     return groups
 
 
@@ -225,7 +225,7 @@ def _rank(merged: list[Configuration], objectives: Sequence[Objective]) -> list[
     return [ranked.get(c.first, c) for c in merged]
 
 
-def _key(record: TrialRecord) -> Key:
+def _get_key(record: TrialRecord) -> Key:
     if record.role == "untrained":
         return (record.role,)
     if record.lineage:

@@ -77,13 +77,9 @@ def side_of(
 ) -> Side:
     """Build a side from the trials of a search, without the baselines, which no search proposed.
 
-    Args:
-        name: of the side.
-        records: its trials.
-        objectives: of the sweep.
-        shared: True if the other side's trials come from the same sweep. Then the values of one
-            side moved a model's proposals for the other, and only configurations that no model
-            proposed are independent.
+    `shared` is True if the other side's trials come from the same sweep. Then the values of one
+    side moved a model's proposals for the other, and only configurations that no model proposed
+    are independent.
     """
     kept = [r for r in records if r.role not in ("untrained", "published")]
     goals = tuple(objectives)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdpo_tune.analysis.pareto import Floats, hypervolume, loss_hypervolume, losses
+from gdpo_tune.analysis.probability import draw_points
 from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.trials import Objective, TrialRecord
@@ -29,10 +30,7 @@ def has_stagnated(
     all means with their standard errors, with equal draws for H and H'. Replicates do not count, so
     that they never revive a search. A hypervolume of 0 has not stagnated: the front is still empty.
 
-    Args:
-        records: every trial.
-        objectives: of the sweep.
-        patience: number of trials; 0 never stagnates.
+    With a patience of 0 no search stagnates.
     """
     if not patience:
         return False
@@ -59,11 +57,8 @@ def _estimate_noise(
     points: Floats, errors: Floats, before: np.ndarray, objectives: Sequence[Objective]
 ) -> float:
     """Estimate the standard error of the move from the points in `before` to all points."""
-    generator = np.random.default_rng(0)
-    moves: list[float] = []
-    for _ in range(DRAWS):
-        drawn = points + errors * generator.standard_normal(points.shape)
-        moves.append(
-            loss_hypervolume(drawn, objectives) - loss_hypervolume(drawn[before], objectives)
-        )
+    moves = [
+        loss_hypervolume(drawn, objectives) - loss_hypervolume(drawn[before], objectives)
+        for drawn in draw_points(points, errors, DRAWS)
+    ]
     return float(np.std(moves))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gdpo_tune.analysis import configurations
+from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.core.checkpoint_names import MARKER, by_steps
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger

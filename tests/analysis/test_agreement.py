@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from gdpo_tune.analysis.agreement import agreements, spearman
+from gdpo_tune.analysis.agreement import agreements, correlate_ranks
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "minimize", 1.0))
@@ -77,4 +77,4 @@ def test_the_correlation_is_that_of_scipy_with_ties():
     generator = np.random.default_rng(0)
     one = generator.integers(0, 5, 30).astype(float)
     other = one + generator.normal(size=30)
-    assert spearman(one, other) == pytest.approx(spearmanr(one, other).statistic)
+    assert correlate_ranks(one, other) == pytest.approx(spearmanr(one, other).statistic)

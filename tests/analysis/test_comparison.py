@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.attainment import attained, attainment, coverage
+from gdpo_tune.analysis.attainment import attainment, compute_coverage, find_attained
 from gdpo_tune.analysis.comparison import ALPHA, compare, p_values
-from gdpo_tune.analysis.pareto import hypervolume, ranks
-from gdpo_tune.analysis.resampling import holm, middle, permutation_p, smallest_p
-from gdpo_tune.analysis.sides import front_of, side_of
+from gdpo_tune.analysis.pareto import hypervolume, keep_front, ranks
+from gdpo_tune.analysis.resampling import (
+    compute_interval,
+    compute_permutation_p,
+    compute_smallest_p,
+    holm,
+)
+from gdpo_tune.analysis.sides import side_of
 from gdpo_tune.analysis.verdict import judge
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, trial
@@ -146,9 +151,9 @@ def test_permutations_equal_all_of_them_counted():
     sums = [sum(c) for c in itertools.combinations(values, 3)]
     seen = values[:3].sum()
     exact = 2 * np.mean([s >= seen - 1e-12 for s in sums])
-    found = permutation_p(3, 3, lambda deals: values[deals[:, :3]].sum(axis=1))
+    found = compute_permutation_p(3, 3, lambda deals: values[deals[:, :3]].sum(axis=1))
     assert found == pytest.approx(exact, abs=0.03)
-    assert smallest_p(3, 3) == pytest.approx(2 / 20)
+    assert compute_smallest_p(3, 3) == pytest.approx(2 / 20)
 
 
 @pytest.mark.parametrize("scale", [1e-15, 1.0, 1e12])
@@ -158,9 +163,9 @@ def test_deals_that_differ_by_rounding_alone_are_equal_on_any_scale(scale):
     def alike(deals):
         return scale * (1 + 1e-15 * rng.random(len(deals)))
 
-    assert permutation_p(6, 6, alike) == 1.0
+    assert compute_permutation_p(6, 6, alike) == 1.0
     values = scale * np.arange(12.0)[::-1]
-    assert permutation_p(6, 6, lambda deals: values[deals[:, :6]].sum(axis=1)) < 0.02
+    assert compute_permutation_p(6, 6, lambda deals: values[deals[:, :6]].sum(axis=1)) < 0.02
 
 
 def test_holm_by_hand():
@@ -170,7 +175,7 @@ def test_holm_by_hand():
 
 
 def test_the_middle_of_values_that_may_be_infinite():
-    found = middle([*range(1000), float("inf"), float("nan")])
+    found = compute_interval([*range(1000), float("inf"), float("nan")])
     assert (found.low, found.high) == (25, 975)
 
 
@@ -183,14 +188,14 @@ def test_attainment_equals_moocores_surfaces(rng, sets):
     labels = np.repeat(np.arange(1, sets + 1), [len(front) for front in fronts])
     for level in range(1, sets + 1):
         surface = moocore.eaf(data, labels, percentiles=[100 * level / sets])[:, :2]
-        assert (attained(surface, goals) == (found >= level / sets - 1e-9)).all()
+        assert (find_attained(surface, goals) == (found >= level / sets - 1e-9)).all()
 
 
 @given(SETS)
 def test_coverage_by_definition(rng):
-    left, right = (front_of(rng.integers(0, 6, (5, 3)).astype(float)) for _ in range(2))
+    left, right = (keep_front(rng.integers(0, 6, (5, 3)).astype(float)) for _ in range(2))
     wins = [any(all(a <= b for a, b in zip(p, q, strict=True)) for p in left) for q in right]
-    assert coverage(left, right) == pytest.approx(np.mean(wins))
+    assert compute_coverage(left, right) == pytest.approx(np.mean(wins))
 
 
 @pytest.mark.parametrize("objectives", [2, 3, 4])
@@ -213,4 +218,4 @@ def test_hypervolume_equals_counted_cells(objectives):
     cells = np.array(list(itertools.product(range(8), repeat=objectives)), dtype=float)
     for seed in range(20):
         points = np.random.default_rng(seed).integers(0, 9, (6, objectives)).astype(float)
-        assert hypervolume(points, goals) == attained(points, cells).sum()
+        assert hypervolume(points, goals) == find_attained(points, cells).sum()

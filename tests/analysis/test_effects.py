@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gdpo_tune.analysis import build_front
 from gdpo_tune.analysis.effects import Change, ParameterEffect, effects
-from gdpo_tune.analysis.findings import SURE, _told, reading
+from gdpo_tune.analysis.findings import SURE, describe_effect, reading
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.probability import Interval
 from tests.support.analysis import GOALS, trial
 
@@ -123,13 +123,15 @@ def test_a_parameter_that_never_changed_is_left_out():
 
 
 def test_the_words_do_not_give_a_reason_that_is_one_of_two():
-    told = _told(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, ()))
-    assert told.endswith("in a. Its values are confounded with those of another parameter.")
+    sentence = describe_effect(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, ()))
+    assert sentence.endswith("in a. Its values are confounded with those of another parameter.")
     weak = tuple(Change("a", name, 0.1, Interval(-0.1, 0.3)) for name in "bc")
-    told = _told(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, weak))
-    assert told.endswith("in a, though no value differs from a by more than noise.")
-    told = _told(ParameterEffect("rate", "a", 0.5, Interval(0.3, 0.6), 0.001, weak[:1]))
-    assert told.endswith("in a, by a curve rather than a slope.")
+    sentence = describe_effect(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, weak))
+    assert sentence.endswith("in a, though no value differs from a by more than noise.")
+    sentence = describe_effect(
+        ParameterEffect("rate", "a", 0.5, Interval(0.3, 0.6), 0.001, weak[:1])
+    )
+    assert sentence.endswith("in a, by a curve rather than a slope.")
 
 
 def test_trials_that_were_stopped_are_said_to_be_missing():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gdpo_tune.analysis import configurations
 from gdpo_tune.analysis.lineage import Training, training_of
+from gdpo_tune.analysis.replicates import configurations
 from gdpo_tune.core.trials import Exploit, Segment, TrialRecord
 from tests.support.analysis import GOALS, trial
 

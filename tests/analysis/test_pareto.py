@@ -11,7 +11,7 @@ from gdpo_tune.analysis.pareto import (
     non_dominated,
     ranks,
 )
-from gdpo_tune.analysis.probability import front_probability
+from gdpo_tune.analysis.probability import estimate_front_probability
 from gdpo_tune.core.trials import Direction, Objective
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize", "maximize", "minimize")
@@ -102,7 +102,7 @@ def test_no_points(count):
     objectives = maximised(count)
     assert hypervolume([], objectives) == 0
     assert ranks([], objectives).tolist() == []
-    assert front_probability([], [], objectives).tolist() == []
+    assert estimate_front_probability([], [], objectives).tolist() == []
 
 
 def test_unmeasured_points_take_no_part():
@@ -136,27 +136,34 @@ def test_values_of_the_wrong_width_are_refused():
 
 def test_probability_without_noise_is_membership():
     values = [[0.9, 0.1], [0.1, 0.9], [0.05, 0.05], [0.9, 0.1]]
-    assert front_probability(values, np.zeros((4, 2)), maximised(2)).tolist() == [1, 1, 0, 1]
+    assert estimate_front_probability(values, np.zeros((4, 2)), maximised(2)).tolist() == [
+        1,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_probability_of_two_points_in_one_objective_is_the_normal_tail():
     # P(a > b) with means 1 and 0 and a difference of standard deviation 1 is Phi(1) = .8413.
     error = [[0.5**0.5], [0.5**0.5]]
-    found = front_probability([[1.0], [0.0]], error, maximised(1), draws=20_000)
+    found = estimate_front_probability([[1.0], [0.0]], error, maximised(1), draws=20_000)
     assert found == pytest.approx([0.8413, 0.1587], abs=0.012)
     assert found.sum() == pytest.approx(1)
 
 
 def test_probability_knows_the_direction():
-    found = front_probability([[1.0], [0.0]], [[0.1], [0.1]], [Objective("o", "minimize", 9.0)])
+    found = estimate_front_probability(
+        [[1.0], [0.0]], [[0.1], [0.1]], [Objective("o", "minimize", 9.0)]
+    )
     assert found.tolist() == [0, 1]
 
 
 def test_leaving_out_hopeless_points_changes_no_probability():
     generator = np.random.default_rng(3)
     near = generator.random((6, 2)) + 1
-    alone = front_probability(near, np.full((6, 2), 0.1), maximised(2), draws=20_000)
+    alone = estimate_front_probability(near, np.full((6, 2), 0.1), maximised(2), draws=20_000)
     values = np.vstack([near, generator.random((30, 2)) - 9])
-    together = front_probability(values, np.full((36, 2), 0.1), maximised(2), draws=20_000)
+    together = estimate_front_probability(values, np.full((36, 2), 0.1), maximised(2), draws=20_000)
     assert together[:6].tolist() == alone.tolist()
     assert (together[6:] == 0).all()

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis import build_front
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import hypervolume
-from gdpo_tune.analysis.probability import Interval, front_probability, hypervolume_interval
+from gdpo_tune.analysis.probability import (
+    Interval,
+    estimate_front_probability,
+    estimate_hypervolume_interval,
+)
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, trial
 
@@ -19,25 +23,25 @@ ONE = (Objective("a", "maximize", 0.0),)
 
 
 def test_no_points_have_no_hypervolume():
-    assert hypervolume_interval([], [], GOALS) == Interval(0, 0)
+    assert estimate_hypervolume_interval([], [], GOALS) == Interval(0, 0)
     assert build_front([], GOALS).hypervolume_interval == Interval(0, 0)
 
 
 def test_without_noise_the_interval_is_the_hypervolume():
-    assert hypervolume_interval([[0.5, 0.4]], [[0, 0]], GOALS) == Interval(
+    assert estimate_hypervolume_interval([[0.5, 0.4]], [[0, 0]], GOALS) == Interval(
         pytest.approx(0.2), pytest.approx(0.2)
     )
 
 
 def test_one_point_in_one_objective_has_the_normal_interval():
-    found = hypervolume_interval([[0.5]], [[0.05]], ONE, draws=20_000)
+    found = estimate_hypervolume_interval([[0.5]], [[0.05]], ONE, draws=20_000)
     assert found.low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.003)
     assert found.high == pytest.approx(0.5 + 1.96 * 0.05, abs=0.003)
 
 
 def test_one_point_in_two_objectives_has_the_interval_of_a_product():
     a, b, error = 0.8, 0.5, 0.02
-    found = hypervolume_interval([[a, b]], [[error, error]], GOALS, draws=20_000)
+    found = estimate_hypervolume_interval([[a, b]], [[error, error]], GOALS, draws=20_000)
     half = 1.96 * math.sqrt((a * error) ** 2 + (b * error) ** 2)
     assert (found.low, found.high) == pytest.approx((a * b - half, a * b + half), abs=0.003)
 
@@ -46,7 +50,7 @@ def test_what_luck_adds_is_taken_off():
     # Twenty equal points: the luckiest leads, at 1.87 standard errors above their common truth.
     # Its hypervolume drawn again lies as far above; a quantile would not come near the truth.
     noisy = 0.5 + 0.1 * np.array([NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20)])
-    found = hypervolume_interval(noisy[:, None], np.full((20, 1), 0.1), ONE)
+    found = estimate_hypervolume_interval(noisy[:, None], np.full((20, 1), 0.1), ONE)
     drawn = noisy + 0.1 * np.random.default_rng(0).standard_normal((1000, 20))
     assert np.quantile(drawn.max(axis=1), 0.025) > 0.6
     assert found.low < 0.5 < found.high
@@ -61,7 +65,7 @@ def test_what_luck_adds_is_taken_off():
 def test_the_interval_holds_the_hypervolume_and_is_a_point_without_noise(points, error):
     def interval(factor: float) -> Interval:
         errors = [(error * factor, error * factor) for _ in points]
-        return hypervolume_interval(points, errors, GOALS, draws=50)
+        return estimate_hypervolume_interval(points, errors, GOALS, draws=50)
 
     known = hypervolume(points, GOALS)
     found = interval(1)
@@ -77,7 +81,7 @@ def test_the_interval_covers_the_truth_of_many_noisy_fronts():
         truth = rng.uniform(0.5, 0.8, (12, 1)) * np.column_stack([np.cos(angle), np.sin(angle)])
         seen = truth + 0.05 * rng.standard_normal(truth.shape)
         exact = hypervolume(truth, GOALS)
-        found = hypervolume_interval(seen, np.full(truth.shape, 0.05), GOALS, draws=100)
+        found = estimate_hypervolume_interval(seen, np.full(truth.shape, 0.05), GOALS, draws=100)
         covered += found.low <= exact <= found.high
         trusting += exact < hypervolume(seen, GOALS)
     assert covered >= 90
@@ -127,5 +131,5 @@ def test_the_extreme_of_a_minimised_objective_is_the_lowest():
 
 
 def test_equal_points_share_their_probability():
-    found = front_probability([[0.5, 0.5]] * 2, [[0, 0]] * 2, GOALS)
+    found = estimate_front_probability([[0.5, 0.5]] * 2, [[0, 0]] * 2, GOALS)
     assert found.tolist() == [1, 1]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis import next_replicate
-from gdpo_tune.analysis.racing import decisiveness
+from gdpo_tune.analysis.racing import count_expected_changes, next_replicate
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, front_numbers, trial
 
@@ -24,7 +23,7 @@ def test_the_value_of_a_seed_is_that_of_two_rivals_in_closed_form(gap, error, se
     # In one objective the leader falls behind where its mean moves by more than the gap, and then
     # two memberships change; equal points share the front until one moves.
     goal = (Objective("a", "maximize", 0.0),)
-    leader, rival = decisiveness([[0.5], [0.5 - gap]], [[error], [0.0]], [seeds, 9], goal)
+    leader, rival = count_expected_changes([[0.5], [0.5 - gap]], [[error], [0.0]], [seeds, 9], goal)
     step = error / math.sqrt(seeds + 1)
     if gap:
         assert leader == pytest.approx(2 * NormalDist().cdf(-gap / step), abs=0.1)
@@ -36,9 +35,9 @@ def test_the_value_of_a_seed_is_that_of_two_rivals_in_closed_form(gap, error, se
 def test_a_point_with_several_rivals_decides_about_all_that_it_would_beat():
     # 0 is on the front; moved by one error it dominates 1 and 2, which are incomparable
     means = [[0.5, 0.5], [0.55, 0.52], [0.52, 0.55]]
-    certain = decisiveness(means, [[0.0, 0.0]] * 3, [1, 1, 1], GOALS)
+    certain = count_expected_changes(means, [[0.0, 0.0]] * 3, [1, 1, 1], GOALS)
     assert certain.tolist() == [0, 0, 0]
-    lively = decisiveness(means, [[10.0, 10.0], [0.0, 0.0], [0.0, 0.0]], [1, 1, 1], GOALS)
+    lively = count_expected_changes(means, [[10.0, 10.0], [0.0, 0.0], [0.0, 0.0]], [1, 1, 1], GOALS)
     # a huge step: above both in a quarter (it comes, two leave), below both in a quarter (nothing
     # changes), and incomparable in half (it comes)
     assert lively[0] == pytest.approx(0.25 * 3 + 0.5 * 1, abs=0.1)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis import build_front, configurations
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import NOT_RANKED
-from gdpo_tune.analysis.replicates import pooled
+from gdpo_tune.analysis.replicates import configurations, pool_estimates
 from gdpo_tune.core.trials import Estimate, Objective
 from tests.support.analysis import GOALS, trial
 
@@ -43,7 +43,7 @@ def test_seeds_that_agree_keep_the_evaluations_own_noise():
     st.lists(st.builds(Estimate, mean=st.floats(-3, 3), se=st.floats(0, 1)), min_size=2, max_size=6)
 )
 def test_the_pooled_error_is_never_below_spread_or_evaluation(seeds):
-    found = pooled(seeds)
+    found = pool_estimates(seeds)
     count = len(seeds)
     spread = statistics.stdev(seed.mean for seed in seeds) / math.sqrt(count)
     evaluation = math.sqrt(sum(seed.se**2 for seed in seeds)) / count
@@ -210,4 +210,4 @@ def test_probabilities_are_the_same_every_time():
 
 @given(st.floats(0, 1), st.integers(1, 9))
 def test_seeds_that_agree_pool_to_exactly_their_value(mean, count):
-    assert pooled([Estimate(mean, 0.02)] * count).mean == mean
+    assert pool_estimates([Estimate(mean, 0.02)] * count).mean == mean

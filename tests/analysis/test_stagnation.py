@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdpo_tune.analysis import has_stagnated
+from gdpo_tune.analysis.stagnation import has_stagnated
 from tests.support.analysis import GOALS, trial
 
 START = [trial(0, 0.5, 0.5), trial(1, 0.4, 0.7)]

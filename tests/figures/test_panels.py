@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from gdpo_tune.analysis import build_front
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core import registry
 from gdpo_tune.core.formatting import (
     NOTHING,

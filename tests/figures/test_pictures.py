@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from gdpo_tune.analysis import build_front
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.completions import FILE, LONGEST, read_completions, shortened, write_completions
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_estimate, mode_of

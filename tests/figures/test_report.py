@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.analysis import build_front
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.formatting import format_number, mode_of
 from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gdpo_tune.analysis import build_front
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
 GOALS = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))

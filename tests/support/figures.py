@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.analysis import next_replicate
+from gdpo_tune.analysis.racing import next_replicate
 from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.analysis import build_front
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.errors import DiskFullError, SandboxUnavailable
 from gdpo_tune.core.events import (
     Event,

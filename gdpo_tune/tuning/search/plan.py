@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdpo_tune.analysis import has_stagnated, next_replicate
+from gdpo_tune.analysis.racing import next_replicate
+from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import PbtSettings, SweepSpec
