@@ -23,9 +23,10 @@ def load_sweep(named: str) -> LoadedSweep:
         UsageError: there is no such sweep.
     """
     # Late: commands and trials import this package, and need neither Optuna nor pandas for that.
-    from gdpo_tune.results.notebook import load
+    from gdpo_tune.results.notebook import LoadedSweep
+    from gdpo_tune.results.open_sweep import find_sweep
 
-    return load(named, _gallery)
+    return LoadedSweep(find_sweep(str(named)), _gallery)
 
 
 def _gallery(spec: SweepSpec, front: Front) -> Any:

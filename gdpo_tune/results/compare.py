@@ -1,4 +1,4 @@
-"""Two sweeps, or two normalization modes of one, as the sides of a comparison."""
+"""Comparison of two sweeps, or of two normalization modes of one sweep."""
 
 from __future__ import annotations
 
@@ -17,153 +17,145 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.identity import differences, meaning
 from gdpo_tune.spec.problems import did_you_mean, one_of
 
-MODE = "normalization"
-SEARCH = {"sampler", "scheduler", "warm_start"}
-"""Keys of `search:` on which it hangs what a configuration of a sweep is worth."""
-UNEQUAL = 1.5
-"""Ratio of two sides' sizes, or of their costs, from which it is pointed out."""
+SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
+"""Keys of `search:` that influence how good the configurations of a sweep are."""
+LARGE_RATIO = 1.5
+"""Ratio of two sides' sizes, or of their costs, above which a note points it out."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A comparison with its verdict, and what else may explain it."""
+class ComparisonReport:
+    """Comparison with its verdict and notes."""
 
     comparison: Comparison
     verdict: Verdict
     notes: tuple[str, ...]
-    """In what the sides differ besides, and what limits the answer."""
+    """Other differences between the sides, and limits of the answer."""
     file: Path
-    """Where its page belongs."""
+    """File that the page is written to."""
 
 
-def compare_sweeps(left: Sweep, right: Sweep) -> Compared:
-    """Two sweeps against each other.
+def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
+    """Compare two sweeps.
 
     Raises:
-        UsageError: their tasks or objectives differ, so no value of one means what it does in the
-            other.
+        UsageError: tasks or objectives differ, so their values have different meanings; or both are
+            the same sweep; or one has no configuration yet.
     """
-    _refuse_unless_comparable(left, right)
-    names = _names(left, right)
+    _refuse_unless_comparable(left.spec, right.spec)
     goals = left.spec.objective_list()
+    same_name = left.spec.name == right.spec.name
+    names = [s.spec.place if same_name else s.spec.name for s in (left, right)]
     sides = [side_of(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    other = differences(_settings(left.spec), _settings(right.spec))
+    other = differences(_list_settings(left.spec), _list_settings(right.spec))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
     if notes:
-        notes.insert(0, "What is found is found of all that the sweeps differ in, together:")
+        notes.insert(0, "The result is the effect of all these differences together:")
     if left.spec.constraints != right.spec.constraints:
-        notes.append("They have different constraints, so different trials count for their fronts.")
+        notes.append("Their constraints differ, so different trials count for their fronts.")
     file = left.spec.directory / f"comparison_{right.spec.name}.html"
-    return _compared(sides[0], sides[1], notes, file)
+    return _compare_sides(sides[0], sides[1], notes, file)
 
 
-def compare_modes(sweep: Sweep, first: str, second: str) -> Compared:
-    """Two normalization modes of one sweep against each other.
+def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
+    """Compare two normalization modes of one sweep.
 
     Raises:
-        UsageError: the sweep has no trial of one of them, or both are the same.
+        UsageError: both modes are the same, or the sweep has no trial of one of them.
     """
-    known = sorted({str(r.params[MODE]) for r in sweep.records if r.role != "untrained"})
+    trials = [record for record in sweep.records if record.role != "untrained"]
+    modes = sorted({str(record.params["normalization"]) for record in trials})
     for mode in (first, second):
-        if mode not in known:
+        if mode not in modes:
             guess = "" if mode in NORMALIZATIONS else did_you_mean(mode, NORMALIZATIONS)
             raise UsageError(
-                f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with {MODE} = "
-                f"{mode}; it has {one_of(known) or 'none yet'}"
+                f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with "
+                f"normalization = {mode}; it has {one_of(modes) or 'none yet'}"
             )
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
-    goals = sweep.spec.objective_list()
-    sides = [
-        side_of(mode, [r for r in sweep.records if r.params.get(MODE) == mode], goals, shared=True)
+    left, right = (
+        side_of(
+            mode,
+            [record for record in trials if record.params["normalization"] == mode],
+            sweep.spec.objective_list(),
+            shared=True,
+        )
         for mode in (first, second)
-    ]
-    notes = [
+    )
+    note = (
         "Both modes come from one search, which proposed more of what looked better. Objectives "
-        f"are compared over the {len(sides[0].independent)} and {len(sides[1].independent)} "
-        "configurations that no model proposed; two sweeps with one mode each tell more."
-    ]
+        f"are compared over the {len(left.independent)} and {len(right.independent)} "
+        "configurations that no model proposed. Two sweeps with one mode each show more."
+    )
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
-    return _compared(sides[0], sides[1], notes, file)
+    return _compare_sides(left, right, [note], file)
 
 
-def _settings(spec: SweepSpec) -> dict[str, Any]:
-    """What two sweeps may differ in: what their trials mean, and how they were searched."""
-    search = spec.search.model_dump(mode="json", include=SEARCH)
-    return meaning(spec) | {f"search.{name}": value for name, value in search.items()}
-
-
-def _compared(left: Side, right: Side, notes: Sequence[str], file: Path) -> Compared:
-    for side in (left, right):
-        if not side.tried:
-            raise UsageError(
-                f"{side.name} cannot be compared: no configuration of it has ended yet. What "
-                "counts is what a search tried, without the untrained policy, the published "
-                "weights and trials that failed"
-            )
-    comparison = compare(left, right)
-    more = [*notes, *_limits(left, right)]
-    return Compared(comparison, judge(comparison), tuple(more), file)
-
-
-def _limits(left: Side, right: Side) -> list[str]:
-    found: list[str] = []
-    few, many = sorted((left.tried, right.tried))
-    if many > UNEQUAL * few:
-        found.append(
-            f"{left.name} tried {left.tried} configurations, {right.name} {right.tried}: "
-            f"hypervolumes are those at {few}, as a mean over choices of as many."
-        )
-    if left.stopped or right.stopped:
-        found.append(
-            f"{left.stopped} of {left.name} and {right.stopped} of {right.name} were stopped "
-            "early: they count as adding nothing to a front, and objectives are compared over "
-            "those that ran to their end, which look better than all would."
-        )
-    if few:
-        (less, fewer), (more, name) = sorted(
-            (side.completions / side.tried, side.name) for side in (left, right)
-        )
-        if more > UNEQUAL * less:
-            found.append(
-                f"A configuration of {name} took {more:,.0f} completions on average, one of "
-                f"{fewer} {less:,.0f}: hypervolumes are at equal numbers of configurations, not "
-                "at equal cost."
-            )
-    if left.has_replicates != right.has_replicates:
-        lucky = right.name if left.has_replicates else left.name
-        found.append(
-            f"{lucky} has no replicates, so luck has not been taken off its front: its hypervolume "
-            "is the more flattering one."
-        )
-    for side in (left, right):
-        if side.failed:
-            trials = "1 trial" if side.failed == 1 else f"{side.failed} trials"
-            found.append(f"{trials} of {side.name} failed and count for nothing.")
-    return found
-
-
-def _refuse_unless_comparable(left: Sweep, right: Sweep) -> None:
-    known, asked = left.spec, right.spec
-    if known.directory.absolute() == asked.directory.absolute():
-        raise UsageError(f"{known.name} and {asked.name} are the same sweep: name two")
-    problems: list[str] = []
-    if known.task != asked.task:
-        problems.append(f"task = {known.task}, not {asked.task}")
-    if known.objective_list() != asked.objective_list():
-        mine = {f"objectives.{k}": v.model_dump() for k, v in known.objectives.items()}
-        others = {f"objectives.{k}": v.model_dump() for k, v in asked.objectives.items()}
-        order = differences(mine, others) or ["objectives in another order"]
-        problems += order
+def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
+    if left.directory.absolute() == right.directory.absolute():
+        raise UsageError(f"{left.name} and {right.name} are the same sweep: name two")
+    problems = [] if left.task == right.task else [f"task = {left.task}, not {right.task}"]
+    if left.objective_list() != right.objective_list():
+        goals = [
+            {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
+            for spec in (left, right)
+        ]
+        problems += differences(*goals) or ["objectives in another order"]
     if problems:
         raise UsageError(
-            f"{known.name} cannot be compared with {asked.name}: {'; '.join(problems)}. A "
+            f"{left.name} cannot be compared with {right.name}: {'; '.join(problems)}. A "
             "comparison needs one task, and objectives with equal directions and references"
         )
 
 
-def _names(left: Sweep, right: Sweep) -> tuple[str, str]:
-    """Names that tell the sides apart; folders where the sweeps have one name."""
-    if left.spec.name != right.spec.name:
-        return left.spec.name, right.spec.name
-    return left.spec.place, right.spec.place
+def _list_settings(spec: SweepSpec) -> dict[str, Any]:
+    """Return the settings that decide the meaning of trials or how they are searched."""
+    search = spec.search.model_dump(mode="json", include=SEARCH_KEYS)
+    return meaning(spec) | {f"search.{name}": value for name, value in search.items()}
+
+
+def _compare_sides(left: Side, right: Side, notes: Sequence[str], file: Path) -> ComparisonReport:
+    for side in (left, right):
+        if not side.tried:
+            raise UsageError(
+                f"{side.name} cannot be compared: no configuration of it has ended yet. The "
+                "untrained policy, the published weights and failed trials do not count"
+            )
+    comparison = compare(left, right)
+    notes = (*notes, *_list_limits(left, right))
+    return ComparisonReport(comparison, judge(comparison), notes, file)
+
+
+def _list_limits(left: Side, right: Side) -> list[str]:
+    notes: list[str] = []
+    fewer, more = sorted((left, right), key=lambda side: side.tried)
+    if more.tried > LARGE_RATIO * fewer.tried:
+        notes.append(
+            f"{left.name} tried {left.tried} configurations, {right.name} {right.tried}: "
+            f"hypervolumes are at {fewer.tried}, as a mean over random choices of that many."
+        )
+    if left.stopped or right.stopped:
+        notes.append(
+            f"{left.stopped} of {left.name} and {right.stopped} of {right.name} were stopped "
+            "early: they add nothing to a front. Objectives are compared over those that ran to "
+            "their end, which look better than all would."
+        )
+    cheap, costly = sorted((left, right), key=lambda side: side.completions / side.tried)
+    low, high = cheap.completions / cheap.tried, costly.completions / costly.tried
+    if high > LARGE_RATIO * low:
+        notes.append(
+            f"A configuration of {costly.name} took {high:,.0f} completions on average, one of "
+            f"{cheap.name} {low:,.0f}: hypervolumes are at equal numbers of configurations, not "
+            "at equal cost."
+        )
+    if left.has_replicates != right.has_replicates:
+        single = right.name if left.has_replicates else left.name
+        notes.append(
+            f"{single} has no replicates, so its hypervolume still contains luck and looks better."
+        )
+    for side in (left, right):
+        if side.failed:
+            trials = "1 trial" if side.failed == 1 else f"{side.failed} trials"
+            notes.append(f"{trials} of {side.name} failed and do not count.")
+    return notes

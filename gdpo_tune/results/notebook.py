@@ -1,12 +1,12 @@
-"""A sweep in a notebook: its trials and its front as tables, its figures, and its Optuna study.
+"""Sweep in a notebook: tables of trials and front, figures, and the Optuna study.
 
     from gdpo_tune import load_sweep
 
     sweep = load_sweep("runs/code")
-    sweep.trials        # pandas DataFrame, one row a trial
+    sweep.trials        # pandas DataFrame, one row per trial
     sweep.figure("pairs")
 
-The ledger is only read, so this works beside a running sweep; load again to see what is new.
+It only reads the ledger, so it works beside a running sweep. Load again to see new trials.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pandas as pd
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord
-from gdpo_tune.results.compare import Compared, compare_modes, compare_sweeps
-from gdpo_tune.results.open_sweep import Sweep, find_sweep
+from gdpo_tune.results.compare import ComparisonReport, compare_modes, compare_sweeps
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse
 from gdpo_tune.results.picking import PickedTrial, choose
 from gdpo_tune.spec.problems import did_you_mean, one_of
@@ -37,7 +37,7 @@ Gallery = Mapping[str, "Callable[[], go.Figure]"]
 
 
 class LoadedSweep:
-    """A sweep as it was when it was loaded."""
+    """State of a sweep at the time of loading."""
 
     def __init__(self, sweep: Sweep, draw: Callable[[SweepSpec, Front], Gallery]) -> None:
         self._sweep = sweep
@@ -51,40 +51,40 @@ class LoadedSweep:
 
     @property
     def spec(self) -> SweepSpec:
-        """What was asked."""
+        """Specification of the sweep."""
         return self._sweep.spec
 
     @property
     def records(self) -> Sequence[TrialRecord]:
-        """Every trial as the ledger has it."""
+        """All trials of the ledger."""
         return self._sweep.records
 
     @cached_property
     def analysis(self) -> Front:
-        """The front with its intervals, knee and extremes, as the report is drawn from it."""
+        """Front with its intervals, knee and extremes, as in the report."""
         return self._sweep.front()
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """One row a trial, by number.
+        """Table with one row per trial, by number.
 
         Columns: `role`, `state`, `seed`, `replicate_of`, `feasible`, `on_front`, `reason`,
         `seconds`, `cpu_seconds`, `completions`, `started` and `finished` (UTC); `param/<name>`;
-        `test/<metric>`, `validation/<metric>` and `..._se`, their standard errors. What is not
-        known is missing.
+        `test/<metric>`, `validation/<metric>` and `..._se`, their standard errors. An unknown
+        value is missing.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
-        rows = [_trial_row(record, record.number in members) for record in self.records]
-        table = pd.DataFrame(rows)
-        if rows:
-            for name in ("started", "finished"):
-                table[name] = pd.to_datetime(table[name], unit="s", utc=True)
-            table = table.set_index("number")
+        rows = [_make_row(record, record.number in members) for record in self.records]
+        if not rows:
+            return pd.DataFrame()
+        table = pd.DataFrame(rows).set_index("number")
+        for name in ("started", "finished"):
+            table[name] = pd.to_datetime(table[name], unit="s", utc=True)
         return table
 
     @cached_property
     def front(self) -> pd.DataFrame:
-        """One row a configuration on the front, best in the first objective first.
+        """Table with one row per configuration on the front, best in the first objective first.
 
         Columns: `trials` (numbers), `seeds`, `probability` of a place on the front, `picked_as`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
@@ -97,7 +97,7 @@ class LoadedSweep:
                 "probability": member.probability,
                 "picked_as": ", ".join(self.analysis.picked_as(member)),
                 **{f"param/{name}": value for name, value in member.params.items()},
-                **_estimates("", {goal: member.mean[goal] for goal in self.spec.objectives}),
+                **_make_columns("", {goal: member.mean[goal] for goal in self.spec.objectives}),
             }
             for member in self.analysis.members
         ]
@@ -106,40 +106,38 @@ class LoadedSweep:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of the figures that this sweep has data for."""
-        return tuple(self._drawers)
+        """Names of the figures for which this sweep has data."""
+        return tuple(self._gallery)
 
     def figure(self, name: str) -> go.Figure:
-        """A figure of the report, to be shown or changed.
+        """Draw a figure of the report, to show or to change.
 
         Raises:
             UsageError: there is no such figure, or this sweep has no data for it.
         """
-        if name not in self._drawers:
-            raise UsageError(
-                f"figure {name!r}: {did_you_mean(name, self._drawers)}"
-                f"this sweep has {one_of(self._drawers)}"
-            )
-        return self._drawers[name]()
+        if name not in self._gallery:
+            guess = did_you_mean(name, self._gallery)
+            raise UsageError(f"figure {name!r}: {guess}this sweep has {one_of(self._gallery)}")
+        return self._gallery[name]()
 
-    def pick(self, words: str) -> PickedTrial:
-        """One trial, by the words that every command knows: `knee`, `max_correctness`, ...
+    def pick(self, text: str) -> PickedTrial:
+        """Pick a trial as `--pick` does: `knee`, `max_correctness`, ...
 
         Raises:
-            PickError: the words cannot be read, or nothing fits them.
+            PickError: the text cannot be parsed, or no trial satisfies it.
         """
-        return choose(self.records, self.spec, parse(words))
+        return choose(self.records, self.spec, parse(text))
 
-    def compare(self, other: LoadedSweep) -> Compared:
-        """This sweep against another one; `.verdict` says who is ahead, and why.
+    def compare(self, other: LoadedSweep) -> ComparisonReport:
+        """Compare this sweep with another one; `.verdict` names the better one and the reasons.
 
         Raises:
-            UsageError: they cannot be compared.
+            UsageError: tasks or objectives differ.
         """
         return compare_sweeps(self._sweep, other._sweep)
 
-    def compare_modes(self, first: str, second: str) -> Compared:
-        """Two normalization modes of this sweep against each other.
+    def compare_modes(self, first: str, second: str) -> ComparisonReport:
+        """Compare two normalization modes of this sweep.
 
         Raises:
             UsageError: there is no trial of one of them.
@@ -148,9 +146,9 @@ class LoadedSweep:
 
     @cached_property
     def study(self) -> Study:
-        """A copy of the Optuna study in memory, for `optuna.visualization` and the like.
+        """Copy of the Optuna study in memory, for `optuna.visualization`.
 
-        Its values are the objectives on validation prompts, which is what the sampler sees.
+        Its values are the objectives on validation prompts, as the sampler sees them.
         """
         from gdpo_tune.ledger import Ledger, copy_study
 
@@ -158,20 +156,11 @@ class LoadedSweep:
             return copy_study(ledger.study)
 
     @cached_property
-    def _drawers(self) -> Gallery:
+    def _gallery(self) -> Gallery:
         return self._draw(self.spec, self.analysis)
 
 
-def load(named: str, draw: Callable[[SweepSpec, Front], Gallery]) -> LoadedSweep:
-    """A sweep, by its folder, by its name under `runs`, or by the file that it was searched with.
-
-    Raises:
-        UsageError: there is none.
-    """
-    return LoadedSweep(find_sweep(str(named)), draw)
-
-
-def _trial_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
+def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
     return {
         "number": record.number,
         "role": record.role,
@@ -187,11 +176,11 @@ def _trial_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
         "started": record.started,
         "finished": record.finished,
         **{f"param/{name}": value for name, value in record.params.items()},
-        **_estimates("test/", record.test),
-        **_estimates("validation/", record.validation),
+        **_make_columns("test/", record.test),
+        **_make_columns("validation/", record.validation),
     }
 
 
-def _estimates(prefix: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
+def _make_columns(prefix: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
     means = {f"{prefix}{name}": estimate.mean for name, estimate in estimates.items()}
     return means | {f"{prefix}{name}_se": estimate.se for name, estimate in estimates.items()}

@@ -1,13 +1,12 @@
-"""Sweeps that a person names, read from where they are kept; nothing of them is changed."""
+"""Read access to the sweep that a person names; a sweep is never changed here."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
@@ -21,126 +20,127 @@ from gdpo_tune.spec.model import RUNS, SPEC
 from gdpo_tune.spec.problems import one_of
 
 PATIENCE = 20.0
-"""Seconds for which whoever only reads a sweep waits for an object store that does not answer."""
+"""Seconds to wait for an object store that does not answer, when a sweep is only read."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep on disk, as far as a choice needs it."""
+    """Specification and records of a stored sweep."""
 
     file: Path
     """Its resolved YAML."""
-    place: str
-    """The override that says where it is now."""
+    storage_override: str
+    """Override, such as `storage="runs"`, that states where the sweep is now."""
     spec: SweepSpec
     records: Sequence[TrialRecord]
-    sessions: Sequence[Mapping[str, Any]] = ()
-    """As `Ledger.sessions` has them."""
 
     def front(self) -> Front:
-        """Return the front of its trials, on test prompts."""
+        """Build the front of its trials, on test prompts."""
         return build_front(self.records, self.spec.objective_list())
 
-    def respecified(self, overrides: Sequence[str], *, to_run: bool) -> SweepSpec:
-        """Its file with other values, for one training, or only to tell of one."""
-        # One training learns from no earlier sweep, which may be gone.
-        changes = [self.place, "search.warm_start=[]", *overrides]
+    def override_spec(self, overrides: Sequence[str], *, to_run: bool) -> SweepSpec:
+        """Load its file with other values, for one training or for a description of one."""
+        # One training learns from no earlier sweep, and that sweep may be gone.
+        changes = [self.storage_override, "search.warm_start=[]", *overrides]
         return load_spec(self.file, changes, self.file.parent.name, to_run=to_run)
 
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
-    """Folder and choice of `FOLDER:WHICH`, or of `FOLDER` and `pick`; None without a choice."""
-    folder, colon, which = source.rpartition(":")
-    if which.startswith("//"):
-        return source, pick  # the colon of an address
-    if pick is None and is_url(source):
-        return folder, which
-    if pick is None and colon and folder and which and not is_file(_folder(source) / SPEC):
-        return folder, which
-    return source, pick
+    """Return location and pick of `LOCATION:PICK`, or of `LOCATION` and `pick`.
+
+    The pick is None if neither argument contains one.
+    """
+    location, _, text = source.rpartition(":")
+    if pick is not None or text.startswith("//"):  # the colon of s3:// begins no pick
+        return source, pick
+    if is_url(source) or (location and text and not is_file(_find_directory(source) / SPEC)):
+        return location, text
+    return source, None
 
 
-def sweep_file(folder: str, given: str) -> tuple[Path, str]:
-    """The resolved file of a sweep, and the override that says where the sweep is now.
+def sweep_file(location: str, source: str) -> tuple[Path, str]:
+    """Return a sweep's resolved file and its `storage_override`.
+
+    Args:
+        location: directory or address; the file of an address is downloaded.
+        source: what the person wrote, for the error message.
 
     Raises:
-        UsageError: there is none; the message begins with `given`.
+        UsageError: there is no sweep.
     """
-    if is_url(folder):
-        return stored_file(folder.rstrip("/"), given)
-    path = _path(folder).absolute()
+    missing = f"{source}: there is no sweep in {location.rstrip('/')}: it has no {SPEC}"
+    if is_url(location):
+        address = location.rstrip("/")
+        directory = local_folder(address)
+        if not fetch_spec(address, directory, patience=PATIENCE):
+            raise UsageError(missing)
+        return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
+    path = _expand(location).absolute()
     if not is_file(path / SPEC):
-        before, colon, after = folder.rpartition(":")
-        if colon and is_file(_folder(before) / SPEC):
+        before, _, after = location.rpartition(":")
+        if before and is_file(_find_directory(before) / SPEC):
             raise UsageError(
-                f"{given}: what to take is said once, behind a single colon or by --pick: leave "
-                f"out :{after}"
+                f"{source}: choose once, behind a single colon or by --pick: leave out :{after}"
             )
-        told = f"{given}: there is no sweep in {folder}: it has no {SPEC}"
-        stored = copied_from(path.name)
-        fix = f"\n    fix: give its address: {one_of(stored)}" if stored else ""
-        raise UsageError(told + fix)
+        addresses = copied_from(path.name)
+        fix = f"\n    fix: give its address: {one_of(addresses)}" if addresses else ""
+        raise UsageError(missing + fix)
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
 
-def stored_file(address: str, given: str) -> tuple[Path, str]:
-    """The same of a sweep on an object store, whose file is brought here."""
-    folder = local_folder(address)
-    if not fetch_spec(address, folder, patience=PATIENCE):
-        raise UsageError(f"{given}: there is no sweep in {address}: it has no {SPEC}")
-    return folder / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
-
-
-def read_sweep(folder: str, given: str, *, whole: bool = False) -> Sweep:
-    """A sweep's file and records; nothing of it is changed.
+def read_sweep(location: str, source: str) -> Sweep:
+    """Read a sweep's file and records.
 
     Args:
-        folder: its folder, or its address.
-        given: what the message of an error begins with.
-        whole: whether more of it is wanted than its records, such as step metrics.
+        location: directory or address.
+        source: what the person wrote, for the error message.
 
     Raises:
-        UsageError: there is none; the message begins with `given`.
+        UsageError: there is no sweep.
     """
-    file, place = sweep_file(folder, given)
-    spec = load_spec(file, [place], file.parent.name, to_run=False)
-    if whole:
-        bring_here(spec)
+    file, storage_override = sweep_file(location, source)
+    spec = load_spec(file, [storage_override], file.parent.name, to_run=False)
     with Ledger.open(spec, read_only=True) as ledger:
-        return Sweep(file, place, ledger.spec, ledger.records(), ledger.sessions())
+        return Sweep(file, storage_override, ledger.spec, ledger.records())
 
 
-def find_sweep(named: str) -> Sweep:
-    """A sweep by its folder, by its name under `runs`, or by the file that it was searched with.
+def find_sweep(name: str) -> Sweep:
+    """Read a sweep with its step metrics, by location, name under `runs`, or spec file.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no sweep.
         SpecError: the file cannot be read.
     """
-    is_spec = is_file(_path(named))
-    place = load_spec(named, to_run=False).place if is_spec else place_named(named)
-    return read_sweep(place, named, whole=True)
+    is_spec = is_file(_expand(name))
+    location = load_spec(name, to_run=False).place if is_spec else place_named(name)
+    sweep = read_sweep(location, name)
+    bring_here(sweep.spec)
+    return sweep
 
 
 def bring_here(spec: SweepSpec) -> None:
-    """Bring what pictures are drawn from onto this machine, if the sweep is on an object store."""
+    """Download the files that pictures are drawn from, if the sweep is on an object store."""
     if spec.address:
         SweepStore(spec, patience=PATIENCE).fetch()
 
 
 def place_named(text: str) -> str:
-    """The place that a person means: an address; a folder, or under `runs` where only that one has
-    a sweep. The copy of a sweep on an object store stands for the sweep there."""
+    """Return the address or directory of the sweep that `text` names.
+
+    A name under `runs` is enough if no directory of that name has a sweep. A local copy of a sweep
+    on an object store gives the address there.
+    """
     if is_url(text):
         return text
-    return address_of(_folder(text)) or str(_folder(text))
+    directory = _find_directory(text)
+    return address_of(directory) or str(directory)
 
 
-def _folder(text: str) -> Path:
-    path, under = _path(text), Path(RUNS) / text
-    return under if not is_file(path / SPEC) and is_file(under / SPEC) else path
+def _find_directory(text: str) -> Path:
+    path, under_runs = _expand(text), Path(RUNS) / text
+    return under_runs if not is_file(path / SPEC) and is_file(under_runs / SPEC) else path
 
 
-def _path(text: str) -> Path:
-    """A path as a person writes it; of a user who is not known, as it stands."""
+def _expand(text: str) -> Path:
+    """Return a path with `~` expanded; a `~` of an unknown user stays."""
     return Path(os.path.expanduser(text))

@@ -83,15 +83,6 @@ class Pick:
         extreme = [self.rule.metric] if isinstance(self.rule, Extreme) else []
         return extreme + [bound.metric for bound in self.bounds]
 
-    @property
-    def label(self) -> str:
-        """Part of a directory's name; empty for a number and for a rule with conditions."""
-        if self.bounds or isinstance(self.rule, int):
-            return ""
-        if isinstance(self.rule, Extreme):
-            return f"{self.rule.end}_{self.rule.metric.name}"
-        return self.rule
-
     def error(self, position: int, reason: str, fix: str) -> PickError:
         """Return an error that points at `position`, from 1."""
         return PickError(self.text, position, reason, fix)

@@ -32,8 +32,11 @@ class PickedTrial:
 
     @property
     def label(self) -> str:
-        """Part of a directory's name, such as `knee`, or `trial-7` if the pick is too long."""
-        return self.pick.label or f"trial-{self.record.number}"
+        """Part of a directory's name: `knee`, `max_correctness`, or `trial-7` for other picks."""
+        rule = self.pick.rule
+        if self.pick.bounds or isinstance(rule, int):
+            return f"trial-{self.record.number}"
+        return f"{rule.end}_{rule.metric.name}" if isinstance(rule, Extreme) else rule
 
 
 def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, PickedTrial]:

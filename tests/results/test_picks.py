@@ -53,10 +53,16 @@ def test_conditions_are_parsed_with_their_positions():
 
 @pytest.mark.parametrize(
     ("text", "label"),
-    [("knee", "knee"), ("max_a", "max_a"), ("min a", "min_a"), ("7", ""), ("knee where a > 1", "")],
+    [
+        ("knee", "knee"),
+        ("max_a", "max_a"),
+        ("min a", "min_a"),
+        ("3", "trial-3"),
+        ("knee where a > 0.7", "trial-0"),
+    ],
 )
 def test_a_short_pick_is_part_of_the_directory_name(text, label):
-    assert parse(text).label == label
+    assert choose(RECORDS, SPEC, parse(text)).label == label
 
 
 @pytest.mark.parametrize(
