@@ -88,18 +88,22 @@ def sweep_file(location: str, source: str) -> tuple[Path, str]:
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
 
-def read_sweep(location: str, source: str) -> Sweep:
+def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep:
     """Read a sweep's file and records.
 
     Args:
         location: directory or address.
         source: what the person wrote, for the error message.
+        with_files: download step metrics and the names of kept checkpoints too, if the sweep is
+            on an object store.
 
     Raises:
         UsageError: there is no sweep.
     """
     file, storage_override = sweep_file(location, source)
     spec = load_spec(file, [storage_override], file.parent.name, to_run=False)
+    if with_files:
+        bring_here(spec)  # first: a record's policy is looked up among the downloaded names
     with Ledger.open(spec, read_only=True) as ledger:
         return Sweep(file, storage_override, ledger.spec, ledger.records())
 
@@ -113,9 +117,7 @@ def find_sweep(name: str) -> Sweep:
     """
     is_spec = is_file(_expand(name))
     location = load_spec(name, to_run=False).place if is_spec else place_named(name)
-    sweep = read_sweep(location, name)
-    bring_here(sweep.spec)
-    return sweep
+    return read_sweep(location, name, with_files=True)
 
 
 def bring_here(spec: SweepSpec) -> None:
