@@ -25,8 +25,7 @@ STALL_BYTES = 128 << 10
 """Output that SandboxFusion reads while a program runs. One that prints more waits for a reader
 until its time is up, or ends without the rest."""
 SENT_MODULES = ("encoding", "untrusted", "remote")
-"""Modules of `inside/` that a program brings along, in the order of their imports."""
-_PACKAGE = "sandbox_inside"
+"""Modules of `inside/` that a program brings along, in the order of imports; the last one runs."""
 _UNDECODABLE = "[DecodeError]"
 """SandboxFusion's answer instead of standard output that is not UTF-8."""
 _SIGNALS = 64
@@ -34,15 +33,15 @@ _SIGNALS = 64
 _BOOT = """import sys
 import types
 
-package = types.ModuleType({package!r})
+package = types.ModuleType("sandbox_inside")
 package.__path__ = []
-sys.modules[{package!r}] = package
+sys.modules["sandbox_inside"] = package
 for name, source in {sources!a}.items():
-    module = types.ModuleType({package!r} + "." + name)
-    module.__package__ = {package!r}
+    module = types.ModuleType("sandbox_inside." + name)
+    module.__package__ = "sandbox_inside"
     sys.modules[module.__name__] = module
     exec(compile(source, name, "exec"), module.__dict__)
-sys.modules[{package!r} + ".remote"].main(
+module.main(
 """
 
 
@@ -50,7 +49,7 @@ sys.modules[{package!r} + ".remote"].main(
 def _load_boot_code() -> str:
     directory = Path(__file__).parent / "inside"
     sources = {name: (directory / f"{name}.py").read_text("utf-8") for name in SENT_MODULES}
-    return _BOOT.format(package=_PACKAGE, sources=sources)
+    return _BOOT.format(sources=sources)
 
 
 class RemoteJob:
