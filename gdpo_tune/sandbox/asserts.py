@@ -1,13 +1,34 @@
-"""Reader of `assert` tests: those that compare a call with a literal need no checker."""
+"""Tests as they are sent; an `assert` that compares a call with a literal is sent as the call."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 
-from .inside.encoding import encode
-from .jobs import Call
+from .inside.encoding import Encoded, encode
+from .jobs import Call, name_in_errors
+
+
+def encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
+    """Encode each test as `["call", function, arguments, expected]` or `["assert", source]`.
+
+    Raises:
+        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
+            nested too deeply.
+        TypeError: a call holds a value that cannot be sent.
+    """
+    encoded: list[list[Encoded]] = []
+    for number, test in enumerate(tests):
+        with name_in_errors(f"test {number}"):
+            call = read_assert(test) if isinstance(test, str) else test
+            if call is None:
+                encoded.append(["assert", test])
+                continue
+            arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
+            encoded.append(["call", call.function, arguments, encode(call.expected, strict=True)])
+    return encoded
 
 
 @lru_cache(maxsize=4096)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import os
 import random
 import threading
 from asyncio import sleep
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 
-from ..core.closing import Closing
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from .jobs import Call, Job, Limits, Result, SandboxInfo, name_in_errors
-from .remote_jobs import RemoteJob, RemoteRun
-from .service import ResponseTooLong, Service, ServiceFault
+from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Stream, name_in_errors
+from .remote_jobs import RemoteJob
+from .service import Service, ServiceFault
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
@@ -25,7 +24,7 @@ _CLOSE_SECONDS = 5.0
 _CHECK_SECONDS = 10.0
 
 
-class ExternalSandbox(Closing):
+class ExternalSandbox(Sandbox):
     """Runs untrusted Python on the machines of a service; a context manager.
 
     The service decides how well candidates are isolated. Code and inputs leave this machine.
@@ -56,15 +55,13 @@ class ExternalSandbox(Closing):
     ) -> None:
         if workers < 1 or attempts < 1 or not timeout > 0:
             raise ValueError("workers, attempts and timeout must be positive")
-        self._service = Service(url, workers, timeout)
+        super().__init__()
+        self._service = Service(url, timeout)
         self._shown = self._service.shown
         self._attempts = attempts
         self._slots = asyncio.Semaphore(workers)
         # NOTE: its own generator, because pauses must not change what training draws.
         self._jitter = random.Random()
-        self._owner = os.getpid()
-        self._closed = False
-        self._submitting = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="external", daemon=True)
         self._thread.start()
@@ -86,24 +83,26 @@ class ExternalSandbox(Closing):
                 sent.
             RuntimeError: this is a fork of the process that made this sandbox.
         """
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"this sandbox belongs to process {self._owner}: a fork must open its own"
-            )
+        self._require_open()
         remote_jobs: list[RemoteJob] = []
         for index, job in enumerate(jobs):
             with name_in_errors(f"job {index}"):
                 remote_jobs.append(RemoteJob(job))
         with self._submitting:
-            if self._closed:
-                raise ValueError("this sandbox is closed")
-            future = asyncio.run_coroutine_threadsafe(self._run_jobs(remote_jobs), self._loop)
+            self._require_open()
+            tasks = [
+                asyncio.run_coroutine_threadsafe(self._run_job(job), self._loop)
+                for job in remote_jobs
+            ]
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
+            for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
+                task.result()
+            return [task.result() for task in tasks]
+        except CancelledError:
             raise SandboxInfraError(f"{self._shown}: closed before a job had its verdict") from None
         finally:
-            future.cancel()
+            for task in tasks:
+                task.cancel()
 
     def close(self) -> None:
         """Cancel every request and close every connection; idempotent, and from any thread."""
@@ -133,42 +132,31 @@ class ExternalSandbox(Closing):
         self._loop.close()
 
     async def _stop_loop(self) -> None:
-        batches = asyncio.all_tasks() - {asyncio.current_task()}
-        for batch in batches:
-            batch.cancel()
-        await asyncio.gather(*batches, return_exceptions=True)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._service.close()
         self._loop.stop()
-
-    async def _run_jobs(self, jobs: list[RemoteJob]) -> list[Result]:
-        tasks = [asyncio.create_task(self._run_job(job)) for job in jobs]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _run_job(self, job: RemoteJob) -> Result:
         async with self._slots:
             try:
-                for run in job.runs:
+                for stream in job.streams:
                     if not job.is_decided:
-                        await self._execute(job, run)
+                        await self._execute(job, stream)
                 return job.conclude()
             except GdpoTuneError:
                 raise
             except Exception as error:
-                reason = f"unforeseen error in the sandbox: {error!r}"
-                raise SandboxInfraError(reason) from error
+                raise SandboxInfraError(f"unforeseen error in the sandbox: {error!r}") from error
 
-    async def _execute(self, job: RemoteJob, run: RemoteRun) -> None:
+    async def _execute(self, job: RemoteJob, stream: Stream | None) -> None:
+        stdin = stream.stdin if stream else ""
         for attempt in itertools.count(1):
             try:
-                job.add(run, await self._service.execute(run.program, run.stdin, job.limits))
-                break
-            except ResponseTooLong:
-                job.report.stop = "output"
-                break
+                job.add(stream, await self._service.execute(job.program, stdin, job.limits))
+                return
             except ServiceFault as fault:
                 if attempt == self._attempts:
                     reason = f"{self._shown}: no verdict in {attempt} attempts: {fault}"

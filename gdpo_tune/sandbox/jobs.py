@@ -5,10 +5,15 @@ A field of another type is refused with `TypeError` when an object is made.
 
 from __future__ import annotations
 
+import os
+import threading
+from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from ..core.system import Closing
 
 Status: TypeAlias = Literal[
     "passed", "failed", "error", "timeout", "memory", "output", "crash", "violation"
@@ -193,21 +198,31 @@ class SandboxInfo:
     layers: tuple[str, ...]
 
 
-class Sandbox(Protocol):
-    """Interface of every sandbox: the local one, an external service, and the unsafe one."""
+class Sandbox(Closing):
+    """Base class of every sandbox: the local one, an external service, and the unsafe one.
 
-    @property
-    def info(self) -> SandboxInfo:
-        """Isolation that is in force."""
-        ...
+    Only the process that made a sandbox can use it, and only until it is closed.
+    """
 
+    info: SandboxInfo
+    """Isolation that is in force."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._closed = False
+        self._submitting = threading.Lock()
+
+    @abstractmethod
     def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
         """Run jobs and return one result per job, in order; see `CodeSandbox.run_batch`."""
-        ...
 
-    def close(self) -> None:
-        """Release everything; idempotent."""
-        ...
+    def _require_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this sandbox belongs to process {self._owner}: a fork must open its own"
+            )
+        if self._closed:
+            raise ValueError("this sandbox is closed")
 
 
 def _require_type(name: str, value: object, *kinds: type[object]) -> None:

@@ -37,6 +37,7 @@ if __name__ == "__main__":
     # a fifth of a trivial candidate's time, and repair nothing: there are no threads, and the
     # candidate's seed is set.
     os.register_at_fork = _ignore_hooks
+    control = importlib.import_module("inside.control")
     role = importlib.import_module(f"inside.{sys.argv[1]}")
     descriptor, parent, isolated = map(int, sys.argv[2:5])
-    role.main(descriptor, parent, bool(isolated), sys.argv[5:])
+    control.serve(descriptor, parent, bool(isolated), sys.argv[5:], role.answer, role.prepare)

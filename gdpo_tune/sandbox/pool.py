@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 
-from ..core.closing import Closing
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from ..core.memory import candidates_at_once, machine_memory
-from .jobs import Job, Result, SandboxInfo
+from ..core.system import candidates_at_once, machine_memory
+from .jobs import Job, Result, Sandbox, SandboxInfo
 from .process import ADVICE
 from .worker import Worker, encode_job
 
 
-class _Pool(Closing):
+class _Pool(Sandbox):
     """Workers, isolated or not, and the batches that they share."""
 
     def __init__(self, workers: int, modules: tuple[str, ...], *, isolated: bool) -> None:
@@ -28,10 +26,8 @@ class _Pool(Closing):
         if sys.platform != "linux":
             reason = f"platform: the sandbox needs Linux, this is {sys.platform}"
             raise SandboxUnavailable(f"{reason}; {ADVICE}")
+        super().__init__()
         self._memory = machine_memory()
-        self._owner = os.getpid()
-        self._closed = False
-        self._submitting = threading.Lock()
         self._workers: dict[int, Worker] = {}
         # NOTE: one thread per worker, because its processes die with the thread that starts them.
         self._threads = [
@@ -88,14 +84,6 @@ class _Pool(Closing):
         # NOTE: before the end of this thread, which would kill half of its processes first.
         if number in self._workers:
             self._workers[number].close()
-
-    def _require_open(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"this sandbox belongs to process {self._owner}: a fork must open its own"
-            )
-        if self._closed:
-            raise ValueError("this sandbox is closed")
 
     def _start_workers(self, modules: tuple[str, ...], isolated: bool) -> None:
         """Start every worker, side by side."""

@@ -7,19 +7,17 @@ back: it is compared as the local sandbox's judge compares.
 from __future__ import annotations
 
 import io
-import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .asserts import read_assert
+from .asserts import encode_tests
 from .inside.candidate_report import CandidateReport, grade_frames, grade_output, grade_value
-from .inside.encoding import Encoded, dump, encode
+from .inside.encoding import decode, dump, parse
 from .inside.frames import PRINTED, Ending, pack
-from .jobs import Call, Job, Result, Stream, name_in_errors
+from .jobs import Job, Result, Stream
 from .service import Execution, ServiceFault, quote
 from .verdicts import conclude
 
@@ -27,8 +25,7 @@ STALL_BYTES = 128 << 10
 """Output that SandboxFusion reads while a program runs. One that prints more waits for a reader
 until its time is up, or ends without the rest."""
 SENT_MODULES = ("encoding", "untrusted", "remote")
-"""Modules of `inside/` that a program brings along, in the order of their imports."""
-_PACKAGE = "sandbox_inside"
+"""Modules of `inside/` that a program brings along, in the order of imports; the last one runs."""
 _UNDECODABLE = "[DecodeError]"
 """SandboxFusion's answer instead of standard output that is not UTF-8."""
 _SIGNALS = 64
@@ -36,65 +33,29 @@ _SIGNALS = 64
 _BOOT = """import sys
 import types
 
-package = types.ModuleType({package!r})
+package = types.ModuleType("sandbox_inside")
 package.__path__ = []
-sys.modules[{package!r}] = package
+sys.modules["sandbox_inside"] = package
 for name, source in {sources!a}.items():
-    module = types.ModuleType({package!r} + "." + name)
-    module.__package__ = {package!r}
+    module = types.ModuleType("sandbox_inside." + name)
+    module.__package__ = "sandbox_inside"
     sys.modules[module.__name__] = module
     exec(compile(source, name, "exec"), module.__dict__)
-sys.modules[{package!r} + ".remote"].main(
+module.main(
 """
-
-
-@dataclass(frozen=True)
-class RemoteRun:
-    """One run of the interpreter: a program, its input, and the tests that its answer decides."""
-
-    program: str
-    stdin: str
-    nonce: str
-    tests: tuple[Call, ...] | Stream
-
-
-def _build_runs(job: Job) -> list[RemoteRun]:
-    """Build one run for calls and asserts together, or one per stream."""
-    nonce = secrets.token_hex(16)
-    if job.streams:
-        program = _build_program(nonce, job, None)
-        return [RemoteRun(program, stream.stdin, nonce, stream) for stream in job.streams]
-    calls: list[Call] = []
-    requests: list[Encoded] = []
-    for number, test in enumerate((*job.calls, *job.asserts)):
-        with name_in_errors(f"test {number}"):
-            call = read_assert(test) if isinstance(test, str) else test
-            if call is None:
-                raise ValueError(
-                    "a service cannot run this test, because such tests run beside the judge: "
-                    f"{test!r}; write a Call or `assert f(literals) == literal`, or use the local "
-                    "sandbox"
-                )
-            requests.append([call.function, [encode(value, strict=True) for value in call.args]])
-            encode(call.expected, strict=True)  # refused here, as by the local sandbox
-        calls.append(call)
-    return [RemoteRun(_build_program(nonce, job, requests), "", nonce, tuple(calls))]
-
-
-def _build_program(nonce: str, job: Job, calls: Encoded) -> str:
-    request = dump([nonce, job.code, job.seed, job.limits.output_bytes, calls])
-    return f"{_load_boot_code()}{request.decode()!a})\n"
 
 
 @cache
 def _load_boot_code() -> str:
     directory = Path(__file__).parent / "inside"
     sources = {name: (directory / f"{name}.py").read_text("utf-8") for name in SENT_MODULES}
-    return _BOOT.format(package=_PACKAGE, sources=sources)
+    return _BOOT.format(sources=sources)
 
 
 class RemoteJob:
-    """A job for a service: its runs, and the verdicts as they come back.
+    """A job for a service: its program, and the verdicts as they come back.
+
+    The program runs once for all calls and asserts together, or once per stream.
 
     Raises:
         ValueError: a test is not Python, has neither `assert` nor `raise`, is not a plain call, or
@@ -104,9 +65,23 @@ class RemoteJob:
 
     def __init__(self, job: Job) -> None:
         self.limits = job.limits
-        self.runs = _build_runs(job)
+        self.streams = job.streams or (None,)
+        """One per run of the program; None for the run that makes the calls."""
+        self.nonce = secrets.token_hex(16)
         self.report = CandidateReport(started=True)
-        self._tests = len(job.calls) + len(job.asserts) + len(job.streams)
+        tests = encode_tests((*job.calls, *job.asserts))
+        for number, (kind, source, *_) in enumerate(tests):
+            if kind == "assert":
+                raise ValueError(
+                    f"test {number}: a service cannot run this test, because such tests run "
+                    f"beside the judge: {source!r}; write a Call or "
+                    "`assert f(literals) == literal`, or use the local sandbox"
+                )
+        calls = [[function, arguments] for _, function, arguments, _ in tests]
+        self._expected: list[Any] = decode(parse(dump([expected for *_, expected in tests])))
+        self._tests = len(tests) + len(job.streams)
+        request = dump([self.nonce, job.code, job.seed, job.limits.output_bytes, calls or None])
+        self.program = f"{_load_boot_code()}{request.decode()!a})\n"
         # NOTE: a frame of printed bytes has one byte more.
         self._output_left = job.limits.output_bytes + len(job.streams)
         self._ending = Ending(0, False, 0.0, job.limits.memory_bytes)
@@ -120,14 +95,17 @@ class RemoteJob:
         """Return the result."""
         return conclude(self.report, self._ending, self._tests, self.limits)
 
-    def add(self, run: RemoteRun, execution: Execution) -> None:
-        """Record the verdicts of one run.
+    def add(self, stream: Stream | None, execution: Execution | None) -> None:
+        """Record the verdicts of one run; None is a run that printed far more than allowed.
 
         Raises:
             ServiceFault: nothing shows that the program started, so nothing is known.
         """
-        answer = _extract_answer(run, execution)
         report = self.report
+        if execution is None:
+            report.stop = "output"
+            return
+        answer = self._extract_answer(execution)
         is_stalled = len(execution.stdout) >= STALL_BYTES
         self._ending = Ending(
             _read_signal(execution),
@@ -135,24 +113,23 @@ class RemoteJob:
             self._ending.cpu_seconds + execution.seconds,
             self._ending.peak_bytes,
         )
-        if isinstance(run.tests, Stream):
-            self._grade_stream(run.tests, execution, answer)
-        else:
-            frames = _split_frames(run.nonce, answer)
-            self._grade(frames, [call.expected for call in run.tests], grade_value)
+        if stream is None:
+            prefix = f"{self.nonce} ".encode()
+            # NOTE: not the text after the last line's end, which is a frame that was cut off.
+            lines = answer.split(b"\n")[:-1]
+            frames = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+            self._grade(frames, self._expected, grade_value)
             if execution.return_code and report.stop is None:
                 report.stop = "ended"
-        if is_stalled and report.stop == "ended":
-            report.stop = "output"
-
-    def _grade_stream(self, test: Stream, execution: Execution, printed: bytes) -> None:
-        if execution.timed_out or self._ending.signal:
-            self.report.stop = "ended"
+        elif execution.timed_out or self._ending.signal:
+            report.stop = "ended"
         elif execution.return_code:
             error, _, text = _get_last_line(execution.stderr).partition(": ")
-            self.report.add("error", error, text)
+            report.add("error", error, text)
         else:
-            self._grade([PRINTED + printed], [(test.expected, test.tolerance)], grade_output)
+            self._grade([PRINTED + answer], [(stream.expected, stream.tolerance)], grade_output)
+        if is_stalled and report.stop == "ended":
+            report.stop = "output"
 
     def _grade(
         self,
@@ -164,26 +141,18 @@ class RemoteJob:
         grade_frames(answer.read, expected, self._output_left, self.report, grade)
         self._output_left -= sum(map(len, frames))
 
-
-def _extract_answer(run: RemoteRun, execution: Execution) -> bytes:
-    """Return the output after the sign that the program started."""
-    _, sign, answer = execution.stdout.partition(f"{run.nonce} {json.dumps(['begin'])}\n")
-    if sign:
-        return answer.encode("utf-8", "surrogatepass")
-    if execution.stdout.startswith(_UNDECODABLE):
-        # NOTE: output that is not text: no honest frame, and nothing that a test expects.
-        return run.nonce.encode() + b" \xff\n"
-    # NOTE: the sign comes before any code of the candidate, which therefore cannot withhold it.
-    how = "timed out" if execution.timed_out else f"return code {execution.return_code}"
-    text = _get_last_line(execution.stderr) or execution.stdout
-    raise ServiceFault(f"the program was not started: {how}: {quote(text)}")
-
-
-def _split_frames(nonce: str, answer: bytes) -> list[bytes]:
-    prefix = f"{nonce} ".encode()
-    # NOTE: not the text after the last line's end, which is a frame that was cut off.
-    lines = answer.split(b"\n")[:-1]
-    return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    def _extract_answer(self, execution: Execution) -> bytes:
+        """Return the output after the sign that the program started."""
+        _, sign, answer = execution.stdout.partition(f'{self.nonce} ["begin"]\n')
+        if sign:
+            return answer.encode("utf-8", "surrogatepass")
+        if execution.stdout.startswith(_UNDECODABLE):
+            # NOTE: output that is not text: no honest frame, and nothing that a test expects.
+            return self.nonce.encode() + b" \xff\n"
+        # NOTE: the sign comes before any code of the candidate, which cannot withhold it.
+        how = "timed out" if execution.timed_out else f"return code {execution.return_code}"
+        text = _get_last_line(execution.stderr) or execution.stdout
+        raise ServiceFault(f"the program was not started: {how}: {quote(text)}")
 
 
 def _read_signal(execution: Execution) -> int:

@@ -42,10 +42,6 @@ class ServiceFault(Exception):
         self.retry_after = retry_after
 
 
-class ResponseTooLong(Exception):
-    """A response longer than a program within its limits can cause."""
-
-
 @dataclass(frozen=True)
 class Execution:
     """One run of a program, as the service reports it."""
@@ -63,7 +59,6 @@ class Service:
 
     Args:
         url: `http[s]://[user:password@]host[:port][/path]`, with or without `/run_code`.
-        connections: most requests at once.
         grace: seconds to wait for a response beyond the wall time of the program.
 
     Raises:
@@ -71,7 +66,7 @@ class Service:
             shows nothing of either, because they may hold credentials.
     """
 
-    def __init__(self, url: str, connections: int, grace: float) -> None:
+    def __init__(self, url: str, grace: float) -> None:
         try:
             parts = split_service_url(url)
         except ValueError as error:
@@ -82,7 +77,7 @@ class Service:
         """Scheme, host and port: the part of the address that may be shown."""
         path = parts.path.rstrip("/").removesuffix(_PATH) + _PATH
         self._url = self.shown + path + (f"?{parts.query}" if parts.query else "")
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        self._headers = {"Accept": "application/json"}
         if parts.username is not None:
             pair = urllib.parse.unquote(f"{parts.username}:{parts.password or ''}")
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
@@ -92,16 +87,17 @@ class Service:
         self._transport = httpx.AsyncHTTPTransport(
             verify=ssl.create_default_context(),
             proxy=_find_proxy(parts.scheme, host, port),
-            limits=httpx.Limits(max_connections=connections, keepalive_expiry=None),
+            limits=httpx.Limits(keepalive_expiry=None),
             trust_env=False,
         )
 
-    async def execute(self, program: str, stdin: str, limits: Limits) -> Execution:
+    async def execute(self, program: str, stdin: str, limits: Limits) -> Execution | None:
         """Run a Python program on the service, which gets the limits of wall time and memory.
+
+        Return None if the program printed far more than allowed.
 
         Raises:
             ServiceFault: there is no response, or it says nothing about the program.
-            ResponseTooLong: the program printed far more than allowed.
             SandboxUnavailable: the service refuses such requests, so that no retry can help.
         """
         fields = {
@@ -133,8 +129,8 @@ class Service:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise SandboxUnavailable(f"{self.shown}: {cause}") from error
             raise ServiceFault(f"{type(cause).__name__}: {cause}") from error
-        self._refuse_status(response, body)
-        return _read_execution(body)
+        self._refuse_status(response, body or b"")
+        return None if body is None else _read_execution(body)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -145,16 +141,15 @@ class Service:
         if status == 200:
             return
         reason = f"HTTP {status} {response.reason_phrase}"
-        if status in _RETRIED or status >= 500:
-            raise ServiceFault(reason, _read_seconds(response.headers.get("Retry-After", "")))
-        if status >= 300:
+        if 300 <= status < 500 and status not in _RETRIED:
             cause = "redirects are not followed; name the target" if status < 400 else quote(body)
             raise SandboxUnavailable(f"{self.shown}: {reason}: {cause}")
-        raise ServiceFault(f"{reason} instead of 200")
+        pause = _read_seconds(response.headers.get("Retry-After", ""))
+        raise ServiceFault(f"{reason} instead of 200", pause)
 
 
-async def _receive(response: httpx.Response, limit: int) -> bytes:
-    """Receive a body of at most `limit` bytes."""
+async def _receive(response: httpx.Response, limit: int) -> bytes | None:
+    """Receive a body; return None if JSON is longer than `limit` bytes."""
     body = bytearray()
     try:
         async for chunk in response.aiter_raw():
@@ -167,7 +162,7 @@ async def _receive(response: httpx.Response, limit: int) -> bytes:
         await response.aclose()
     status = response.status_code
     if status == 200 and "json" in response.headers.get("Content-Type", ""):
-        raise ResponseTooLong
+        return None
     raise ServiceFault(f"the response is too long: HTTP {status}, more than {limit} bytes")
 
 
@@ -221,16 +216,16 @@ def _read_execution(body: bytes) -> Execution:
         status, run = response["status"], response["run_result"]
         if status not in ("Success", "Failed") or run is None:
             reason = response.get("message") or response.get("compile_result") or status
-            raise ServiceFault(f"the service failed: {quote(str(reason))}")
-        if run["status"] not in ("Finished", "TimeLimitExceeded"):
+        elif run["status"] not in ("Finished", "TimeLimitExceeded"):
             reason = run.get("stderr") or run["status"]
-            raise ServiceFault(f"the service failed: {quote(str(reason))}")
-        timed_out = run["status"] == "TimeLimitExceeded"
-        code = 0 if timed_out else int(run["return_code"])
-        texts = [run.get("stdout") or "", run.get("stderr") or ""]
-        seconds = float(run.get("execution_time") or 0.0)
-        if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
-            raise TypeError
+        else:
+            timed_out = run["status"] == "TimeLimitExceeded"
+            code = 0 if timed_out else int(run["return_code"])
+            texts = [run.get("stdout") or "", run.get("stderr") or ""]
+            seconds = float(run.get("execution_time") or 0.0)
+            if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
+                raise TypeError
+            return Execution(timed_out, code, max(0.0, seconds), *texts)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         raise ServiceFault(f"the response has another form: {quote(body)}") from None
-    return Execution(timed_out, code, max(0.0, seconds), *texts)
+    raise ServiceFault(f"the service failed: {quote(str(reason))}")

@@ -6,15 +6,14 @@ import contextlib
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.errors import GdpoTuneError, SandboxInfraError
-from .asserts import read_assert
+from .asserts import encode_tests
 from .inside.candidate_report import CandidateReport
-from .inside.encoding import Encoded, dump, encode
+from .inside.encoding import Encoded, dump
 from .inside.frames import Allowance, Ending, pack
-from .jobs import Call, Job, Result, name_in_errors
+from .jobs import Job, Result, name_in_errors
 from .process import SandboxProcess
 from .verdicts import InfraFault, conclude
 
@@ -43,20 +42,14 @@ class EncodedJob:
 
 
 def encode_job(index: int, job: Job) -> EncodedJob:
-    """Encode a job.
-
-    Raises:
-        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
-            nested too deeply.
-        TypeError: a call holds a value that cannot be sent.
-    """
+    """Encode a job; raise ValueError or TypeError as `encode_tests` does."""
     limits = job.limits
     inputs = [stream.stdin for stream in job.streams]
     sizes = [len(text.encode()) for text in inputs]
     file_bytes = max(limits.output_bytes, sum(sizes)) if inputs else 0
     allowance = Allowance(limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, file_bytes)
     with name_in_errors(f"job {index}"):
-        tests = _encode_tests((*job.calls, *job.asserts))
+        tests = encode_tests((*job.calls, *job.asserts))
     calls: Encoded = None
     if inputs:
         expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
@@ -69,19 +62,6 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]
     messages = pack(dump(request)), pack(dump(judged))
     return EncodedJob(index, job, len(inputs or tests), allowance, *messages)
-
-
-def _encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
-    encoded: list[list[Encoded]] = []
-    for number, test in enumerate(tests):
-        with name_in_errors(f"test {number}"):
-            call = read_assert(test) if isinstance(test, str) else test
-            if call is None:
-                encoded.append(["assert", test])
-                continue
-            arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
-            encoded.append(["call", call.function, arguments, encode(call.expected, strict=True)])
-    return encoded
 
 
 def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProcess, SandboxProcess]:

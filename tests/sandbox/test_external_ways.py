@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -117,6 +118,15 @@ def test_a_slow_job_does_not_hold_up_others(double):
         slow.set()
         thread.join()
         assert waiting[0].passed
+
+
+def test_a_refused_job_ends_a_batch_whose_first_job_hangs(double):
+    with ExternalSandbox(double.url, 2, timeout=120.0) as sandbox:
+        double.faults.extend([hang, answering({}, 422)])
+        start = time.monotonic()
+        with pytest.raises(SandboxUnavailable, match="HTTP 422"):
+            sandbox.run_batch([GOOD] * 2)
+        assert time.monotonic() - start < 60
 
 
 def test_closing_ends_what_is_under_way_and_can_be_repeated(double):

@@ -26,7 +26,7 @@ ADDRESSES = [
 
 
 def parse(url):
-    return Service(url, connections=1, grace=1.0)
+    return Service(url, grace=1.0)
 
 
 @pytest.mark.parametrize(("url", "shown", "target"), ADDRESSES)
@@ -92,12 +92,9 @@ def test_quotes_are_short_and_printable():
 
 def answered(*frames, code=0, timed_out=False, tests=CALLS, limit=1000, after=""):
     job = RemoteJob(Job("", tests, limits=Limits(output_bytes=limit)))
-    [run] = job.runs
-    lines = [f"{run.nonce} {frame}\n" for frame in ('["begin"]', *frames)]
-    job.add(
-        run,
-        Execution(timed_out, code, 0.25, "".join(lines) + after.replace("NONCE", run.nonce), ""),
-    )
+    lines = [f"{job.nonce} {frame}\n" for frame in ('["begin"]', *frames)]
+    stdout = "".join(lines) + after.replace("NONCE", job.nonce)
+    job.add(None, Execution(timed_out, code, 0.25, stdout, ""))
     return job.conclude()
 
 
@@ -144,10 +141,9 @@ def test_answers(name):
 
 def test_an_answer_without_the_sign_says_nothing():
     job = RemoteJob(Job("", CALLS))
-    [run] = job.runs
-    for stdout in ("", TWO, f'0000 ["begin"]\n{run.nonce} {TWO}\n'):
+    for stdout in ("", TWO, f'0000 ["begin"]\n{job.nonce} {TWO}\n'):
         with pytest.raises(ServiceFault, match="not started"):
-            job.add(run, Execution(False, 0, 0.1, stdout, ""))
+            job.add(None, Execution(False, 0, 0.1, stdout, ""))
     assert job.report.verdicts == []
 
 
@@ -157,31 +153,29 @@ def test_programs_hold_inputs_and_no_expected_value():
         Job("code", streams=(Stream("1919", "918273645"), Stream("1919", "192837465"))),
     ]
     for job in jobs:
-        for run in RemoteJob(job).runs:
-            text = run.program + run.stdin
-            assert "1717" in text or "1919" in text
-            assert "918273645" not in text
-            assert "192837465" not in text
-            assert text.isascii()
-            ast.parse(run.program)
+        program = RemoteJob(job).program
+        assert ("1717" in program) == (not job.streams)
+        assert "918273645" not in program
+        assert "192837465" not in program
+        assert program.isascii()
+        ast.parse(program)
 
 
 def test_each_job_has_a_nonce_of_its_own():
-    nonces = {RemoteJob(Job("", CALLS)).runs[0].nonce for _ in range(20)}
+    nonces = {RemoteJob(Job("", CALLS)).nonce for _ in range(20)}
     assert len(nonces) == 20
     assert all(len(nonce) == 32 for nonce in nonces)
 
 
 def test_a_program_needs_nothing_of_this_package(tmp_path):
     job = RemoteJob(Job("def f(x):\n    print('noise')\n    return x + 1", CALLS))
-    [run] = job.runs
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", run.program],
+        [sys.executable, "-I", "-S", "-c", job.program],
         capture_output=True,
         cwd=tmp_path,
         text=True,
     )
-    job.add(run, Execution(False, done.returncode, 0.0, done.stdout, done.stderr))
+    job.add(None, Execution(False, done.returncode, 0.0, done.stdout, done.stderr))
     assert job.conclude().passed
 
 

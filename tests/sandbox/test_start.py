@@ -112,7 +112,7 @@ def test_an_unforeseen_error_in_a_process_is_reported_with_its_step(before, tmp_
     shutil.copy(process._LAUNCHER, tmp_path)
     shutil.copytree(process._LAUNCHER.parent / "inside", tmp_path / "inside")
     with (tmp_path / "inside/judge.py").open("a") as judge:
-        judge.write("def _prepare(): raise LookupError(3)\n")
+        judge.write("def prepare(): raise LookupError(3)\n")
     monkeypatch.setattr(process, "_LAUNCHER", tmp_path / "launch.py")
     with pytest.raises(SandboxUnavailable, match=r"prepare: LookupError\(3\)"):
         CodeSandbox()

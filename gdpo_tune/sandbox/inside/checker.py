@@ -36,7 +36,7 @@ _APPLY_CHANGES = "apply changes"
 
 
 class CandidateGone(BaseException):
-    """The candidate will not answer again; the message is the reason in a judge's report."""
+    """The candidate will not answer again: reason, error and text of a judge's report."""
 
 
 class Candidate:
@@ -45,8 +45,6 @@ class Candidate:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.gone: CandidateGone | None = None
-        self.error = ""
-        self.text = ""
         self._changes: list[tuple[Any, Any]] = []
 
     def call(self, function: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Encoded:
@@ -133,8 +131,7 @@ class Candidate:
             self._give_up("malformed")
         match answer:
             case ["load", str() as error, str() as text]:
-                self.error, self.text = error, text
-                return self._give_up("load")
+                return self._give_up("load", error, text)
             case ["output"]:
                 return self._give_up("output")
             case _:
@@ -168,9 +165,9 @@ class Candidate:
         except FORGED:
             self._give_up("malformed")
 
-    def _give_up(self, reason: str) -> NoReturn:
+    def _give_up(self, reason: str, error: str = "", text: str = "") -> NoReturn:
         # NOTE: remembered, because a test with a bare `except` would swallow the exception.
-        self.gone = CandidateGone(reason)
+        self.gone = CandidateGone(reason, error, text)
         raise self.gone
 
 
@@ -193,7 +190,7 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
         with attempt:
             passed = _run_test(test, candidate, names, borrowed)
         if candidate.gone is not None:
-            _send(["stop", str(candidate.gone), candidate.error, candidate.text])
+            _send(["stop", *candidate.gone.args])
             os._exit(0)
         if attempt.error is None:
             _send(["test", "passed" if passed else "failed", "", ""])

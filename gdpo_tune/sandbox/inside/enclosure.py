@@ -59,7 +59,10 @@ def enclose(control: socket.socket, parent: int, isolated: bool) -> Enclosure:
     Raises:
         StepFailed: a required layer is missing.
     """
-    _die_with(parent)
+    linux.die_with_parent()
+    if os.getppid() != parent:
+        # NOTE: the trainer died before `die_with_parent`, so no signal will come.
+        os._exit(0)
     seccomp = _build_filter() if isolated else None
     _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
     _silence_standard_streams()
@@ -100,13 +103,6 @@ def cap_at_hard_limit(kind: int, amount: int) -> int:
     """Return the amount, or the hard limit of a `resource.RLIMIT_*` where that is lower."""
     hard = resource.getrlimit(kind)[1]
     return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-
-
-def _die_with(parent: int) -> None:
-    linux.die_with_parent()
-    if os.getppid() != parent:
-        # NOTE: the trainer died before the line above, so no signal will come.
-        os._exit(0)
 
 
 def _require(step: str, action: Callable[[], None]) -> None:

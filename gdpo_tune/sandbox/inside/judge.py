@@ -31,7 +31,7 @@ from typing import NoReturn
 
 from . import checker
 from .candidate_report import CandidateReport, grade_frames, grade_output, grade_value
-from .control import receive_with_descriptor, serve
+from .control import receive_with_descriptor
 from .enclosure import Enclosure, cap_at_hard_limit
 from .encoding import Encoded, decode, parse
 from .frames import HEADER, READY, Allowance, pack, read_exactly, read_frame, write_all
@@ -47,12 +47,8 @@ class Overload(Exception):
     """A received value takes too long to compare."""
 
 
-def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
-    """Judge one candidate after the other until the trainer closes the socket."""
-    serve(descriptor, parent, isolated, modules, _answer, _prepare)
-
-
-def _prepare() -> None:
+def prepare() -> None:
+    """Limit the time and memory of comparisons."""
     signal.signal(signal.SIGPROF, _raise_overload)
     soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -62,7 +58,8 @@ def _raise_overload(number: int, frame: object) -> NoReturn:
     raise Overload
 
 
-def _answer(control: socket.socket, enclosure: Enclosure) -> None:
+def answer(control: socket.socket, enclosure: Enclosure) -> None:
+    """Judge one candidate and send the report about it."""
     head, candidate = receive_with_descriptor(control, HEADER.size)
     limit, kind, tests, *allowance = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
     report = CandidateReport()

@@ -118,7 +118,8 @@ def _run_once(program: types.CodeType) -> list[str] | None:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]: `register` has no other end
     with Attempt():
         sys.stdout.flush()
-    error = _read_error(running.error)
+    has_failed = not (isinstance(running.error, SystemExit) and running.error.code in (None, 0))
+    error = describe_error(running.error) if running.error is not None and has_failed else None
     # NOTE: its frames hold the program's objects.
     running.error = None
     # NOTE: an unclosed file writes its buffer, or closes its descriptor, when it is collected;
@@ -129,12 +130,6 @@ def _run_once(program: types.CodeType) -> list[str] | None:
     with Attempt():
         stdout.flush()
     return error
-
-
-def _read_error(error: BaseException | None) -> list[str] | None:
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return None
-    return describe_error(error)
 
 
 def _replace_fstat() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import builtins
 import io
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from .encoding import Encoded, decode, dump, encode
 
@@ -141,23 +142,26 @@ def _find_built_in(error: BaseException) -> str:
 class PrintedBytes(io.RawIOBase):
     """Standard output and error of a candidate: counted, then dropped."""
 
-    def __init__(self, at_limit: Callable[[], NoReturn]) -> None:
+    def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
         self.left = 0
-        self._at_limit = at_limit
+        self._send = send
 
     def writable(self) -> bool:
         """Return True."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """Count the bytes, and end the process at the limit."""
+        """Count the bytes; at the limit, send the reason and end the process."""
         size = memoryview(data).nbytes
         self.left -= size
         if self.left < 0:
-            self._at_limit()
+            self._send(dump(["output"]))
+            os._exit(0)
         return size
 
-    def as_text(self) -> io.TextIOWrapper:
-        """Return a text stream that writes to this one."""
-        return io.TextIOWrapper(io.BufferedWriter(self), "utf-8", "backslashreplace")
+    def replace_streams(self) -> None:
+        """Give the process this standard output and error, and an empty input."""
+        text = io.TextIOWrapper(io.BufferedWriter(self), "utf-8", "backslashreplace")
+        sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = text
+        sys.stdin = sys.__stdin__ = io.StringIO("")

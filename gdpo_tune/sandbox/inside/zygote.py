@@ -22,16 +22,15 @@ from __future__ import annotations
 
 import builtins
 import gc
-import io
 import os
 import socket
 import sys
 from typing import Any, NoReturn
 
 from . import streams
-from .control import receive_with_descriptor, serve
+from .control import receive_with_descriptor
 from .enclosure import Enclosure
-from .encoding import decode, dump, parse
+from .encoding import decode, parse
 from .frames import Allowance, Ending, pack, read_frame, write_all
 from .modules import seed_generators
 from .supervision import PARTNER_DESCRIPTOR, fork_with_limits, supervise
@@ -40,12 +39,8 @@ from .untrusted import PrintedBytes, call_function, load_solution, read_name, ru
 _MAX_JOB_BYTES = 1 << 30
 
 
-def main(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
-    """Fork for one request after the other until the trainer closes the socket."""
-    serve(descriptor, parent, isolated, modules, _answer, _prepare)
-
-
-def _answer(control: socket.socket, enclosure: Enclosure) -> None:
+def answer(control: socket.socket, enclosure: Enclosure) -> None:
+    """Fork one candidate, supervise it, and send its ending."""
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
     allowance = Allowance(*Allowance.FORMAT.unpack(request))
     files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
@@ -59,19 +54,16 @@ def _answer(control: socket.socket, enclosure: Enclosure) -> None:
     write_all(control.fileno(), Ending.FORMAT.pack(*ending))
 
 
-def _end_at_limit() -> NoReturn:
-    _send(dump(["output"]))
-    os._exit(0)
+def _send(frame: bytes) -> None:
+    write_all(PARTNER_DESCRIPTOR, pack(frame))
 
 
-_printed = PrintedBytes(_end_at_limit)
+_printed = PrintedBytes(_send)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Give the zygote the standard streams of a candidate, and the built-ins of programs."""
-    stream = _printed.as_text()
-    sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = stream
-    sys.stdin = sys.__stdin__ = io.StringIO("")
+    _printed.replace_streams()
     # NOTE: `site`, which is not loaded, would have defined these.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
     streams.prepare()
@@ -104,10 +96,6 @@ def _serve(names: dict[str, Any]) -> None:
             continue
         options = {name: decode(value) for name, value in keywords}
         _send(call_function(names, function, arguments, options, with_arguments=True))
-
-
-def _send(frame: bytes) -> None:
-    write_all(PARTNER_DESCRIPTOR, pack(frame))
 
 
 def _receive(at_most: int) -> bytes:
