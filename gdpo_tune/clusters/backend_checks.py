@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdpo_tune.clusters.locations import address_problem, resolve_path
+from gdpo_tune.clusters.outside_calls import address_problem
 from gdpo_tune.clusters.schedule_spec import (
     KubeRayBackend,
     LocalBackend,
     RayJobBackend,
     SlurmBackend,
     SweepFile,
+    resolve_path,
 )
 from gdpo_tune.core.object_store import is_url
 

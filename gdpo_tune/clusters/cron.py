@@ -18,8 +18,8 @@ from typing import Annotated
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, ConfigDict
 
-from gdpo_tune.spec.base import Section, refused
 from gdpo_tune.spec.problems import did_you_mean
+from gdpo_tune.spec.sections import Section, refused
 
 FIELDS = 5
 TOO_LONG = re.compile(r"[0-9]{9}")

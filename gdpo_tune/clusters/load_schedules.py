@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gdpo_tune.clusters.backend_checks import find_backend_problems
-from gdpo_tune.clusters.locations import resolve_path
-from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile
+from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, resolve_path
 from gdpo_tune.core.errors import Problem, SpecError, UsageError
 from gdpo_tune.core.files import is_file, is_folder
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.checks import check_name
-from gdpo_tune.spec.load import NAME
 from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, Unreadable, did_you_mean, dotted
 from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import missing_file_fix, parse, read_text
+from gdpo_tune.spec.storage_section import NAME
 
 SUFFIXES = (".yaml", ".yml")
 PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
@@ -85,7 +84,7 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     """Read every sweep of a directory, or a single file.
 
     Of this machine only its files are looked at: variables, storage and backend may belong to
-    another one. See `reach.find_errors`.
+    another one. See `console.find_errors`.
 
     Raises:
         SpecError: there is no such directory or file, or no sweep in it.

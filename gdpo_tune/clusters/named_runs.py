@@ -10,7 +10,7 @@ from datetime import datetime
 from gdpo_tune.clusters import schedule_decisions as decisions
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS
 from gdpo_tune.clusters.notify import send_notices
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleEvent
 from gdpo_tune.clusters.tick import look_after_run
 from gdpo_tune.core.errors import BackendError, UsageError
@@ -102,7 +102,8 @@ def stop_by_name(context: ScheduleContext) -> bool:
     while True:
         queued, run = context.state.queued, context.state.active
         if queued is not None:
-            context.record(decisions.skip_queued(context, queued, "stopped", "stopped by name"))
+            why, by_name = ("stopped", "stopped by name"), context.state.queued_by_name
+            context.record(decisions.skip_times(context, [queued], *why, by_name=by_name))
         elif run is not None and not run.stop_reason:
             context.record(decisions.request_stop(run, context.clock(), "stopped by name"))
         else:

@@ -5,15 +5,17 @@ The file holds no hyperparameters: those are in the search space that it names.
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from gdpo_tune.clusters.cron import CronSchedule
-from gdpo_tune.clusters.locations import check_directory, check_location
-from gdpo_tune.spec.base import Section, refused, written
+from gdpo_tune.core.object_store import is_url
+from gdpo_tune.spec.sections import Section, refused, written
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
@@ -41,6 +43,26 @@ def format_duration(seconds: float) -> str:
         count, rest = divmod(rest, size)
         parts += f"{count}{unit}" if count else ""
     return parts or "0s"
+
+
+def resolve_path(path: str, root: Path) -> str:
+    """Return a path of the file as an absolute one, and an address as it is."""
+    return path if is_url(path) else str((root / os.path.expanduser(path)).absolute())
+
+
+def check_location(path: str) -> str:
+    """Return an address or a path; refuse the home of an unknown user."""
+    if not is_url(path) and os.path.expanduser(path).startswith("~"):
+        fix = "write an absolute path, which begins with /"
+        raise refused("there is no user of that name", fix)
+    return path
+
+
+def check_directory(path: str) -> str:
+    """Return a path that can be a directory of this machine; refuse others."""
+    if is_url(path):
+        raise refused("an address, not a directory", "write a directory of this machine")
+    return check_location(path)
 
 
 DURATION_VALIDATOR = BeforeValidator(parse_duration)

@@ -10,7 +10,7 @@ from gdpo_tune.clusters import schedule_decisions as decisions
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
 from gdpo_tune.clusters.notify import send_notices
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import ScheduledRun, ScheduleEvent
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.locations import resolve_path
+from gdpo_tune.clusters.schedule_spec import resolve_path
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import BackendError
@@ -91,11 +91,11 @@ class Backend(Protocol):
 BACKENDS: dict[str, str] = {
     "local": "gdpo_tune.clusters.backends.local:build_backend",
     "ray-job": "gdpo_tune.clusters.backends.ray_jobs:build_backend",
-    "kuberay": "gdpo_tune.clusters.backends.kuberay:build_backend",
-    "slurm": "gdpo_tune.clusters.backends.slurm:build_backend",
+    "kuberay": "gdpo_tune.clusters.backends.kuberay:KubeRay",
+    "slurm": "gdpo_tune.clusters.backends.slurm:Slurm",
 }
-"""Kind -> `module:function` that builds the backend of a sweep; the settings of a kind are in
-`schedule_spec.BACKEND_SETTINGS`."""
+"""Kind -> `module:callable` that builds the backend from the sweep and its settings of that kind,
+a class of `schedule_spec.BACKEND_SETTINGS`."""
 
 
 def build_backend(sweep: ScheduledSweep) -> Backend:
@@ -104,7 +104,8 @@ def build_backend(sweep: ScheduledSweep) -> Backend:
     Raises:
         UsageError: something that it needs is missing, such as an environment variable.
     """
-    return registry.load(BACKENDS[sweep.settings.backend.kind])(sweep)
+    settings = sweep.settings.backend
+    return registry.load(BACKENDS[settings.kind])(sweep, settings)
 
 
 def jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
@@ -132,13 +133,12 @@ def check_writable(directory: Path, backend: str) -> None:
         ) from error
 
 
-def describe_end(exit_status: int, log: Path) -> str:
-    """Return why a sweep ended, for a person; empty if it succeeded."""
-    if exit_status == 0:
-        return ""
+def build_end_status(exit_status: int, log: Path) -> JobStatus:
+    """Return the status of a job whose sweep has ended and has written a log."""
+    reason = f"exit status {exit_status}: {read_last_message(log)}" if exit_status else ""
     if exit_status < 0:
-        return f"killed by {signal.Signals(-exit_status).name}"
-    return f"exit status {exit_status}: {read_last_message(log)}"
+        reason = f"killed by {signal.Signals(-exit_status).name}"
+    return JobStatus(False, exit_status, reason)
 
 
 def read_last_message(log: Path) -> str:

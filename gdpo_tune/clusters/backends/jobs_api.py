@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus
-from gdpo_tune.clusters.locations import address_problem
-from gdpo_tune.clusters.outside_calls import call_within
+from gdpo_tune.clusters.outside_calls import address_problem, call_within
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.object_store import is_url
 

@@ -32,13 +32,6 @@ AWAY = re.compile(
 """Part of the message of `kubectl` if Kubernetes does not answer."""
 
 
-def build_backend(sweep: ScheduledSweep) -> KubeRay:
-    """Build the backend of a sweep."""
-    settings = sweep.settings.backend
-    assert isinstance(settings, KubeRayBackend), settings.kind
-    return KubeRay(sweep, settings)
-
-
 @dataclass(frozen=True)
 class KubeRay:
     """The RayJobs of one namespace."""

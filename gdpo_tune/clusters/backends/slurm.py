@@ -40,13 +40,6 @@ UNKNOWN = "invalid job id"
 """Part of the message about a job that ended a while ago."""
 
 
-def build_backend(sweep: ScheduledSweep) -> Slurm:
-    """Build the backend of a sweep."""
-    settings = sweep.settings.backend
-    assert isinstance(settings, SlurmBackend), settings.kind
-    return Slurm(sweep, settings, base.jobs_directory(sweep, settings.folder))
-
-
 @dataclass(frozen=True)
 class Slurm:
     """The batch jobs of one cluster, with a directory for each."""
@@ -54,8 +47,12 @@ class Slurm:
     kind: ClassVar[str] = "slurm"
     sweep: ScheduledSweep
     settings: SlurmBackend
-    directory: Path
     call: Callable[[str, Sequence[str], str], ProgramAnswer] = call_program
+
+    @property
+    def directory(self) -> Path:
+        """Directory of all jobs of the sweep."""
+        return base.jobs_directory(self.sweep, self.settings.folder)
 
     def check(self) -> None:
         """Ask whether Slurm's controller answers."""
@@ -87,10 +84,7 @@ class Slurm:
             return JobStatus(running=True)
         end = directory / "end"
         if end.exists() and state in ("", "COMPLETED", "FAILED"):
-            exit_status = int(end.read_text())
-            return JobStatus(
-                False, exit_status, base.describe_end(exit_status, directory / "log.txt")
-            )
+            return base.build_end_status(int(end.read_text()), directory / "log.txt")
         reason = state.lower().replace("_", " ") or "Slurm does not know the job any more"
         return JobStatus(running=False, reason=reason)
 

@@ -20,6 +20,7 @@ from typing import Any
 from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.spec import SweepSpec
 
 CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"
@@ -105,6 +106,17 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         message = "The log is not followed any more. The job goes on; the same command follows it"
         print(f"{message} again.", file=sys.stderr)
         raise
+
+
+def lost_tracking(spec: SweepSpec) -> str:
+    """Return why the tracking of a job on a cluster would be lost; empty if it would not."""
+    uri = spec.tracking.uri
+    if not uri.startswith("sqlite:///") or uri.startswith("sqlite:////"):
+        return ""
+    return (
+        f"tracking.uri = {uri} of the search space lies in the job's own directory on the cluster, "
+        "which Ray deletes"
+    )
 
 
 def find_active_job(client: Any, location: str) -> str | None:
