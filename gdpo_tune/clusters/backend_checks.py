@@ -1,4 +1,4 @@
-"""What a backend requires of the other keys of its file."""
+"""Conflicts between a backend and the other keys of its file."""
 
 from __future__ import annotations
 

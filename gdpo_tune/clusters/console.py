@@ -136,9 +136,11 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
     rows: list[tuple[str, ...]] = []
     for sweep in sweeps:
         schedule = sweep.settings.schedule
-        for time in _next_times(sweep, after, count) if schedule else ():
-            local = time.astimezone(zoneinfo.ZoneInfo(schedule.timezone)).strftime(LOCAL_TIME)
-            rows.append((sweep.name, local, time.strftime(UTC_TIME)))
+        if schedule is not None:
+            zone = zoneinfo.ZoneInfo(schedule.timezone)
+            for time in _next_times(sweep, after, count):
+                local = time.astimezone(zone).strftime(LOCAL_TIME)
+                rows.append((sweep.name, local, time.strftime(UTC_TIME)))
         if not sweep.schedule_in_force:
             rows.append((sweep.name, "disabled" if schedule else "no schedule", ""))
     _print_columns(rows)

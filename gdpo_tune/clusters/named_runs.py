@@ -57,14 +57,9 @@ def run_by_name(
 ) -> int:
     """Run a sweep for a time; return the exit status. Repeating the call changes nothing.
 
-    Args:
-        context: its schedule.
-        due: the time.
-        wait: whether to stay until the run has ended.
-        once: whether a run that failed or was stopped stays so; otherwise it is resumed.
-        every: seconds between two looks, after each of which `report` is called.
-        report: gets the context.
-        taken_back: set when another scheduler takes this machine back.
+    With `wait` it stays until the run has ended, and looks `every` so many seconds. With `once` a
+    run that failed or was stopped is not resumed. `report` is called after each look. `taken_back`
+    is set when another scheduler takes this machine back.
 
     Raises:
         KeyboardInterrupt: the machine was taken back; the job has ended as by Ctrl-C.
@@ -118,10 +113,9 @@ def _end_job(context: ScheduleContext) -> None:
     Nothing is written down: for the next call the machine was lost, and the run goes on.
     """
     run, waited = context.state.active, 0.0
-    if run is None or run.job is None:
-        return
-    while waited < CHECKPOINT_SECONDS and context.backend.poll(run.job).running:
-        context.backend.stop(run.job, waited)
+    job = run and run.job
+    while job and waited < CHECKPOINT_SECONDS and context.backend.poll(job).running:
+        context.backend.stop(job, waited)
         time.sleep(POLL_SECONDS)
         waited += POLL_SECONDS
 

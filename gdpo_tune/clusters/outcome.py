@@ -1,4 +1,4 @@
-"""What a run came to: its front, its cost, and whether the front beats that of the last run."""
+"""Figures of a run: its front, its cost, and whether the front beats that of the last run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The keys of a file in `sweeps/`: when a search space is searched, where, and for how much.
 
-The file holds no hyperparameters: those are in the search space that it names.
+The file holds no hyperparameters: those are in the search space that it names. The docstring of a
+key is its line in docs/schedule.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.core.object_store import is_url
@@ -110,14 +111,8 @@ Occasion = Literal["failed", "skipped", "budget", "stopped", "finished"]
 EVERY_OCCASION: tuple[Occasion, ...] = ("failed", "skipped", "budget", "stopped", "finished")
 
 
-class ScheduleSection(Section):
-    """A mapping of the file; the docstring of a key is its line in docs/schedule.md."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class RunPolicy(ScheduleSection):
-    """What happens when runs overlap, are missed, fail or take too long."""
+class RunPolicy(Section):
+    """Rules for runs that overlap, are missed, fail or take too long."""
 
     overlap: Literal["skip", "queue", "replace"] = "skip"
     """If a run is due while another one is active: skip the new one, queue it (one at most), or
@@ -132,7 +127,7 @@ class RunPolicy(ScheduleSection):
     """Attempts at one run; each continues where the one before it ended."""
 
 
-class ScheduleBudget(ScheduleSection):
+class ScheduleBudget(Section):
     """How much may be spent. A key that is left out sets no limit."""
 
     trials: Annotated[int, Gt(0)] | None = None
@@ -144,7 +139,7 @@ class ScheduleBudget(ScheduleSection):
     is none, runs are skipped."""
 
 
-class NotifySettings(ScheduleSection):
+class NotifySettings(Section):
     """Which webhook is told how runs end."""
 
     webhook_env: EnvironmentName
@@ -153,7 +148,7 @@ class NotifySettings(ScheduleSection):
     """Occasions for a notification."""
 
 
-class LocalBackend(ScheduleSection):
+class LocalBackend(Section):
     """A separate process on the machine on which `tick` runs."""
 
     kind: Literal["local"] = "local"
@@ -162,7 +157,7 @@ class LocalBackend(ScheduleSection):
     """Directory of this machine for logs and process ids; default: beside the history."""
 
 
-class RayJobBackend(ScheduleSection):
+class RayJobBackend(Section):
     """A job of a Ray cluster, through its Jobs API."""
 
     kind: Literal["ray-job"]
@@ -178,7 +173,7 @@ class RayJobBackend(ScheduleSection):
     """Directory that is sent along, with the search space in it. Storage is not sent."""
 
 
-class PodSettings(ScheduleSection):
+class PodSettings(Section):
     """Resources of a pod of a Ray cluster."""
 
     cpus: OneOrMore = 2
@@ -189,7 +184,7 @@ class PodSettings(ScheduleSection):
     """Memory, as Kubernetes writes it."""
 
 
-class KubeRayBackend(ScheduleSection):
+class KubeRayBackend(Section):
     """A separate Ray cluster for each attempt: a RayJob, which KubeRay runs."""
 
     kind: Literal["kuberay"]
@@ -219,13 +214,13 @@ class KubeRayBackend(ScheduleSection):
     """Existing RayCluster that takes all jobs; its pods are not changed."""
 
 
-class SlurmBackend(ScheduleSection):
+class SlurmBackend(Section):
     """A batch job for each attempt, which starts a Ray cluster on its nodes."""
 
     kind: Literal["slurm"]
     """One of the backends below."""
     nodes: OneOrMore = 1
-    """Whole nodes of a job."""
+    """Number of whole nodes of a job."""
     gpus_per_node: Count = 0
     """GPUs to ask for on each node."""
     partition: SlurmName = ""
@@ -251,7 +246,7 @@ BACKEND_SETTINGS: dict[str, type[BackendSettings]] = {
 """Kind -> its settings. `backends.base.BACKENDS` has the code."""
 
 
-class SweepFile(ScheduleSection):
+class SweepFile(Section):
     """One scheduled sweep."""
 
     name: str = ""
@@ -261,7 +256,7 @@ class SweepFile(ScheduleSection):
     schedule: CronSchedule | None = None
     """When runs start; without it they start by `run` alone."""
     policy: RunPolicy = RunPolicy()
-    """What happens when runs overlap, are missed, fail or take too long."""
+    """Rules for runs that overlap, are missed, fail or take too long."""
     budget: ScheduleBudget = ScheduleBudget()
     """How much may be spent."""
     backend: Annotated[BackendSettings, Field(discriminator="kind")] = LocalBackend()
@@ -278,7 +273,7 @@ class SweepFile(ScheduleSection):
     notify: NotifySettings | None = None
     """Which webhook is told how runs end."""
     enabled: bool = True
-    """Whether runs start by the schedule. An active run is looked after in any case."""
+    """True if runs start by the schedule. An active run is looked after in any case."""
 
 
 def list_sections() -> dict[str, type[Any]]:

@@ -64,7 +64,6 @@ class Backend(Protocol):
         Raises:
             BackendError: with the reason.
         """
-        ...
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Start a job unless it was started before; return how to find it.
@@ -72,20 +71,15 @@ class Backend(Protocol):
         Raises:
             BackendError: the job is refused.
         """
-        ...
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a job."""
-        ...
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Ask a job to end as by Ctrl-C, upon which the command writes checkpoints.
 
-        Args:
-            job: what `submit` returned.
-            waited: seconds since the first request.
+        `waited` is the number of seconds since the first request.
         """
-        ...
 
 
 BACKENDS: dict[str, str] = {

@@ -77,9 +77,7 @@ class Slurm:
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a job, by the file that it leaves or by what Slurm says."""
         directory, words = Path(job.directory), ("--jobs", job.id, "--states", "all")
-        answer = self._call("squeue", *words, "--noheader", "--format", "%T")
-        answer.refuse_error(self.kind, AWAY, UNKNOWN)
-        state = answer.out.strip().partition("\n")[0]
+        state = self._ask_squeue("%T", *words)
         if state and state not in ENDED:
             return JobStatus(running=True)
         end = directory / "end"
@@ -91,8 +89,8 @@ class Slurm:
     def stop(self, job: JobHandle, waited: float) -> None:
         """Signal the script once, which stops the sweep; after a while cancel the job."""
         signalled = Path(job.directory, "stop")
-        queue = self._call("squeue", "--jobs", job.id, "--noheader", "--format", "%T")
-        if waited >= base.CHECKPOINT_SECONDS or queue.out.strip() == "PENDING":
+        is_pending = self._ask_squeue("%T", "--jobs", job.id) == "PENDING"
+        if waited >= base.CHECKPOINT_SECONDS or is_pending:
             answer = self._call("scancel", job.id)
         elif not signalled.exists():
             answer = self._call("scancel", "--batch", "--signal=TERM", job.id)
@@ -107,8 +105,12 @@ class Slurm:
             if file.exists() and (job_id := file.read_text().strip()):
                 return job_id
         # its caller may have been killed before it wrote the id
-        answer = self._call("squeue", "--me", "--name", name, "--noheader", "--format", "%i")
-        answer.refuse_error(self.kind, AWAY)
+        return self._ask_squeue("%i", "--me", "--name", name)
+
+    def _ask_squeue(self, column: str, *words: str) -> str:
+        """Return a column of the first job that `squeue` shows; empty if it shows none."""
+        answer = self._call("squeue", *words, "--noheader", "--format", column)
+        answer.refuse_error(self.kind, AWAY, UNKNOWN)
         return answer.out.strip().partition("\n")[0]
 
     def _call(self, *words: str) -> ProgramAnswer:
