@@ -27,12 +27,7 @@ LONGEST_NAME = 47 - len("-20260329t010000z-a100")
 
 
 def find_backend_problems(settings: SweepFile, project: Path) -> Iterator[Fault]:
-    """Yield every conflict between a backend and the rest of its file.
-
-    Args:
-        settings: the keys of the file.
-        project: directory where its relative paths begin.
-    """
+    """Yield every conflict of a file's backend; relative paths begin in `project`."""
     backend = settings.backend
     match backend:
         case LocalBackend():

@@ -63,12 +63,7 @@ class LoadedSweeps:
     """Every problem of the others."""
 
     def find(self, name: str) -> ScheduledSweep:
-        """Return the sweep of a name.
-
-        Raises:
-            SpecError: its file, or another one, is wrong.
-            UsageError: there is none.
-        """
+        """Return the sweep of a name; if there is none, raise the error of the files, if any."""
         sweeps = {sweep.name: sweep for sweep in self.sweeps}
         if name in sweeps:
             return sweeps[name]
@@ -141,9 +136,9 @@ def _refuse_same_names(files: Sequence[ScheduleFile]) -> None:
     for file in files:
         same = [each for each in files if each.name == file.name and each is not file]
         if file.name and same:
-            others = ", ".join(str(each.name_mark) for each in same)
+            others = ", ".join(str(each.root.find(("name",)).mark) for each in same)
             reason, fix = f"also the name of {others}", "give each sweep a name of its own"
-            file.problems.add(file.name_mark, "name", file.name, reason, fix)
+            file.problems.add(file.root.find(("name",)).mark, "name", file.name, reason, fix)
 
 
 class ScheduleFile:
@@ -155,11 +150,6 @@ class ScheduleFile:
         self.problems = Problems(Mark(str(file), 1))
         self.root = self._read()
         self.name = self._read_name()
-
-    @property
-    def name_mark(self) -> Mark:
-        """Line of the name; the first one if the file has no name."""
-        return self.root.find(("name",)).mark
 
     def load(self) -> ScheduledSweep | None:
         """Build the sweep and note every problem; return None if too much is wrong."""

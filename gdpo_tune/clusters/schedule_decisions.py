@@ -125,10 +125,8 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
 def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False) -> ScheduleEvent:
     """Start or resume the run of a time; skip it if the 30 days' budget is spent.
 
-    `by_name`, here and below, says that `run` asks for it, not the schedule. No run is active.
-
-    Raises:
-        BackendError, BackendUnreachableError: the backend would not take a job now.
+    `by_name`, here and below, says that `run` asks for it, not the schedule. No run is active. A
+    backend that would not take a job now raises its error before anything is changed.
     """
     state, now, budget = context.state, context.clock(), context.sweep.settings.budget
     run, limit = state.run_for(due), budget.gpu_hours

@@ -25,11 +25,7 @@ DURATION = "length of time: `90m`, `6h`, `1d12h`"
 
 
 def fill_page(page: str) -> str:
-    """Return the page with the present tables between its two marks.
-
-    Raises:
-        ValueError: a mark is missing.
-    """
+    """Return the page with new tables between its two marks; refuse a page without them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -189,11 +189,7 @@ class ScheduleHistory:
         self._number = 0
 
     def refresh(self) -> None:
-        """Read the state if another process has changed it.
-
-        Raises:
-            StoreError: it cannot be read, is damaged, or is older than before.
-        """
+        """Read the state if it has changed; refuse one that is damaged or older than before."""
         newest = max(self._numbers(), default=0)
         if newest < self._number:
             raise StoreError(

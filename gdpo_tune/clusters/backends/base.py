@@ -59,18 +59,10 @@ class Backend(Protocol):
     """Its name in `BACKENDS`."""
 
     def check(self) -> None:
-        """Refuse a backend that would not take jobs.
-
-        Raises:
-            BackendError: with the reason.
-        """
+        """Raise a `BackendError` with the reason if the backend would not take jobs."""
 
     def submit(self, job: ScheduledJob) -> JobHandle:
-        """Start a job unless it was started before; return how to find it.
-
-        Raises:
-            BackendError: the job is refused.
-        """
+        """Start a job unless it was started before; raise a `BackendError` if it is refused."""
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a job."""
@@ -93,11 +85,7 @@ a class of `schedule_spec.BACKEND_SETTINGS`."""
 
 
 def build_backend(sweep: ScheduledSweep) -> Backend:
-    """Build the backend of a sweep.
-
-    Raises:
-        UsageError: something that it needs is missing, such as an environment variable.
-    """
+    """Build the backend of a sweep; raise an error if a variable that it needs is not set."""
     settings = sweep.settings.backend
     return registry.load(BACKENDS[settings.kind])(sweep, settings)
 
@@ -110,11 +98,7 @@ def jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
 
 
 def check_writable(directory: Path, backend: str) -> None:
-    """Create a directory and refuse it if it cannot be written.
-
-    Raises:
-        BackendError: with the reason.
-    """
+    """Create a directory; raise a `BackendError` if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{uuid.uuid4().hex}"

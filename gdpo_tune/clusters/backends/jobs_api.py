@@ -153,10 +153,7 @@ def build_runtime_env(directory: Path, storage: str, caller: str) -> dict[str, A
 
     Relative paths mean the same there as here. The package is sent along, so a job runs the code
     that it was submitted with, whatever the cluster's image has; its requirements are not. Sweeps
-    in `storage` are not sent.
-
-    Raises:
-        BackendError: the directory cannot or should not be sent.
+    in `storage` are not sent. A directory that cannot or should not be sent is a `BackendError`.
     """
     directory = directory.resolve()
     if not directory.is_dir():
@@ -184,11 +181,7 @@ def list_excludes(storage: str, directory: Path) -> list[str]:
 
 
 def relative_space(directory: Path, space: Path, caller: str) -> str:
-    """Return the path of the search space within the directory that is sent.
-
-    Raises:
-        BackendError: it is not in there.
-    """
+    """Return the path of the search space in the directory that is sent; refuse one outside it."""
     try:
         return str(space.resolve().relative_to(directory.resolve()))
     except ValueError:

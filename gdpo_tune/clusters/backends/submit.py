@@ -133,8 +133,7 @@ def follow_job(
 ) -> int:
     """Print a job's log until it has ended; return its exit status, or 1 if that is not known.
 
-    Raises:
-        BackendUnreachableError: the cluster has not answered for `PATIENCE`.
+    A cluster that does not answer for `PATIENCE` is a `BackendUnreachableError`.
     """
     printer, missed = LogPrinter(), 0.0
     while True:

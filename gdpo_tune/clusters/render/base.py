@@ -95,7 +95,7 @@ def render_all(
     """Return the files of each sweep for a target: name -> text. See `RenderRequest`.
 
     Raises:
-        SpecError: the target cannot express a sweep; with every problem of all sweeps.
+        SpecError: with every problem of all sweeps that the target cannot express.
         UsageError: an option is for other targets.
     """
     misplaced = [("--ray-cron-job", "kuberay")] if ray_cron_job and target != "kuberay" else []
