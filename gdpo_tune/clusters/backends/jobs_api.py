@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,8 +94,12 @@ class JobsApi:
         """Build Ray's client for these jobs."""
         from ray.job_submission import JobSubmissionClient
 
-        with _hide_variables(OVERRIDES):
-            return JobSubmissionClient(self.address, headers=self.headers())
+        with _ENVIRONMENT:
+            hidden = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
+            try:
+                return JobSubmissionClient(self.address, headers=self.headers())
+            finally:
+                os.environ.update(hidden)
 
     def headers(self) -> dict[str, str]:
         """Return the HTTP headers with the token."""
@@ -189,14 +192,3 @@ def relative_space(directory: Path, space: Path, caller: str) -> str:
             f"{caller}: the search space {space} is not in {directory}, which is sent\n"
             "    fix: name the directory that holds it"
         ) from None
-
-
-@contextmanager
-def _hide_variables(names: tuple[str, ...]) -> Generator[None]:
-    """Remove environment variables while a client is built."""
-    with _ENVIRONMENT:
-        hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-        try:
-            yield
-        finally:
-            os.environ.update(hidden)

@@ -13,7 +13,6 @@ Each attempt has a directory that all nodes share:
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +65,8 @@ class Slurm:
         if not job_id:
             directory.mkdir(parents=True, exist_ok=True)
             script = directory / "job.sbatch"
-            words = (sys.executable, job.id, job.command(), directory)
-            write_whole(script, build_job_script(self.sweep, self.settings, *words))
+            job_words = (job.id, job.command(), directory)
+            write_whole(script, build_job_script(self.sweep, self.settings, *job_words))
             answer = self._call("sbatch", "--parsable", str(script))
             answer.refuse_error(self.kind, AWAY)
             job_id = answer.out.strip().partition(";")[0]  # `id;cluster` if there are several
