@@ -63,9 +63,11 @@ class Backend(Protocol):
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Start a job unless it was started before; raise a `BackendError` if it is refused."""
+        ...
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a job."""
+        ...
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Ask a job to end as by Ctrl-C, upon which the command writes checkpoints.
