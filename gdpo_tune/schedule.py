@@ -30,7 +30,7 @@ from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
-    from gdpo_tune.clusters.schedule_context import ScheduleContext
+    from gdpo_tune.clusters.schedule_decisions import ScheduleContext
     from gdpo_tune.core.errors import GdpoTuneError
 
 
@@ -89,8 +89,7 @@ def read_clock() -> datetime:
 
 def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files and, without --files-only, of this machine."""
-    from gdpo_tune.clusters.console import print_errors
-    from gdpo_tune.clusters.reach import find_errors, find_warnings
+    from gdpo_tune.clusters.console import ConsolePrinter, find_errors, find_warnings
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
@@ -102,7 +101,7 @@ def validate(options: argparse.Namespace) -> int:
                 continue
             reason = str(error).splitlines()[0][:100]
             print(f"{sweep.file}: disabled; it could not run here: {reason}", file=sys.stderr)
-    status = print_errors(loaded, errors)
+    status = ConsolePrinter().print_errors(loaded, errors)
     if not status:
         print(f"{len(loaded.sweeps)} valid:", ", ".join(sweep.name for sweep in loaded.sweeps))
     return status
@@ -110,11 +109,11 @@ def validate(options: argparse.Namespace) -> int:
 
 def show_next(options: argparse.Namespace) -> int:
     """Print the next times of every schedule."""
-    from gdpo_tune.clusters.console import print_errors, print_next
+    from gdpo_tune.clusters.console import ConsolePrinter, print_next
 
     loaded = load(options)
     print_next(loaded.sweeps, read_clock(), options.count)
-    return print_errors(loaded)
+    return ConsolePrinter().print_errors(loaded)
 
 
 def tick(options: argparse.Namespace) -> int:
@@ -139,12 +138,12 @@ def serve(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
-    from gdpo_tune.clusters.console import Reporter
+    from gdpo_tune.clusters.console import ConsolePrinter
     from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
     from gdpo_tune.core.signals import on_signals
 
     context, ended = open_named(options), threading.Event()
-    due, report = choose_due_time(context, options.at, now=options.now), Reporter().print_news
+    due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news
     flags = {"wait": options.wait, "once": options.once, "every": options.every}
     if not options.here:  # on other machines the run goes on without this process
         return run_by_name(context, due, report=report, **flags)
@@ -154,8 +153,8 @@ def run(options: argparse.Namespace) -> int:
 
 def show_status(options: argparse.Namespace) -> int:
     """Print the state of runs as the last tick has left it."""
-    from gdpo_tune.clusters.console import print_errors, print_status
-    from gdpo_tune.clusters.schedule_context import open_context
+    from gdpo_tune.clusters.console import ConsolePrinter, print_status
+    from gdpo_tune.clusters.schedule_decisions import open_context
     from gdpo_tune.core.errors import GdpoTuneError
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
@@ -164,7 +163,7 @@ def show_status(options: argparse.Namespace) -> int:
             print_status(open_context(sweep, read_clock, read_only=True))
         except GdpoTuneError as error:
             errors.append((sweep, error))
-    return print_errors(loaded, errors)
+    return ConsolePrinter().print_errors(loaded, errors)
 
 
 def stop(options: argparse.Namespace) -> int:
@@ -226,7 +225,7 @@ def load(options: argparse.Namespace) -> LoadedSweeps:
 def open_named(options: argparse.Namespace) -> ScheduleContext:
     """Open the schedule of a name; with `--here` for a machine that runs it itself."""
     from gdpo_tune.clusters.backends import local
-    from gdpo_tune.clusters.schedule_context import open_context
+    from gdpo_tune.clusters.schedule_decisions import open_context
 
     context = open_context(load(options).find(options.name), read_clock)
     context.build_backend = local.build_backend_here if options.here else context.build_backend

@@ -167,8 +167,7 @@ def find_status(result: SweepResult) -> int:
 
 def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     """Run the sweep as a job of a cluster and return the exit status."""
-    from gdpo_tune.clusters.backends.submit import Submission, cluster_at, submit
-    from gdpo_tune.clusters.reach import lost_tracking
+    from gdpo_tune.clusters.backends.submit import Submission, cluster_at, lost_tracking, submit
 
     refuse_passwords(options.overrides)
     storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))

@@ -1,4 +1,4 @@
-"""What a backend requires of the other keys of its file."""
+"""Conflicts between a backend and the other keys of its file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdpo_tune.clusters.locations import address_problem, resolve_path
+from gdpo_tune.clusters.outside_calls import address_problem
 from gdpo_tune.clusters.schedule_spec import (
     KubeRayBackend,
     LocalBackend,
     RayJobBackend,
     SlurmBackend,
     SweepFile,
+    resolve_path,
 )
 from gdpo_tune.core.object_store import is_url
 
@@ -26,12 +27,7 @@ LONGEST_NAME = 47 - len("-20260329t010000z-a100")
 
 
 def find_backend_problems(settings: SweepFile, project: Path) -> Iterator[Fault]:
-    """Yield every conflict between a backend and the rest of its file.
-
-    Args:
-        settings: the keys of the file.
-        project: directory where its relative paths begin.
-    """
+    """Yield every conflict of a file's backend; relative paths begin in `project`."""
     backend = settings.backend
     match backend:
         case LocalBackend():

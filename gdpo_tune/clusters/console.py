@@ -1,28 +1,48 @@
-"""Schedules in the terminal: ticks of many sweeps, the next times, and the state of runs."""
+"""Schedules in the terminal: checks, ticks of many sweeps, the next times, the state of runs."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
 import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from gdpo_tune.clusters.backends.base import build_backend
+from gdpo_tune.clusters.backends.submit import lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.schedule_context import Clock, ScheduleContext, open_context
-from gdpo_tune.clusters.schedule_decisions import ON_TIME
+from gdpo_tune.clusters.notify import webhook_problem
+from gdpo_tune.clusters.schedule_decisions import ON_TIME, Clock, ScheduleContext, open_context
+from gdpo_tune.clusters.schedule_spec import KubeRayBackend, RayJobBackend
 from gdpo_tune.clusters.schedule_state import ACTIVE
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import GdpoTuneError
 
 LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
 UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
+SweepErrors = Sequence[tuple[ScheduledSweep, GdpoTuneError]]
 
 
-class Reporter:
+class ConsolePrinter:
     """Prints changes, and each message on stderr only while it was not there the last time."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
+
+    def print_errors(self, loaded: LoadedSweeps, errors: SweepErrors = ()) -> int:
+        """Print the errors of sweeps and of files; return the exit status.
+
+        The status of a user's mistake comes before that of an outage.
+        """
+        messages = [f"{sweep.file}: {error}" for sweep, error in errors]
+        statuses = [error.exit_status for _, error in errors]
+        if loaded.error is not None:
+            messages.append(str(loaded.error))
+            statuses.append(loaded.error.exit_status)
+        self.print_messages("error", messages)
+        return min(statuses, default=0)
 
     def print_messages(self, kind: str, messages: Sequence[str]) -> None:
         """Print those messages that are new, as errors or warnings."""
@@ -45,19 +65,17 @@ class Rounds:
         self.directory = directory
         self._clock = clock
         self._contexts: dict[tuple[str, str], ScheduleContext] = {}
-        self._reporter = Reporter()
+        self._printer = ConsolePrinter()
 
     def tick_all(self) -> int:
         """Tick every sweep once; return the exit status."""
         try:
             loaded = load_sweeps(self.directory)
         except GdpoTuneError as error:
-            self._reporter.print_messages("error", [str(error)])
+            self._printer.print_messages("error", [str(error)])
             return error.exit_status
         errors = [(sweep, error) for sweep in loaded.sweeps for error in self._tick(sweep)]
-        messages, status = _describe_errors(loaded, errors)
-        self._reporter.print_messages("error", messages)
-        return status
+        return self._printer.print_errors(loaded, errors)
 
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
         """Tick one sweep; return its errors, which keep no other sweep from running."""
@@ -78,14 +96,32 @@ class Rounds:
         return context.trouble
 
 
-def print_errors(
-    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]] = ()
-) -> int:
-    """Print the errors of sweeps and of files that are wrong; return the exit status."""
-    messages, status = _describe_errors(loaded, errors)
-    for message in messages:
-        print(f"error: {message}", file=sys.stderr)
-    return status
+def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
+    """Return why a sweep could not run from this machine now: its storage and its backend."""
+    errors: list[GdpoTuneError] = []
+    for build in (lambda: ScheduleStorage(sweep.storage), lambda: build_backend(sweep)):
+        try:
+            build().check()
+        except GdpoTuneError as error:
+            errors.append(error)
+    return errors
+
+
+def find_warnings(sweep: ScheduledSweep) -> list[str]:
+    """Return what is allowed but probably a mistake in an enabled sweep."""
+    if not sweep.settings.enabled:
+        return []
+    warnings: list[str] = []
+    notify, backend = sweep.settings.notify, sweep.settings.backend
+    if notify is not None:
+        problem = webhook_problem(os.environ.get(notify.webhook_env, ""))
+        if problem:
+            text = f"{notify.webhook_env} is {problem}, so no notification would be sent"
+            warnings.append(f"{sweep.file}: {text}")
+    lost = lost_tracking(sweep.spec)
+    if lost and isinstance(backend, RayJobBackend | KubeRayBackend):
+        warnings.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")
+    return warnings
 
 
 def print_events(context: ScheduleContext) -> None:
@@ -100,10 +136,11 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
     rows: list[tuple[str, ...]] = []
     for sweep in sweeps:
         schedule = sweep.settings.schedule
-        for time in _next_times(sweep, after, count):
-            assert schedule is not None, "a time without a schedule"
-            local = time.astimezone(zoneinfo.ZoneInfo(schedule.timezone)).strftime(LOCAL_TIME)
-            rows.append((sweep.name, local, time.strftime(UTC_TIME)))
+        if schedule is not None:
+            zone = zoneinfo.ZoneInfo(schedule.timezone)
+            for time in _next_times(sweep, after, count):
+                local = time.astimezone(zone).strftime(LOCAL_TIME)
+                rows.append((sweep.name, local, time.strftime(UTC_TIME)))
         if not sweep.schedule_in_force:
             rows.append((sweep.name, "disabled" if schedule else "no schedule", ""))
     _print_columns(rows)
@@ -133,23 +170,11 @@ def print_status(context: ScheduleContext) -> None:
     _print_columns(rows)
 
 
-def _describe_errors(
-    loaded: LoadedSweeps, errors: Sequence[tuple[ScheduledSweep, GdpoTuneError]]
-) -> tuple[list[str], int]:
-    """Return messages and exit status: a user's mistake comes before an outage."""
-    messages = [f"{sweep.file}: {error}" for sweep, error in errors]
-    statuses = [error.exit_status for _, error in errors]
-    if loaded.error is not None:
-        messages.append(str(loaded.error))
-        statuses.append(loaded.error.exit_status)
-    return messages, min(statuses, default=0)
-
-
 def _next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
-    if sweep.settings.schedule is None or not sweep.schedule_in_force:
+    schedule = sweep.settings.schedule
+    if schedule is None or not sweep.schedule_in_force:
         return []
-    times = sweep.settings.schedule.times_after(after)
-    return [time for time, _ in zip(times, range(count), strict=False)]
+    return list(itertools.islice(schedule.times_after(after), count))
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:

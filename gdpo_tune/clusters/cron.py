@@ -16,10 +16,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from cronsim import CronSim, CronSimError
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator
 
-from gdpo_tune.spec.base import Section, refused
 from gdpo_tune.spec.problems import did_you_mean
+from gdpo_tune.spec.sections import Section, refused
 
 FIELDS = 5
 TOO_LONG = re.compile(r"[0-9]{9}")
@@ -76,8 +76,6 @@ def check_zone(name: str) -> str:
 
 class CronSchedule(Section):
     """When a sweep starts."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     cron: Annotated[str, AfterValidator(check_line)]
     """Minute, hour, day of the month, month and day of the week, as in a crontab."""

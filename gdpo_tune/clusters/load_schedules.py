@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gdpo_tune.clusters.backend_checks import find_backend_problems
-from gdpo_tune.clusters.locations import resolve_path
-from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile
+from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, resolve_path
 from gdpo_tune.core.errors import Problem, SpecError, UsageError
 from gdpo_tune.core.files import is_file, is_folder
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, load_spec, without_password
 from gdpo_tune.spec.checks import check_name
-from gdpo_tune.spec.load import NAME
 from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, Unreadable, did_you_mean, dotted
 from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import missing_file_fix, parse, read_text
+from gdpo_tune.spec.storage_section import NAME
 
 SUFFIXES = (".yaml", ".yml")
 PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
@@ -64,12 +63,7 @@ class LoadedSweeps:
     """Every problem of the others."""
 
     def find(self, name: str) -> ScheduledSweep:
-        """Return the sweep of a name.
-
-        Raises:
-            SpecError: its file, or another one, is wrong.
-            UsageError: there is none.
-        """
+        """Return the sweep of a name; if there is none, raise the error of the files, if any."""
         sweeps = {sweep.name: sweep for sweep in self.sweeps}
         if name in sweeps:
             return sweeps[name]
@@ -85,7 +79,7 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     """Read every sweep of a directory, or a single file.
 
     Of this machine only its files are looked at: variables, storage and backend may belong to
-    another one. See `reach.find_errors`.
+    another one. See `console.find_errors`.
 
     Raises:
         SpecError: there is no such directory or file, or no sweep in it.
@@ -142,9 +136,9 @@ def _refuse_same_names(files: Sequence[ScheduleFile]) -> None:
     for file in files:
         same = [each for each in files if each.name == file.name and each is not file]
         if file.name and same:
-            others = ", ".join(str(each.name_mark) for each in same)
+            others = ", ".join(str(each.root.find(("name",)).mark) for each in same)
             reason, fix = f"also the name of {others}", "give each sweep a name of its own"
-            file.problems.add(file.name_mark, "name", file.name, reason, fix)
+            file.problems.add(file.root.find(("name",)).mark, "name", file.name, reason, fix)
 
 
 class ScheduleFile:
@@ -156,11 +150,6 @@ class ScheduleFile:
         self.problems = Problems(Mark(str(file), 1))
         self.root = self._read()
         self.name = self._read_name()
-
-    @property
-    def name_mark(self) -> Mark:
-        """Line of the name; the first one if the file has no name."""
-        return self.root.find(("name",)).mark
 
     def load(self) -> ScheduledSweep | None:
         """Build the sweep and note every problem; return None if too much is wrong."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from gdpo_tune.clusters import schedule_decisions as decisions
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS
 from gdpo_tune.clusters.notify import send_notices
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleEvent
 from gdpo_tune.clusters.tick import look_after_run
 from gdpo_tune.core.errors import BackendError, UsageError
@@ -57,14 +57,9 @@ def run_by_name(
 ) -> int:
     """Run a sweep for a time; return the exit status. Repeating the call changes nothing.
 
-    Args:
-        context: its schedule.
-        due: the time.
-        wait: whether to stay until the run has ended.
-        once: whether a run that failed or was stopped stays so; otherwise it is resumed.
-        every: seconds between two looks, after each of which `report` is called.
-        report: gets the context.
-        taken_back: set when another scheduler takes this machine back.
+    With `wait` it stays until the run has ended, and looks `every` so many seconds. With `once` a
+    run that failed or was stopped is not resumed. `report` is called after each look. `taken_back`
+    is set when another scheduler takes this machine back.
 
     Raises:
         KeyboardInterrupt: the machine was taken back; the job has ended as by Ctrl-C.
@@ -102,7 +97,8 @@ def stop_by_name(context: ScheduleContext) -> bool:
     while True:
         queued, run = context.state.queued, context.state.active
         if queued is not None:
-            context.record(decisions.skip_queued(context, queued, "stopped", "stopped by name"))
+            why, by_name = ("stopped", "stopped by name"), context.state.queued_by_name
+            context.record(decisions.skip_times(context, [queued], *why, by_name=by_name))
         elif run is not None and not run.stop_reason:
             context.record(decisions.request_stop(run, context.clock(), "stopped by name"))
         else:
@@ -117,10 +113,9 @@ def _end_job(context: ScheduleContext) -> None:
     Nothing is written down: for the next call the machine was lost, and the run goes on.
     """
     run, waited = context.state.active, 0.0
-    if run is None or run.job is None:
-        return
-    while waited < CHECKPOINT_SECONDS and context.backend.poll(run.job).running:
-        context.backend.stop(run.job, waited)
+    job = run and run.job
+    while job and waited < CHECKPOINT_SECONDS and context.backend.poll(job).running:
+        context.backend.stop(job, waited)
         time.sleep(POLL_SECONDS)
         waited += POLL_SECONDS
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gdpo_tune.clusters.locations import address_problem
-from gdpo_tune.clusters.outside_calls import call_within
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.outside_calls import address_problem, call_within
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import DAY, Notice, ScheduleEvent
 
 SECONDS = 5.0

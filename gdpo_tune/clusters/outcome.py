@@ -1,4 +1,4 @@
-"""What a run came to: its front, its cost, and whether the front beats that of the last run."""
+"""Figures of a run: its front, its cost, and whether the front beats that of the last run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     from gdpo_tune.core.costs import gpu_hours
     from gdpo_tune.results.open_sweep import read_sweep
 
-    if _never_began(sweep, run):
+    # A run whose attempts were all refused has no directory. Pods may have another disk.
+    is_seen = isinstance(sweep.settings.backend, LocalBackend | SlurmBackend)
+    if is_seen and not is_url(sweep.storage) and not Path(sweep.storage, run).exists():
         return {"gpu_hours": 0.0}
     try:
         found = read_sweep(f"{sweep.storage}/{run}", run)
@@ -62,15 +64,6 @@ def describe_figures(figures: dict[str, Any]) -> str:
         text += f", hypervolume {figures['hypervolume']:.3f} (95 %: {low:.3f} to {high:.3f})"
     text += f", {figures['gpu_hours']:.2f} GPU-hours." if figures["gpu_hours"] else "."
     return text + _describe_comparison(figures["comparison"]) if "comparison" in figures else text
-
-
-def _never_began(sweep: ScheduledSweep, run: str) -> bool:
-    """Return whether a run has no directory, because all its attempts were refused.
-
-    On pods and other clusters a missing directory means nothing: their storage may be another disk.
-    """
-    is_seen = isinstance(sweep.settings.backend, LocalBackend | SlurmBackend)
-    return is_seen and not is_url(sweep.storage) and not Path(sweep.storage, run).exists()
 
 
 def _compare(sweep: ScheduledSweep, run: str, earlier: str) -> dict[str, Any]:

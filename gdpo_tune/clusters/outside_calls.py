@@ -1,4 +1,4 @@
-"""Calls of other programs and libraries that might never return, with a time limit."""
+"""Addresses, and calls of other programs and libraries, which might never return."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.service_url import split_service_url
 
 T = TypeVar("T")
 PROGRAM_SECONDS = 60.0
 """Longest time that a program may take."""
+
+
+def address_problem(address: str, *, query: bool = False) -> str:
+    """Return why an address cannot be called, without its password; empty if it can.
+
+    `query` allows a query and a fragment.
+    """
+    try:
+        parts = split_service_url(address)
+    except ValueError as error:
+        return str(error)
+    if parts.username or parts.password:
+        return "it has a user or a password, which would not be sent"
+    return "it has something behind ? or #" if (parts.query or parts.fragment) and not query else ""
 
 
 def call_within(seconds: float, call: Callable[[], T]) -> T:
@@ -25,23 +41,18 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
         TimeoutError: there is no result in time.
         Exception: whatever the call raises.
     """
-    results: list[T] = []
-    errors: list[Exception] = []
+    answer: Future[T] = Future()
 
     def work() -> None:
         try:
-            results.append(call())
+            answer.set_result(call())
         except Exception as error:  # noqa: BLE001 - raised again in the calling thread
-            errors.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=work, daemon=True).start()
+    if not wait([answer], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    return answer.result()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a schedule does next, by its file, its state and the clock.
+"""The next event of a schedule, by its file, its state and the clock.
 
 Due is every time of the schedule after the last one that was handled. Each is handled once:
 started, skipped or queued. If several are due at once, only the last one is started.
@@ -9,19 +9,80 @@ do, it changes nothing and returns None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gdpo_tune.clusters.outcome import describe_figures
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.backends.base import Backend, build_backend
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
+from gdpo_tune.clusters.outcome import describe_figures, read_figures
 from gdpo_tune.clusters.schedule_spec import format_duration
-from gdpo_tune.clusters.schedule_state import EndState, ScheduledRun, ScheduleEvent
+from gdpo_tune.clusters.schedule_state import (
+    EndState,
+    ScheduledRun,
+    ScheduleEvent,
+    ScheduleHistory,
+    ScheduleState,
+)
+from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.core.errors import GdpoTuneError
 
 ON_TIME = timedelta(minutes=10)
 """Delay allowed under `missed: skip`: `tick` may be called only every few minutes."""
 AFTER_REFUSAL = timedelta(minutes=10)
 """Pause before the next attempt after a refusal: a server may answer again by then."""
+
+
+Clock = Callable[[], datetime]
+"""The time in UTC."""
+
+
+@dataclass
+class ScheduleContext:
+    """One schedule at work: its file, its state, its backend, and a clock."""
+
+    sweep: ScheduledSweep
+    history: ScheduleHistory
+    clock: Clock
+    build_backend: Callable[[ScheduledSweep], Backend] = build_backend
+    read_figures: Callable[[ScheduledSweep, str, str | None], dict[str, Any]] = read_figures
+    events: list[ScheduleEvent] = field(default_factory=list[ScheduleEvent])
+    """Changes that were made here."""
+    trouble: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
+    """Why something could not be done now: a backend did not answer."""
+
+    @property
+    def state(self) -> ScheduleState:
+        """The state as it was last read or written."""
+        return self.history.state
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that the file names."""
+        return self.build_backend(self.sweep)
+
+    def record(self, event: ScheduleEvent) -> bool:
+        """Write the changed state; if another process was first, take its state, return False."""
+        saved = self.history.save()
+        self.events += [event] if saved else []
+        return saved
+
+    def run_name(self, due: datetime) -> str:
+        """Return the name of the run for a time."""
+        return f"{self.sweep.name}-{due.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def open_context(
+    sweep: ScheduledSweep, clock: Clock, *, read_only: bool = False
+) -> ScheduleContext:
+    """Read the state of a schedule; refuse a new one where no state could be written."""
+    storage = ScheduleStorage(sweep.storage)
+    context = ScheduleContext(sweep, ScheduleHistory(storage, sweep.name), clock)
+    context.history.refresh()
+    if not context.state.number and not read_only:
+        storage.check()
+    return context
 
 
 def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
@@ -31,17 +92,19 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
         state.schedule, state.since = sweep.schedule_in_force, now
         return ScheduleEvent("seen", now)
     if state.queued is not None:
+        queued, by_name = state.queued, state.queued_by_name
         if not sweep.settings.enabled:
-            return skip_queued(context, state.queued, "disabled", "the schedule was disabled")
+            reason = "the schedule was disabled"
+            return skip_times(context, [queued], "disabled", reason, by_name=by_name)
         if state.active is None:
-            return begin_run(context, state.queued, by_name=state.queued_by_name)
+            return begin_run(context, queued, by_name=by_name)
     schedule, policy, start = sweep.settings.schedule, sweep.settings.policy, state.due_after
     if schedule is None or not sweep.settings.enabled or start is None:
         return None
     due = schedule.times_between(start, now)
-    by_name = {run.due for run in state.runs if run.by_name} if due else set[datetime]()
-    due = [time for time in due if time not in by_name]
-    covered = [time for time in due if by_name and time < max(by_name)]
+    named = {run.due for run in state.runs if run.by_name} if due else set[datetime]()
+    due = [time for time in due if time not in named]
+    covered = [time for time in due if named and time < max(named)]
     if covered:
         return skip_times(context, covered, "missed", "a later run was started by name")
     if not due:
@@ -62,10 +125,8 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
 def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False) -> ScheduleEvent:
     """Start or resume the run of a time; skip it if the 30 days' budget is spent.
 
-    `by_name`, here and below, says that `run` asks for it, not the schedule. No run is active.
-
-    Raises:
-        BackendError, BackendUnreachableError: the backend would not take a job now.
+    `by_name`, here and below, says that `run` asks for it, not the schedule. No run is active. A
+    backend that would not take a job now raises its error before anything is changed.
     """
     state, now, budget = context.state, context.clock(), context.sweep.settings.budget
     run, limit = state.run_for(due), budget.gpu_hours
@@ -98,23 +159,20 @@ def resolve_overlap(
 ) -> ScheduleEvent:
     """Skip or queue a time whose run would overlap with the active one."""
     state, policy = context.state, context.sweep.settings.policy.overlap
+    skipped, reason = due, ""
     if policy == "skip":
-        return skip_times(context, [due], "overlap", f"{active.name} is active", by_name=by_name)
-    if state.queued is not None and policy == "queue":
+        reason = f"{active.name} is active"
+    elif state.queued is not None and policy == "queue":
         reason = f"{context.run_name(state.queued)} is queued already"
-        return skip_times(context, [due], "overlap", reason, by_name=by_name)
-    if state.queued is not None:
+    elif state.queued is not None:
         reason = f"{context.run_name(due)} replaces it"
-        return skip_queued(context, state.queued, "overlap", reason)
+        skipped, by_name = state.queued, state.queued_by_name
+    if reason:
+        return skip_times(context, [skipped], "overlap", reason, by_name=by_name)
     state.queued, state.queued_by_name = due, by_name
     if not by_name:
         state.handle(due)
     return ScheduleEvent("queued", context.clock(), f"{context.run_name(due)} is queued.")
-
-
-def skip_queued(context: ScheduleContext, queued: datetime, why: str, reason: str) -> ScheduleEvent:
-    """Start no run for the queued time."""
-    return skip_times(context, [queued], why, reason, by_name=context.state.queued_by_name)
 
 
 def skip_times(

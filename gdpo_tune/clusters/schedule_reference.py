@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.spec.problems import one_of, show
-from gdpo_tune.spec.reference import bound, table
+from gdpo_tune.spec.reference import bound, read_attribute_docs, table
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 KINDS = {int: "whole number", float: "number", bool: "true, false"}
@@ -25,11 +25,7 @@ DURATION = "length of time: `90m`, `6h`, `1d12h`"
 
 
 def fill_page(page: str) -> str:
-    """Return the page with the present tables between its two marks.
-
-    Raises:
-        ValueError: a mark is missing.
-    """
+    """Return the page with new tables between its two marks; refuse a page without them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -41,11 +37,11 @@ def fill_page(page: str) -> str:
 
 
 def _format_section(title: str, section: type[BaseModel], prefix: str) -> str:
-    rows: list[tuple[str, ...]] = []
-    for name, field in section.model_fields.items():
-        description = " ".join((field.description or "").split())
-        values, default = _describe_values(field), _format_default(name, field)
-        rows.append((f"`{prefix}{name}`", values, default, description))
+    docs, fields = read_attribute_docs(section), section.model_fields.items()
+    rows = [
+        (f"`{prefix}{name}`", _describe_values(field), _format_default(name, field), docs[name])
+        for name, field in fields
+    ]
     summary = (section.__doc__ or "").partition("\n")[0]
     return f"### {title}\n\n{summary}\n\n{table(('key', 'values', 'default', 'what'), rows)}"
 

@@ -1,19 +1,22 @@
 """The keys of a file in `sweeps/`: when a search space is searched, where, and for how much.
 
-The file holds no hyperparameters: those are in the search space that it names.
+The file holds no hyperparameters: those are in the search space that it names. The docstring of a
+key is its line in docs/schedule.md.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.clusters.cron import CronSchedule
-from gdpo_tune.clusters.locations import check_directory, check_location
-from gdpo_tune.spec.base import Section, refused, written
+from gdpo_tune.core.object_store import is_url
+from gdpo_tune.spec.sections import Section, refused, written
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
@@ -41,6 +44,26 @@ def format_duration(seconds: float) -> str:
         count, rest = divmod(rest, size)
         parts += f"{count}{unit}" if count else ""
     return parts or "0s"
+
+
+def resolve_path(path: str, root: Path) -> str:
+    """Return a path of the file as an absolute one, and an address as it is."""
+    return path if is_url(path) else str((root / os.path.expanduser(path)).absolute())
+
+
+def check_location(path: str) -> str:
+    """Return an address or a path; refuse the home of an unknown user."""
+    if not is_url(path) and os.path.expanduser(path).startswith("~"):
+        fix = "write an absolute path, which begins with /"
+        raise refused("there is no user of that name", fix)
+    return path
+
+
+def check_directory(path: str) -> str:
+    """Return a path that can be a directory of this machine; refuse others."""
+    if is_url(path):
+        raise refused("an address, not a directory", "write a directory of this machine")
+    return check_location(path)
 
 
 DURATION_VALIDATOR = BeforeValidator(parse_duration)
@@ -88,14 +111,8 @@ Occasion = Literal["failed", "skipped", "budget", "stopped", "finished"]
 EVERY_OCCASION: tuple[Occasion, ...] = ("failed", "skipped", "budget", "stopped", "finished")
 
 
-class ScheduleSection(Section):
-    """A mapping of the file; the docstring of a key is its line in docs/schedule.md."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class RunPolicy(ScheduleSection):
-    """What happens when runs overlap, are missed, fail or take too long."""
+class RunPolicy(Section):
+    """Rules for runs that overlap, are missed, fail or take too long."""
 
     overlap: Literal["skip", "queue", "replace"] = "skip"
     """If a run is due while another one is active: skip the new one, queue it (one at most), or
@@ -110,7 +127,7 @@ class RunPolicy(ScheduleSection):
     """Attempts at one run; each continues where the one before it ended."""
 
 
-class ScheduleBudget(ScheduleSection):
+class ScheduleBudget(Section):
     """How much may be spent. A key that is left out sets no limit."""
 
     trials: Annotated[int, Gt(0)] | None = None
@@ -122,7 +139,7 @@ class ScheduleBudget(ScheduleSection):
     is none, runs are skipped."""
 
 
-class NotifySettings(ScheduleSection):
+class NotifySettings(Section):
     """Which webhook is told how runs end."""
 
     webhook_env: EnvironmentName
@@ -131,7 +148,7 @@ class NotifySettings(ScheduleSection):
     """Occasions for a notification."""
 
 
-class LocalBackend(ScheduleSection):
+class LocalBackend(Section):
     """A separate process on the machine on which `tick` runs."""
 
     kind: Literal["local"] = "local"
@@ -140,7 +157,7 @@ class LocalBackend(ScheduleSection):
     """Directory of this machine for logs and process ids; default: beside the history."""
 
 
-class RayJobBackend(ScheduleSection):
+class RayJobBackend(Section):
     """A job of a Ray cluster, through its Jobs API."""
 
     kind: Literal["ray-job"]
@@ -156,7 +173,7 @@ class RayJobBackend(ScheduleSection):
     """Directory that is sent along, with the search space in it. Storage is not sent."""
 
 
-class PodSettings(ScheduleSection):
+class PodSettings(Section):
     """Resources of a pod of a Ray cluster."""
 
     cpus: OneOrMore = 2
@@ -167,7 +184,7 @@ class PodSettings(ScheduleSection):
     """Memory, as Kubernetes writes it."""
 
 
-class KubeRayBackend(ScheduleSection):
+class KubeRayBackend(Section):
     """A separate Ray cluster for each attempt: a RayJob, which KubeRay runs."""
 
     kind: Literal["kuberay"]
@@ -197,13 +214,13 @@ class KubeRayBackend(ScheduleSection):
     """Existing RayCluster that takes all jobs; its pods are not changed."""
 
 
-class SlurmBackend(ScheduleSection):
+class SlurmBackend(Section):
     """A batch job for each attempt, which starts a Ray cluster on its nodes."""
 
     kind: Literal["slurm"]
     """One of the backends below."""
     nodes: OneOrMore = 1
-    """Whole nodes of a job."""
+    """Number of whole nodes of a job."""
     gpus_per_node: Count = 0
     """GPUs to ask for on each node."""
     partition: SlurmName = ""
@@ -229,7 +246,7 @@ BACKEND_SETTINGS: dict[str, type[BackendSettings]] = {
 """Kind -> its settings. `backends.base.BACKENDS` has the code."""
 
 
-class SweepFile(ScheduleSection):
+class SweepFile(Section):
     """One scheduled sweep."""
 
     name: str = ""
@@ -239,7 +256,7 @@ class SweepFile(ScheduleSection):
     schedule: CronSchedule | None = None
     """When runs start; without it they start by `run` alone."""
     policy: RunPolicy = RunPolicy()
-    """What happens when runs overlap, are missed, fail or take too long."""
+    """Rules for runs that overlap, are missed, fail or take too long."""
     budget: ScheduleBudget = ScheduleBudget()
     """How much may be spent."""
     backend: Annotated[BackendSettings, Field(discriminator="kind")] = LocalBackend()
@@ -256,7 +273,7 @@ class SweepFile(ScheduleSection):
     notify: NotifySettings | None = None
     """Which webhook is told how runs end."""
     enabled: bool = True
-    """Whether runs start by the schedule. An active run is looked after in any case."""
+    """True if runs start by the schedule. An active run is looked after in any case."""
 
 
 def list_sections() -> dict[str, type[Any]]:

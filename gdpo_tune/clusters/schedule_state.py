@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat
 
 from gdpo_tune.clusters.schedule_spec import Occasion
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
@@ -189,11 +189,7 @@ class ScheduleHistory:
         self._number = 0
 
     def refresh(self) -> None:
-        """Read the state if another process has changed it.
-
-        Raises:
-            StoreError: it cannot be read, is damaged, or is older than before.
-        """
+        """Read the state if it has changed; refuse one that is damaged or older than before."""
         newest = max(self._numbers(), default=0)
         if newest < self._number:
             raise StoreError(
@@ -233,18 +229,17 @@ class ScheduleHistory:
     def _read(self, number: int) -> ScheduleState:
         if not number:
             return ScheduleState()
-        error: ValidationError | None = None
         try:
             state = ScheduleState.model_validate_json(self.storage.read(self._path(number)))
-            if state.number == number:
-                return state
-        except ValidationError as invalid:
-            error = invalid
-        raise StoreError(
-            f"storage {self.storage.address}: {self._path(number)} is damaged, or was written by a "
-            "later version\n    fix: restore it, update this package, or move the directory aside "
-            "to begin a new history"
-        ) from error
+            if state.number != number:
+                raise ValueError(f"it is the state after {state.number} changes")
+        except ValueError as error:  # pydantic's errors are of this kind
+            raise StoreError(
+                f"storage {self.storage.address}: {self._path(number)} is damaged, or was written "
+                "by a later version\n    fix: restore it, update this package, or move the "
+                "directory aside to begin a new history"
+            ) from error
+        return state
 
     def _numbers(self) -> list[int]:
         names = self.storage.names(self.directory)

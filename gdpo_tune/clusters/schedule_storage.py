@@ -30,11 +30,7 @@ class ScheduleStorage:
         self._files, self._root = open_filesystem(url)
 
     def create(self, name: str, content: bytes) -> None:
-        """Create a file, whole or not at all.
-
-        Raises:
-            FileExistsError: it exists already.
-        """
+        """Create a whole file; raise a `FileExistsError` if it exists already."""
         with self._explaining_errors(FileExistsError):
             if self._on_disk:
                 _create_on_disk(Path(self._path(name)), content)

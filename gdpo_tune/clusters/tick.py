@@ -10,7 +10,7 @@ from gdpo_tune.clusters import schedule_decisions as decisions
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
 from gdpo_tune.clusters.notify import send_notices
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import ScheduledRun, ScheduleEvent
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
@@ -55,9 +55,9 @@ def build_job(sweep: ScheduledSweep, run: ScheduledRun) -> ScheduledJob:
 def _advance_run(context: ScheduleContext, run: ScheduledRun) -> bool:
     """Do the next thing for the active run; return whether anything changed."""
     now, event = context.clock(), decisions.stop_if_needed(context, run)
-    if event is None and run.job is None:
-        return _start_attempt(context, run)
-    if event is None and run.job is not None:
+    if event is None:
+        if run.job is None:
+            return _start_attempt(context, run)
         backend = context.backend
         if run.job.backend != backend.kind:
             raise BackendError(
@@ -71,7 +71,6 @@ def _advance_run(context: ScheduleContext, run: ScheduledRun) -> bool:
                 backend.stop(run.job, (now - run.stop_since).total_seconds())
             return False
         event = _end_attempt(context, run, status)
-    assert event is not None
     context.record(event)
     return True
 

@@ -22,7 +22,6 @@ from gdpo_tune.spec.problems import Mark, Node, Problems
 from gdpo_tune.spec.sandbox_section import check_sandbox
 from gdpo_tune.spec.sections import section
 from gdpo_tune.spec.source import read_yaml
-from gdpo_tune.spec.storage_section import NAME as NAME  # for clusters
 from gdpo_tune.spec.warm_start import check_warm_start
 
 REQUIRED = {

@@ -20,7 +20,7 @@ from gdpo_tune.clusters import named_runs
 from gdpo_tune.clusters.backends import local, supervise
 from gdpo_tune.clusters.backends.local import Local
 from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.schedule_context import open_context
+from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError

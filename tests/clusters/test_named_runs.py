@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.clusters.backends.base import JobStatus
 from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name, stop_by_name
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, Waiting

@@ -23,7 +23,6 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters.backends import kuberay
 from gdpo_tune.clusters.backends.base import ScheduledJob
 from gdpo_tune.clusters.backends.kuberay import KubeRay
 from gdpo_tune.clusters.cron import CronSchedule
@@ -183,11 +182,11 @@ def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
         texts.append(text)
         return ProgramAnswer(0, "", "")
 
-    made = kuberay.build_backend(scheduled(tmp_path, VARIANTS[variant]))
+    sweep = scheduled(tmp_path, VARIANTS[variant])
     job = ScheduledJob(
         "nightly-20260329T010000Z-a1", "nightly-20260329T010000Z", ("s.yaml",), tmp_path
     )
-    KubeRay(made.sweep, made.settings, call).submit(job)
+    KubeRay(sweep, sweep.settings.backend, call).submit(job)
     (document,) = documents(*texts)
     check_kuberay(schemas, document)
     assert len(document["metadata"]["name"]) <= 47

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.clusters import reach
+from gdpo_tune.clusters import console
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from tests.support.render import KUBERAY, SLURM
 from tests.support.schedule import scheduled
@@ -146,7 +146,9 @@ def test_the_longest_name_fits(tmp_path):
 
 
 def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
-    (doubt,) = reach.find_warnings(scheduled(tmp_path, KUBERAY))
+    (doubt,) = console.find_warnings(scheduled(tmp_path, KUBERAY))
     assert "lies in the job's own directory" in doubt
-    assert not reach.find_warnings(scheduled(tmp_path, SLURM))
-    assert not reach.find_warnings(scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n"))
+    assert not console.find_warnings(scheduled(tmp_path, SLURM))
+    assert not console.find_warnings(
+        scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n")
+    )

@@ -9,7 +9,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from gdpo_tune.clusters import outside_calls
-from gdpo_tune.clusters.backends import kuberay
 from gdpo_tune.clusters.backends.base import ScheduledJob
 from gdpo_tune.clusters.backends.kuberay import KubeRay
 from gdpo_tune.clusters.load_schedules import list_overrides
@@ -69,8 +68,8 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def backend(tmp_path, cluster) -> KubeRay:
-    made = kuberay.build_backend(scheduled(tmp_path, KUBERAY))
-    return KubeRay(made.sweep, made.settings, cluster)
+    sweep = scheduled(tmp_path, KUBERAY)
+    return KubeRay(sweep, sweep.settings.backend, cluster)
 
 
 def job_for(backend: KubeRay) -> ScheduledJob:

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 import gdpo_tune
-from gdpo_tune.clusters.backends import jobs_api, ray_jobs
-from gdpo_tune.clusters.backends.base import ScheduledJob
+from gdpo_tune.clusters.backends import jobs_api
+from gdpo_tune.clusters.backends.base import ScheduledJob, build_backend
 from gdpo_tune.clusters.backends.jobs_api import JobsApi
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import list_overrides
@@ -54,7 +54,7 @@ class FakeApi(JobsApi):
 
 
 def backend_with(client: Client, sweep) -> RayJobs:
-    made = ray_jobs.build_backend(sweep)
+    made = build_backend(sweep)
     api = FakeApi(made.api.address, made.api.token, made.api.caller, made.api.token_fix)
     object.__setattr__(api, "fake", client)
     return replace(made, api=api)
@@ -154,30 +154,30 @@ def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
 def test_a_variable_that_is_not_set(tmp_path, head, monkeypatch, name):
     monkeypatch.delenv(name)
     with pytest.raises(BackendError, match=f"= {name}, and that variable is not set"):
-        ray_jobs.build_backend(scheduled(tmp_path, TEXT))
+        build_backend(scheduled(tmp_path, TEXT))
 
 
 def test_an_address_without_a_token(tmp_path, head):
     head.token = "another"
     text = TEXT.replace(", token_env: RAY_TOKEN", "")
     with pytest.raises(BackendError, match=r"asks for a token \(401\)\n.*token_env"):
-        ray_jobs.build_backend(scheduled(tmp_path, text)).check()
+        build_backend(scheduled(tmp_path, text)).check()
     with pytest.raises(BackendError, match=r"does not take the token \(403\)"):
-        ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
+        build_backend(scheduled(tmp_path, TEXT)).check()
     head.token = "letmein"
-    ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
+    build_backend(scheduled(tmp_path, TEXT)).check()
 
 
 def test_a_token_that_ray_finds_by_itself_is_sent_too(tmp_path, head, monkeypatch):
     head.token = "of the file"
     (tmp_path / "token").write_text("of the file\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    ray_jobs.build_backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
+    build_backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
 
 
 def test_an_address_that_does_not_answer(tmp_path, head, monkeypatch):
     monkeypatch.setenv("RAY_HEAD", "http://127.0.0.1:9")
-    backend = ray_jobs.build_backend(scheduled(tmp_path, TEXT))
+    backend = build_backend(scheduled(tmp_path, TEXT))
     with pytest.raises(BackendUnreachableError, match=r"127.0.0.1:9 does not answer \(.*refused"):
         backend.check()
 
@@ -186,13 +186,13 @@ def test_an_address_that_does_not_answer(tmp_path, head, monkeypatch):
 def test_an_address_that_is_not_valid(tmp_path, head, monkeypatch, address):
     monkeypatch.setenv("RAY_HEAD", address)
     with pytest.raises(BackendError, match="write http://HOST:8265"):
-        ray_jobs.build_backend(scheduled(tmp_path, TEXT))
+        build_backend(scheduled(tmp_path, TEXT))
 
 
 def test_an_address_of_something_else(tmp_path, head):
     head.says = b"<html>"
     with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
-        ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
+        build_backend(scheduled(tmp_path, TEXT)).check()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_address_of_another_protocol(tmp_path, head, monkeypatch, says):
         thread = threading.Thread(target=answer, args=[server])
         thread.start()
         with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
-            ray_jobs.build_backend(scheduled(tmp_path, TEXT)).check()
+            build_backend(scheduled(tmp_path, TEXT)).check()
         thread.join()
 
 
@@ -228,5 +228,5 @@ def test_secrets_that_cannot_be_sent_are_not_shown(
 ):
     monkeypatch.setenv(name, value)
     with pytest.raises(BackendError, match=message) as caught:
-        ray_jobs.build_backend(scheduled(tmp_path, TEXT))
+        build_backend(scheduled(tmp_path, TEXT))
     assert "sec" not in str(caught.value).replace("such as", "")

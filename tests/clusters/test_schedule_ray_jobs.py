@@ -11,7 +11,7 @@ import pytest
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.schedule_context import open_context
+from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError

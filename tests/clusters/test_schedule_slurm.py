@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.clusters.backends import slurm
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.outside_calls import ProgramAnswer
@@ -72,8 +71,8 @@ def controller() -> Controller:
 
 @pytest.fixture
 def backend(tmp_path, controller) -> Slurm:
-    made = slurm.build_backend(scheduled(tmp_path, SLURM))
-    return Slurm(made.sweep, made.settings, made.directory, controller)
+    sweep = scheduled(tmp_path, SLURM)
+    return Slurm(sweep, sweep.settings.backend, controller)
 
 
 @pytest.fixture
@@ -167,7 +166,8 @@ def test_a_job_that_slurm_refuses(backend, controller, job):
 
 def test_a_directory_that_cannot_be_created(backend, controller, tmp_path):
     (tmp_path / "file").touch()
-    made = Slurm(backend.sweep, backend.settings, tmp_path / "file" / "jobs", controller)
+    settings = backend.settings.model_copy(update={"folder": str(tmp_path / "file" / "jobs")})
+    made = Slurm(backend.sweep, settings, controller)
     with pytest.raises(BackendError, match="write folder: and another one"):
         made.check()
 

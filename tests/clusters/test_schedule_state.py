@@ -12,7 +12,7 @@ import pytest
 
 from gdpo_tune.clusters.backends.base import ScheduledJob
 from gdpo_tune.clusters.named_runs import stop_by_name
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import KEPT_STATES, JobHandle, ScheduleHistory
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick

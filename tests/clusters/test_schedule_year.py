@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import KEPT_STATES, Notice
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendUnreachableError

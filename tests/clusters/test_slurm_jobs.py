@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdpo_tune.clusters.backends import slurm as slurm_backend
-from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
+from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob, build_backend
 from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from tests.support.render import render
@@ -81,9 +80,7 @@ def test_jobs_from_start_to_end(tmp_path, programs):
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     program(stubs, "python", STUB)
-    backend = slurm_backend.build_backend(
-        sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}"))
-    )
+    backend = build_backend(sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}")))
     backend.check()
 
     def submitted(run: str) -> JobHandle:

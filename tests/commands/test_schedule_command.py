@@ -13,7 +13,7 @@ from gdpo_tune import schedule
 from gdpo_tune.clusters import console
 from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.outcome import read_figures
-from gdpo_tune.clusters.schedule_context import ScheduleContext
+from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
 from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, scheduled
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.locations import resolve_path
+from gdpo_tune.clusters.schedule_spec import resolve_path
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import BackendError
@@ -59,19 +59,10 @@ class Backend(Protocol):
     """Its name in `BACKENDS`."""
 
     def check(self) -> None:
-        """Refuse a backend that would not take jobs.
-
-        Raises:
-            BackendError: with the reason.
-        """
-        ...
+        """Raise a `BackendError` with the reason if the backend would not take jobs."""
 
     def submit(self, job: ScheduledJob) -> JobHandle:
-        """Start a job unless it was started before; return how to find it.
-
-        Raises:
-            BackendError: the job is refused.
-        """
+        """Start a job unless it was started before; raise a `BackendError` if it is refused."""
         ...
 
     def poll(self, job: JobHandle) -> JobStatus:
@@ -81,30 +72,24 @@ class Backend(Protocol):
     def stop(self, job: JobHandle, waited: float) -> None:
         """Ask a job to end as by Ctrl-C, upon which the command writes checkpoints.
 
-        Args:
-            job: what `submit` returned.
-            waited: seconds since the first request.
+        `waited` is the number of seconds since the first request.
         """
-        ...
 
 
 BACKENDS: dict[str, str] = {
     "local": "gdpo_tune.clusters.backends.local:build_backend",
     "ray-job": "gdpo_tune.clusters.backends.ray_jobs:build_backend",
-    "kuberay": "gdpo_tune.clusters.backends.kuberay:build_backend",
-    "slurm": "gdpo_tune.clusters.backends.slurm:build_backend",
+    "kuberay": "gdpo_tune.clusters.backends.kuberay:KubeRay",
+    "slurm": "gdpo_tune.clusters.backends.slurm:Slurm",
 }
-"""Kind -> `module:function` that builds the backend of a sweep; the settings of a kind are in
-`schedule_spec.BACKEND_SETTINGS`."""
+"""Kind -> `module:callable` that builds the backend from the sweep and its settings of that kind,
+a class of `schedule_spec.BACKEND_SETTINGS`."""
 
 
 def build_backend(sweep: ScheduledSweep) -> Backend:
-    """Build the backend of a sweep.
-
-    Raises:
-        UsageError: something that it needs is missing, such as an environment variable.
-    """
-    return registry.load(BACKENDS[sweep.settings.backend.kind])(sweep)
+    """Build the backend of a sweep; raise an error if a variable that it needs is not set."""
+    settings = sweep.settings.backend
+    return registry.load(BACKENDS[settings.kind])(sweep, settings)
 
 
 def jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
@@ -115,11 +100,7 @@ def jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
 
 
 def check_writable(directory: Path, backend: str) -> None:
-    """Create a directory and refuse it if it cannot be written.
-
-    Raises:
-        BackendError: with the reason.
-    """
+    """Create a directory; raise a `BackendError` if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{uuid.uuid4().hex}"
@@ -132,13 +113,12 @@ def check_writable(directory: Path, backend: str) -> None:
         ) from error
 
 
-def describe_end(exit_status: int, log: Path) -> str:
-    """Return why a sweep ended, for a person; empty if it succeeded."""
-    if exit_status == 0:
-        return ""
+def build_end_status(exit_status: int, log: Path) -> JobStatus:
+    """Return the status of a job whose sweep has ended and has written a log."""
+    reason = f"exit status {exit_status}: {read_last_message(log)}" if exit_status else ""
     if exit_status < 0:
-        return f"killed by {signal.Signals(-exit_status).name}"
-    return f"exit status {exit_status}: {read_last_message(log)}"
+        reason = f"killed by {signal.Signals(-exit_status).name}"
+    return JobStatus(False, exit_status, reason)
 
 
 def read_last_message(log: Path) -> str:

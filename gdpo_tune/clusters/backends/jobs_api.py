@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus
-from gdpo_tune.clusters.locations import address_problem
-from gdpo_tune.clusters.outside_calls import call_within
+from gdpo_tune.clusters.outside_calls import address_problem, call_within
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.object_store import is_url
 
@@ -96,8 +94,12 @@ class JobsApi:
         """Build Ray's client for these jobs."""
         from ray.job_submission import JobSubmissionClient
 
-        with _hide_variables(OVERRIDES):
-            return JobSubmissionClient(self.address, headers=self.headers())
+        with _ENVIRONMENT:
+            hidden = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
+            try:
+                return JobSubmissionClient(self.address, headers=self.headers())
+            finally:
+                os.environ.update(hidden)
 
     def headers(self) -> dict[str, str]:
         """Return the HTTP headers with the token."""
@@ -154,10 +156,7 @@ def build_runtime_env(directory: Path, storage: str, caller: str) -> dict[str, A
 
     Relative paths mean the same there as here. The package is sent along, so a job runs the code
     that it was submitted with, whatever the cluster's image has; its requirements are not. Sweeps
-    in `storage` are not sent.
-
-    Raises:
-        BackendError: the directory cannot or should not be sent.
+    in `storage` are not sent. A directory that cannot or should not be sent is a `BackendError`.
     """
     directory = directory.resolve()
     if not directory.is_dir():
@@ -185,11 +184,7 @@ def list_excludes(storage: str, directory: Path) -> list[str]:
 
 
 def relative_space(directory: Path, space: Path, caller: str) -> str:
-    """Return the path of the search space within the directory that is sent.
-
-    Raises:
-        BackendError: it is not in there.
-    """
+    """Return the path of the search space in the directory that is sent; refuse one outside it."""
     try:
         return str(space.resolve().relative_to(directory.resolve()))
     except ValueError:
@@ -197,14 +192,3 @@ def relative_space(directory: Path, space: Path, caller: str) -> str:
             f"{caller}: the search space {space} is not in {directory}, which is sent\n"
             "    fix: name the directory that holds it"
         ) from None
-
-
-@contextmanager
-def _hide_variables(names: tuple[str, ...]) -> Generator[None]:
-    """Remove environment variables while a client is built."""
-    with _ENVIRONMENT:
-        hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-        try:
-            yield
-        finally:
-            os.environ.update(hidden)

@@ -32,13 +32,6 @@ AWAY = re.compile(
 """Part of the message of `kubectl` if Kubernetes does not answer."""
 
 
-def build_backend(sweep: ScheduledSweep) -> KubeRay:
-    """Build the backend of a sweep."""
-    settings = sweep.settings.backend
-    assert isinstance(settings, KubeRayBackend), settings.kind
-    return KubeRay(sweep, settings)
-
-
 @dataclass(frozen=True)
 class KubeRay:
     """The RayJobs of one namespace."""
@@ -50,7 +43,7 @@ class KubeRay:
 
     def check(self) -> None:
         """Ask Kubernetes whether RayJobs may be created."""
-        answer = self._kubectl("auth", "can-i", "create", "rayjobs.ray.io")
+        answer = self._call("auth", "can-i", "create", "rayjobs.ray.io")
         if "doesn't have a resource type" in answer.err:
             raise BackendError(
                 "backend kuberay: Kubernetes does not know RayJobs\n"
@@ -67,13 +60,13 @@ class KubeRay:
         """Create a RayJob, unless it exists."""
         name = job.id.lower()
         manifest = build_ray_job(self.sweep, self.settings, name, job.command())
-        answer = self._kubectl("create", "-f", "-", text=manifest)
+        answer = self._call("create", "-f", "-", text=manifest)
         answer.refuse_error(self.kind, AWAY, expected="alreadyexists")
         return JobHandle(backend=self.kind, id=name)
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a RayJob."""
-        answer = self._kubectl("get", "rayjob", job.id, "--ignore-not-found", "-o", "json")
+        answer = self._call("get", "rayjob", job.id, "--ignore-not-found", "-o", "json")
         answer.refuse_error(self.kind, AWAY)
         if not answer.out.strip():
             return JobStatus(running=False, reason="Kubernetes does not know the RayJob any more")
@@ -85,18 +78,18 @@ class KubeRay:
             return JobStatus(running=False, exit_status=0)
         message = " ".join(str(status.get("message", "")).split())
         code = EXIT_CODE.search(message)
-        words = [status.get("reason", ""), job_status.lower(), message]
-        reason = ": ".join(word for word in words if word) or deployment
+        words = filter(None, [status.get("reason", ""), job_status.lower(), message])
+        reason = ": ".join(words) or deployment
         return JobStatus(False, int(code.group(1)) if code else None, reason[:500])
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Delete the RayJob: KubeRay then asks Ray to stop the job, and removes the cluster."""
         words = ("delete", "rayjob", job.id, "--ignore-not-found", "--wait=false")
-        self._kubectl(*words).refuse_error(self.kind, AWAY)
+        self._call(*words).refuse_error(self.kind, AWAY)
 
-    def _kubectl(self, *words: str, text: str = "") -> ProgramAnswer:
-        command = ["kubectl", "--namespace", self.settings.namespace, *words]
-        return self.call("kuberay", command, text)
+    def _call(self, *words: str, text: str = "") -> ProgramAnswer:
+        command = ("kubectl", "--namespace", self.settings.namespace, *words)
+        return self.call(self.kind, command, text)
 
 
 def _parse_status(manifest: str) -> dict[str, Any]:

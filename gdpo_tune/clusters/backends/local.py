@@ -32,10 +32,8 @@ SILENT_SECONDS = 8 * BEAT_SECONDS
 """Time without a beat after which a job of another machine counts as dead."""
 
 
-def build_backend(sweep: ScheduledSweep) -> Local:
+def build_backend(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
     """Build the backend of a sweep."""
-    settings = sweep.settings.backend
-    assert isinstance(settings, LocalBackend), settings.kind
     return Local(base.jobs_directory(sweep, settings.folder))
 
 
@@ -98,7 +96,7 @@ class Local:
         if not (directory / END).exists():
             return JobStatus(running=False, reason="its process is gone without an exit status")
         exit_status = json.loads((directory / END).read_bytes())["status"]
-        return JobStatus(False, exit_status, base.describe_end(exit_status, directory / LOG))
+        return base.build_end_status(exit_status, directory / LOG)
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.locations import resolve_path
-from gdpo_tune.clusters.schedule_spec import RayJobBackend
+from gdpo_tune.clusters.schedule_spec import RayJobBackend, resolve_path
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError
@@ -23,15 +22,13 @@ EXISTS = "already exists"
 """Part of the message of an untyped error: the submission id was used before."""
 
 
-def build_backend(sweep: ScheduledSweep) -> RayJobs:
+def build_backend(sweep: ScheduledSweep, settings: RayJobBackend) -> RayJobs:
     """Build the backend of a sweep.
 
     Raises:
         BackendError: the variable for its address or its token is not set.
         UsageError: see `ray_access.token`.
     """
-    settings = sweep.settings.backend
-    assert isinstance(settings, RayJobBackend), settings.kind
     address = settings.address or _read_variable(settings.address_env, "address_env")
     token = _read_variable(settings.token_env, "token_env") or ray_access.token(os.environ)
     fix = "write token_env: and the name of a variable that holds the cluster's token"

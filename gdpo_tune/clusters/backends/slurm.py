@@ -13,7 +13,6 @@ Each attempt has a directory that all nodes share:
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +39,6 @@ UNKNOWN = "invalid job id"
 """Part of the message about a job that ended a while ago."""
 
 
-def build_backend(sweep: ScheduledSweep) -> Slurm:
-    """Build the backend of a sweep."""
-    settings = sweep.settings.backend
-    assert isinstance(settings, SlurmBackend), settings.kind
-    return Slurm(sweep, settings, base.jobs_directory(sweep, settings.folder))
-
-
 @dataclass(frozen=True)
 class Slurm:
     """The batch jobs of one cluster, with a directory for each."""
@@ -54,8 +46,12 @@ class Slurm:
     kind: ClassVar[str] = "slurm"
     sweep: ScheduledSweep
     settings: SlurmBackend
-    directory: Path
     call: Callable[[str, Sequence[str], str], ProgramAnswer] = call_program
+
+    @property
+    def directory(self) -> Path:
+        """Directory of all jobs of the sweep."""
+        return base.jobs_directory(self.sweep, self.settings.folder)
 
     def check(self) -> None:
         """Ask whether Slurm's controller answers."""
@@ -69,8 +65,8 @@ class Slurm:
         if not job_id:
             directory.mkdir(parents=True, exist_ok=True)
             script = directory / "job.sbatch"
-            words = (sys.executable, job.id, job.command(), directory)
-            write_whole(script, build_job_script(self.sweep, self.settings, *words))
+            job_words = (job.id, job.command(), directory)
+            write_whole(script, build_job_script(self.sweep, self.settings, *job_words))
             answer = self._call("sbatch", "--parsable", str(script))
             answer.refuse_error(self.kind, AWAY)
             job_id = answer.out.strip().partition(";")[0]  # `id;cluster` if there are several
@@ -80,25 +76,20 @@ class Slurm:
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a job, by the file that it leaves or by what Slurm says."""
         directory, words = Path(job.directory), ("--jobs", job.id, "--states", "all")
-        answer = self._call("squeue", *words, "--noheader", "--format", "%T")
-        answer.refuse_error(self.kind, AWAY, UNKNOWN)
-        state = answer.out.strip().partition("\n")[0]
+        state = self._ask_squeue("%T", *words)
         if state and state not in ENDED:
             return JobStatus(running=True)
         end = directory / "end"
         if end.exists() and state in ("", "COMPLETED", "FAILED"):
-            exit_status = int(end.read_text())
-            return JobStatus(
-                False, exit_status, base.describe_end(exit_status, directory / "log.txt")
-            )
+            return base.build_end_status(int(end.read_text()), directory / "log.txt")
         reason = state.lower().replace("_", " ") or "Slurm does not know the job any more"
         return JobStatus(running=False, reason=reason)
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Signal the script once, which stops the sweep; after a while cancel the job."""
         signalled = Path(job.directory, "stop")
-        queue = self._call("squeue", "--jobs", job.id, "--noheader", "--format", "%T")
-        if waited >= base.CHECKPOINT_SECONDS or queue.out.strip() == "PENDING":
+        is_pending = self._ask_squeue("%T", "--jobs", job.id) == "PENDING"
+        if waited >= base.CHECKPOINT_SECONDS or is_pending:
             answer = self._call("scancel", job.id)
         elif not signalled.exists():
             answer = self._call("scancel", "--batch", "--signal=TERM", job.id)
@@ -113,8 +104,12 @@ class Slurm:
             if file.exists() and (job_id := file.read_text().strip()):
                 return job_id
         # its caller may have been killed before it wrote the id
-        answer = self._call("squeue", "--me", "--name", name, "--noheader", "--format", "%i")
-        answer.refuse_error(self.kind, AWAY)
+        return self._ask_squeue("%i", "--me", "--name", name)
+
+    def _ask_squeue(self, column: str, *words: str) -> str:
+        """Return a column of the first job that `squeue` shows; empty if it shows none."""
+        answer = self._call("squeue", *words, "--noheader", "--format", column)
+        answer.refuse_error(self.kind, AWAY, UNKNOWN)
         return answer.out.strip().partition("\n")[0]
 
     def _call(self, *words: str) -> ProgramAnswer:

@@ -20,6 +20,7 @@ from typing import Any
 from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.spec import SweepSpec
 
 CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"
@@ -107,6 +108,17 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         raise
 
 
+def lost_tracking(spec: SweepSpec) -> str:
+    """Return why the tracking of a job on a cluster would be lost; empty if it would not."""
+    uri = spec.tracking.uri
+    if not uri.startswith("sqlite:///") or uri.startswith("sqlite:////"):
+        return ""
+    return (
+        f"tracking.uri = {uri} of the search space lies in the job's own directory on the cluster, "
+        "which Ray deletes"
+    )
+
+
 def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
@@ -121,8 +133,7 @@ def follow_job(
 ) -> int:
     """Print a job's log until it has ended; return its exit status, or 1 if that is not known.
 
-    Raises:
-        BackendUnreachableError: the cluster has not answered for `PATIENCE`.
+    A cluster that does not answer for `PATIENCE` is a `BackendUnreachableError`.
     """
     printer, missed = LogPrinter(), 0.0
     while True:

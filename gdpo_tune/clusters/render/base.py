@@ -1,4 +1,4 @@
-"""What every target gets, the filling of templates, and what all targets refuse."""
+"""The request that every target gets, the filling of templates, and what all targets refuse."""
 
 from __future__ import annotations
 
@@ -95,13 +95,15 @@ def render_all(
     """Return the files of each sweep for a target: name -> text. See `RenderRequest`.
 
     Raises:
-        SpecError: the target cannot express a sweep; with every problem of all sweeps.
+        SpecError: with every problem of all sweeps that the target cannot express.
         UsageError: an option is for other targets.
     """
-    if ray_cron_job and target != "kuberay":
-        _refuse_option("--ray-cron-job", "kuberay", target)
+    misplaced = [("--ray-cron-job", "kuberay")] if ray_cron_job and target != "kuberay" else []
     if kuberay and target not in ("kuberay", "rayjob"):
-        _refuse_option("--kuberay", "kuberay and rayjob", target)
+        misplaced.append(("--kuberay", "kuberay and rayjob"))
+    for option, targets in misplaced:
+        text = f"{option} is for --to {targets}, not for --to {target}"
+        raise UsageError(f"{text}\n    fix: leave it out")
     render = registry.load(TARGETS[target])
     fixed = (target, python, directory.absolute(), now, kuberay or NEWEST_KUBERAY, ray_cron_job)
     rendered: list[dict[str, str]] = []
@@ -159,9 +161,3 @@ def _find_schedule(sweep: ScheduledSweep, target: str) -> CronSchedule:
         reason = f"a zone of this machine, which {target} cannot express"
         refuse(sweep, "schedule.timezone", zone, reason, "write one like Europe/Berlin")
     return schedule
-
-
-def _refuse_option(option: str, targets: str, target: str) -> NoReturn:
-    raise UsageError(
-        f"{option} is for --to {targets}, not for --to {target}\n    fix: leave it out"
-    )

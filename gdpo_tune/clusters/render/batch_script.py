@@ -6,6 +6,7 @@ As a target: the script that runs a sweep for its schedule, and its line for scr
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,11 @@ def render(request: RenderRequest) -> dict[str, str]:
 
 
 def build_job_script(
-    sweep: ScheduledSweep,
-    backend: SlurmBackend,
-    python: str,
-    name: str,
-    command: list[str],
-    directory: Path,
+    sweep: ScheduledSweep, backend: SlurmBackend, name: str, command: list[str], directory: Path
 ) -> str:
     """Return the script of a backend's job, which keeps its pid and exit status in a directory."""
     quoted = shlex.quote(str(directory))
-    values = _list_values(sweep, backend, python) | {"name": name, "command": command}
+    values = _list_values(sweep, backend, sys.executable) | {"name": name, "command": command}
     values |= {"backend": backend, "log": str(directory / "log.txt"), "job_directory": quoted}
     return fill_template(
         "slurm.sbatch.jinja", on_term=f'kill -TERM "$(cat {quoted}/pid)"', **values

@@ -24,15 +24,10 @@ WEEK = 7
 
 
 def format_five_fields(request: RenderRequest, *, star_decides: bool) -> str:
-    """Return the line for a scheduler that reads five fields.
+    """Return the line for a scheduler that reads five fields; refuse one that it cannot express.
 
-    Args:
-        request: a sweep with its schedule.
-        star_decides: whether the scheduler reads `*` before a step as cron does: a day must then
-            fit month and week.
-
-    Raises:
-        SpecError: the scheduler cannot express it.
+    With `star_decides` the scheduler reads `*` before a step as cron does: a day must then fit
+    month and week.
     """
     parsed = _parse(request)
     weekdays, special = _split_weekdays(parsed)
@@ -55,11 +50,7 @@ def format_five_fields(request: RenderRequest, *, star_decides: bool) -> str:
 
 
 def format_calendar_events(request: RenderRequest) -> list[str]:
-    """Return the line as systemd's calendar events; a time is due if it fits one of them.
-
-    Raises:
-        SpecError: systemd cannot express it.
-    """
+    """Return the line as systemd's calendar events, of which a time fits one; refuse others."""
     parsed = _parse(request)
     weekdays, special = _split_weekdays(parsed)
     any_day, any_weekday = parsed.days >= set(range(1, 32)), len(weekdays) == WEEK
