@@ -51,11 +51,17 @@ from night import (
 )
 
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
-from tests.support.ray_nodes import RayCluster, RayNode, ray_nodes, short_folder, words_of
+from tests.support.ray_nodes import (
+    RayCluster,
+    RayNode,
+    make_short_directory,
+    open_ray_cluster,
+    read_command,
+)
 from tests.support.sweep_properties import (
-    every_trial_is_there_once,
-    no_trial_goes_back_behind_a_checkpoint,
-    searched,
+    check_every_trial_once,
+    check_no_trial_goes_back,
+    collect_search_facts,
 )
 
 NODE = {"cpus": 4, "gpus": 2}
@@ -68,7 +74,7 @@ LIMIT_SECONDS = 120.0
 
 def trials_on(node: RayNode) -> list[psutil.Process]:
     """Processes of trials that run there."""
-    return [process for process in node.processes() if words_of(process).startswith(TRIAL)]
+    return [process for process in node.processes() if read_command(process).startswith(TRIAL)]
 
 
 def driver_on(node: RayNode) -> psutil.Process:
@@ -76,7 +82,7 @@ def driver_on(node: RayNode) -> psutil.Process:
     (driver,) = [
         process
         for process in node.processes()
-        if "-m gdpo_tune.sweep night.yaml" in words_of(process) and "sh" not in process.name()
+        if "-m gdpo_tune.sweep night.yaml" in read_command(process) and "sh" not in process.name()
     ]
     return driver
 
@@ -133,7 +139,7 @@ def run(
 ) -> tuple[Night, dict[str, Any]]:
     """A run from its start to its end, on a cluster of its own."""
     found: dict[str, Any] = {}
-    with ray_nodes(ray) as cluster:
+    with open_ray_cluster(ray) as cluster:
         head = cluster.start_head(dashboard=True, **NODE)
         cluster.add_node(**NODE)
         night = write_files(folder, cluster.url, steps, trials)
@@ -148,8 +154,8 @@ def run(
         found["wall_seconds"] = round(time.monotonic() - began, 1)
         left = [*trials_on(head), *(p for p in head.processes() if p.status() == "zombie")]
         found["processes_left"] = len(left)
-    every_trial_is_there_once(night)
-    no_trial_goes_back_behind_a_checkpoint(night)
+    check_every_trial_once(night)
+    check_no_trial_goes_back(night)
     found["trials"] = len(list(watch.trials.iterdir()))
     found["steps_again"] = watch.repeated()
     print(told(night), *(str(incident) for incident in incidents(night)), sep="\n")
@@ -163,13 +169,15 @@ def main() -> None:
     options = parser.parse_args()
     size = {"steps": 30, "trials": 12} if options.small else {"steps": 60, "trials": 14}
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    with tempfile.TemporaryDirectory() as name, short_folder() as short:
+    with tempfile.TemporaryDirectory() as name, make_short_directory() as short:
         folder = Path(name)
         for each in ("a", "b"):
             (short / each).mkdir()
         whole, undisturbed = run(folder / "whole", short / "a", **size, disturbed=False)
         cut, found = run(folder / "cut", short / "b", **size, disturbed=True)
-        same = not (differing := differences(searched(cut), searched(whole)))
+        same = not (
+            differing := differences(collect_search_facts(cut), collect_search_facts(whole))
+        )
     back = max(found["node"]["first_back_seconds"], found["driver"]["first_back_seconds"])
     clean = not found["processes_left"]
     figures = {

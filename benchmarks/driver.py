@@ -136,7 +136,7 @@ class Run:
 def run_ours(spec: SweepSpec) -> Run:
     """The sweep that users get."""
     wall, cpu = time.perf_counter(), time.process_time()
-    from gdpo_tune.tuning import run_sweep
+    from gdpo_tune.tuning.runner import run_sweep
 
     samples = Samples(max(1, spec.search.trials // SAMPLES))
     results: Counter[int] = Counter()
@@ -165,7 +165,7 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
     from driver import report_only
     from ray import tune
 
-    from gdpo_tune.tuning.ray.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import open_cluster
 
     samples = Samples(max(1, spec.search.trials // SAMPLES))
     ended = 0
@@ -183,7 +183,7 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
             samples.take(ended)
 
     spec.directory.mkdir(parents=True)
-    with ray_cluster(spec.directory / "ray.processes"):
+    with open_cluster(spec.directory / "ray.processes"):
         tune.Tuner(
             tune.with_resources(report_only, {"cpu": spec.resources.cpus}),
             param_space={"results": tune.grid_search(list(counts))},

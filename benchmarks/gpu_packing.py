@@ -129,7 +129,7 @@ def run(
     Raises:
         SystemExit: it was interrupted, or a trial failed.
     """
-    from gdpo_tune.tuning import run_sweep
+    from gdpo_tune.tuning.runner import run_sweep
 
     with Peak(read) as memory:
         result = run_sweep(spec)

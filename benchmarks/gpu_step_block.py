@@ -27,7 +27,7 @@ from gdpo_tune.tasks.custom import RewardFunctionTask
 from gdpo_tune.training import train, vllm_engine
 from gdpo_tune.training.build import training_order
 from gdpo_tune.training.trl_arguments import prompts_per_step, trainer_arguments
-from gdpo_tune.training.warm import warm
+from gdpo_tune.training.warm import open_worker_cache
 
 ROWS = 2000
 """Prompts; about 70 of 100 are for training."""
@@ -87,13 +87,13 @@ def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
 def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
     """TRL's trainer with its own GDPO, on the same policy, prompts, arguments and engine."""
     torch.set_num_threads(config.threads)
-    with warm(config) as state:
-        problems = state.train_problems()
+    with open_worker_cache(config) as cache:
+        problems = cache.load_split("train").problems
         order = training_order(len(problems), watch.last * prompts_per_step(config), config.seed)
-        model = state.fresh_policy()
+        model = cache.take_policy()
         uses_vllm = config.rollout.engine == "vllm"
         engine = vllm_engine.arguments(config, model) if uses_vllm else {}
-        arguments = trainer_arguments(config, state.task.rewards, engine)
+        arguments = trainer_arguments(config, cache.task.rewards, engine)
         arguments.multi_objective_aggregation = "normalize_then_sum"
         arguments.max_steps = watch.last
         with vllm_engine.starting(config, model, arguments) if uses_vllm else nullcontext():
@@ -102,9 +102,9 @@ def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
                 reward_funcs=REWARDS,
                 args=arguments,
                 train_dataset=Dataset.from_dict(
-                    {"prompt": [state.prompts.text(problems[row].prompt) for row in order]}
+                    {"prompt": [cache.prompts.text(problems[row].prompt) for row in order]}
                 ),
-                processing_class=state.tokenizer,
+                processing_class=cache.tokenizer,
                 callbacks=[Timed(watch)],
             )
         trainer.remove_callback(PrinterCallback)

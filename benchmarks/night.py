@@ -14,7 +14,7 @@ from typing import Any
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from tests.support.killed_sweeps import SPACE, KilledSweep, step_lines
+from tests.support.killed_sweeps import SPACE, KilledSweep, read_steps_written
 
 TICK = "2026-03-29T01:00:00+00:00"
 RUN = "20260329T010000Z"
@@ -59,7 +59,7 @@ class Watch:
     def look(self) -> None:
         """Look once more."""
         for folder in self.trials.glob("*"):
-            count = len(step_lines(folder))
+            count = len(read_steps_written(folder))
             if count > self.seen.get(folder.name, 0):
                 self.seen[folder.name] = count
                 self.grown.append((time.monotonic(), folder.name))
@@ -74,7 +74,7 @@ class Watch:
 
     def repeated(self) -> int:
         """Steps that were done again so far."""
-        lines = [step_lines(folder) for folder in self.trials.glob("*")]
+        lines = [read_steps_written(folder) for folder in self.trials.glob("*")]
         return sum(len(steps) - len(set(steps)) for steps in lines)
 
 

@@ -16,7 +16,7 @@ from normalization_trials import MODES, RANGES
 
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.figures import style
-from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
+from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 
 ACROSS, UP = "correctness", ("length", "format")
 
@@ -36,7 +36,7 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
             drawn = [cell for cell in cells if (cell.task, cell.ranges) == (task, ranges)]
             for cell in drawn:
                 _draw(axis, cell, up)
-            dress(axis, ACROSS, up)
+            style_axis(axis, ACROSS, up)
             low, high = RANGES[ranges]
             axis.set_title(
                 f"{task}, correctness earns {low:g} to {high:g}", size=10, color=style.INK
@@ -58,7 +58,7 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
 
 
 def _draw(axis: Axes, cell: Cell, up: str) -> None:
-    mark = style.mark_of(cell.mode)
+    mark = style.get_mark(cell.mode)
     x, y = (_mean_and_error(cell, name) for name in (ACROSS, up))
     axis.errorbar(
         x[0],
@@ -91,7 +91,7 @@ def _mean_and_error(cell: Cell, name: str) -> tuple[list[float], list[float]]:
 
 
 def _legend() -> list[Line2D]:
-    handles = [_handle(mode, style.mark_of(mode), style.mark_of(mode).color) for mode in MODES]
+    handles = [_handle(mode, style.get_mark(mode), style.get_mark(mode).color) for mode in MODES]
     grey = style.Mark(style.MUTED, "circle", "o")
     return [*handles, _handle("dominated by its own mode", grey, style.PAPER)]
 

@@ -123,7 +123,7 @@ def simulated(slots: int, make: Any) -> Generator[None]:
     from gdpo_tune.tuning.ray import cluster
     from gdpo_tune.tuning.ray.nodes import Nodes
 
-    real_manager, real_cluster = tune_controller.RayActorManager, cluster.ray_cluster
+    real_manager, real_cluster = tune_controller.RayActorManager, cluster.open_cluster
     node = {
         "NodeID": "0" * 56,
         "NodeManagerHostname": "node",
@@ -138,11 +138,11 @@ def simulated(slots: int, make: Any) -> Generator[None]:
             yield replace(ray_up, nodes=Nodes(lambda: [node]), is_alive=lambda: True)
 
     SimulatedActors.slots, SimulatedActors.make = slots, staticmethod(make)
-    tune_controller.RayActorManager, cluster.ray_cluster = SimulatedActors, large
+    tune_controller.RayActorManager, cluster.open_cluster = SimulatedActors, large
     try:
         yield
     finally:
-        tune_controller.RayActorManager, cluster.ray_cluster = real_manager, real_cluster
+        tune_controller.RayActorManager, cluster.open_cluster = real_manager, real_cluster
 
 
 def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> None:
@@ -153,7 +153,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
 
     from gdpo_tune.display import LiveDisplay
     from gdpo_tune.tracking import MlflowSink
-    from gdpo_tune.tuning import run_sweep
+    from gdpo_tune.tuning.runner import run_sweep
     from gdpo_tune.tuning.search.projection import Projection
 
     parts.watch()
@@ -192,7 +192,7 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     from ray import tune
     from ray.tune.search import Searcher
 
-    from gdpo_tune.tuning.ray.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import open_cluster
 
     parts = Parts()
     samples: list[dict[str, float]] = []
@@ -225,7 +225,7 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     storage = spec.directory.parent / "ray"
     storage.mkdir(parents=True)
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    with ray_cluster(storage / "processes"), simulated(slots, flat_results):
+    with open_cluster(storage / "processes"), simulated(slots, flat_results):
         tune.Tuner(
             tune.with_resources(nothing, {"cpu": 1}),
             tune_config=tune.TuneConfig(search_alg=Yes(), num_samples=-1, reuse_actors=True),

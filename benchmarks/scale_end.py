@@ -58,7 +58,7 @@ def draw(spec: SweepSpec, records: Any) -> None:
         console = Console(file=nowhere, force_terminal=True, width=120)
         display = LiveDisplay(spec, console)
         display._progress.update(SweepStarted(records, len(records)))
-        console.print(display.picture())
+        console.print(display.render())
 
 
 def messages(spec: SweepSpec) -> dict[str, int]:

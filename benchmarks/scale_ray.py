@@ -34,10 +34,10 @@ def loop_costs(told: Path, slots: list[int]) -> None:
     import ray
     from scale_trials import METRICS, filled
 
-    from gdpo_tune.tuning.ray.cluster import ray_cluster
+    from gdpo_tune.tuning.ray.cluster import open_cluster
 
     result = filled({f"train/{name}": 0.5 for name in METRICS}, 1, {"results": 30})
-    with ray_cluster(told.with_suffix(".processes")):
+    with open_cluster(told.with_suffix(".processes")):
         handle = ray.remote(Slots).options(max_concurrency=2000, num_cpus=0).remote(result)
         ray.get(handle.train.remote(0))
         found = {str(count): round(event_cost(handle, count), 1) for count in slots}

@@ -13,8 +13,14 @@ from scale_executor import CLOCK
 
 from gdpo_tune.core.steps import FILE
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
+from gdpo_tune.tuning.ray.messages import (
+    AttemptConfig,
+    Finished,
+    Interrupted,
+    pack,
+    unpack_attempt,
+)
 from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.setup import Setup
 
 METRICS = (
     "loss",
@@ -53,8 +59,8 @@ def keep(trial: TrialConfig, lines: list[bytes]) -> None:
 class Simulated(Reporter):
     """The product's own, with the clock of the simulation."""
 
-    def __init__(self, trial: TrialConfig, setup: Setup, ends_at: Any) -> None:
-        super().__init__(trial, setup.stop, ends_at, setup.pace)
+    def __init__(self, attempt: AttemptConfig) -> None:
+        super().__init__(attempt)
         self.seconds = 0.0
         """Of training since the last result."""
 
@@ -65,13 +71,14 @@ class Simulated(Reporter):
 
 def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What the process of a trial would answer, one `train` of Ray's after the other."""
-    trial: TrialConfig = config["trial"]
+    attempt = unpack_attempt(config)
+    trial = attempt.trial
     rng = np.random.default_rng(trial.seed)
     values, steps = worth(trial), trial.training.steps
-    known = {"trial": trial, "setup": config["setup"], "ends_at": config["ends_at"]}
+    known = pack(attempt)
     found: dict[str, Estimate] = {}
     cost = Cost()
-    reporter, written = Simulated(trial, config["setup"], config["ends_at"]), []
+    reporter, written = Simulated(attempt), []
     for step in range(1, steps + 1) if trial.train else ():
         validated = step == steps or step in trial.evaluate_at
         metrics, line = step_of(step)
@@ -94,15 +101,15 @@ def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
             reporter.hold(measurement)
             continue
         keep(trial, written)
-        result = filled(reporter.result(measurement), step, known)
+        result = filled(pack(reporter.build_update(measurement)), step, known)
         yield result | {"time_this_iter_s": reporter.seconds}
         reporter.seconds = 0.0
-        if stop or (validated and reporter.halted()):
-            yield filled({"interrupted": True}, 0, known)
+        if stop or (validated and reporter.is_halted()):
+            yield filled(pack(Interrupted()), 0, known)
             yield {"__duplicate__": True}
             return
     found = found or {name: Estimate(0.1, 0.02) for name in values}
-    yield filled({"outcome": Outcome(found, found, cost, None)}, 0, known)
+    yield filled(pack(Finished(Outcome(found, found, cost, None))), 0, known)
     yield {"__duplicate__": True}
 
 

@@ -27,7 +27,8 @@ import numpy as np
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.spec.model import SPEC
+from gdpo_tune.tuning.ray.messages import Setup
 from gdpo_tune.tuning.schedulers import asha
 from gdpo_tune.tuning.schedulers.referee import Referee
 from gdpo_tune.tuning.schedulers.rungs import Variant
@@ -119,7 +120,7 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     ledger, of_ledger = timed(lambda: Ledger.open(spec))
     with ledger:
         scheduler = asha.build(ledger)
-        setup = Setup("none:none", ledger.directory / "stop", 1.0)
+        setup = Setup("none:none", ledger.directory / SPEC)
         searcher, of_searcher = timed(
             lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
         )

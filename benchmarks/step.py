@@ -34,7 +34,7 @@ from trl import GRPOConfig, GRPOTrainer
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
-from gdpo_tune.training.rollout import rollout
+from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 
 PROMPTS, GROUP, TOKENS = 8, 8, 64
@@ -48,9 +48,9 @@ class Padded(MicroBatchTrainer):
         return False
 
 
-OURS = partial(GDPOTrainer, normalization="gdpo", rollout_func=rollout)
-BY_LENGTH = partial(Padded, rollout_func=rollout)
-SHUFFLED = partial(GRPOTrainer, rollout_func=rollout)
+OURS = partial(GDPOTrainer, normalization="gdpo", rollout_func=sample_for_trainer)
+BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer)
+SHUFFLED = partial(GRPOTrainer, rollout_func=sample_for_trainer)
 
 
 def block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:

@@ -62,7 +62,7 @@ def main() -> None:
     if options.read:
         figures = measure(load_spec(SPACE, [f"storage={options.read}"]))
     else:
-        from gdpo_tune.tuning import run_sweep
+        from gdpo_tune.tuning.runner import run_sweep
 
         with tempfile.TemporaryDirectory() as folder:
             spec = load_spec(SPACE, [f"storage={folder}", *(SMALL if options.small else [])])

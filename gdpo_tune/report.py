@@ -23,7 +23,7 @@ from gdpo_tune import cli
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.results.summary import Choice
+    from gdpo_tune.results.summary import ChosenTrial
     from gdpo_tune.spec import SweepSpec
 
 
@@ -126,13 +126,13 @@ def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     return load_spec(file, [place, *options.overrides], name, to_run=False), pick
 
 
-def _chosen(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> Choice:
+def _chosen(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> ChosenTrial:
     from gdpo_tune.results.pick_language import parse
     from gdpo_tune.results.picking import choose, told_of
-    from gdpo_tune.results.summary import Choice
+    from gdpo_tune.results.summary import ChosenTrial
 
     found = choose(records, spec, parse(pick))
-    return Choice(found.record.number, tuple(told_of(found, spec)))
+    return ChosenTrial(found.record.number, tuple(told_of(found, spec)))
 
 
 if __name__ == "__main__":

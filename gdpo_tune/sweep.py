@@ -2,7 +2,7 @@
 
     python -m gdpo_tune.sweep search_spaces/code.yaml
 
-The same command after an interruption, a crash or `kill -9` goes on where the sweep was; a larger
+The same command after an interruption, a crash or `kill -9` continues the sweep; a larger
 `search.trials` extends it; on a finished sweep it starts nothing. On a node of a Ray cluster,
 `--address auto` spreads the trials over all nodes; from anywhere, `--submit http://HEAD:8265` runs
 the sweep there and follows it.
@@ -21,14 +21,72 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core import ray_access
-from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.errors import ClusterLostError, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.tuning.runner import SweepResult
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the sweep that `arguments` ask for and return the exit status."""
+    # Before numpy: the driver's linear algebra is small, and trials want the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    options = parse_arguments(arguments)
+
+    from gdpo_tune.spec import load_spec
+
+    spec = load_spec(options.space, options.overrides, options.name)
+    if options.dry_run:
+        return print_dry_run(spec)
+    if options.submit is not None:
+        return submit_sweep(spec, options)
+    print_environment(spec)
+    words = [word for word in arguments if word != "--fresh"]
+    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
+
+    from gdpo_tune.display import LiveDisplay, print_summary
+    from gdpo_tune.tracking import MlflowSink
+    from gdpo_tune.tuning.runner import run_sweep
+
+    try:
+        with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.state) as display:
+            result = run_sweep(spec, fresh=options.fresh, listeners=[sink, display])
+            display.close()
+            draw_pictures(spec, result)
+            sink.log_pictures()
+    except ClusterLostError as error:
+        print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
+        return error.exit_status
+    print_summary(
+        spec, result.records, note=display.note, view=sink.link(), sessions=result.sessions
+    )
+    if result.interrupted:
+        print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
+        return cli.INTERRUPTED
+    return find_status(result)
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; Ray looks for its cluster at the address among them from here on.
+
+    Raises:
+        UsageError: options that mean nothing together, or an address that is none.
+    """
+    options = parser().parse_args(arguments)
+    for name in ("detach", "working_dir"):
+        if getattr(options, name) and options.submit is None:
+            raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
+    if options.address is not None:
+        address = ray_access.address(options.address, "--address")
+        # The variable names a cluster more exactly than auto does.
+        if address != "auto" or not os.environ.get(ray_access.ADDRESS):
+            os.environ[ray_access.ADDRESS] = address
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, without importing anything heavy: `--help` answers at once."""
+    """Return the command line, without importing anything heavy: `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.sweep",
         description=__doc__,
@@ -39,19 +97,19 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved spec, space, budget and doubtful combinations; start nothing",
+        help="print the resolved spec, space, budget and warnings; start nothing",
     )
     parser.add_argument(
         "--fresh",
         action="store_true",
         help="start anew; an earlier sweep of this name is moved aside, not deleted",
     )
-    where = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
-    where.add_argument(
+    cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
+    cluster.add_argument(
         "--address",
         help="join the cluster of which this machine is a node: auto, or HOST:PORT of its head",
     )
-    where.add_argument(
+    cluster.add_argument(
         "--submit",
         metavar="URL",
         help="run as a job of the cluster with this dashboard, such as http://head:8265, and show "
@@ -64,58 +122,51 @@ def parser() -> argparse.ArgumentParser:
         "--working-dir",
         type=Path,
         metavar="FOLDER",
-        help="with --submit: what is sent, with the search space in it (default: this folder)",
+        help="with --submit: directory to send, with the search space in it (default: this one)",
     )
     return parser
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the sweep that `arguments` ask for and return the exit status."""
-    # Before numpy: the driver's linear algebra is small, and trials want the cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    options = parsed(arguments)
+def print_dry_run(spec: SweepSpec) -> int:
+    """Print the resolved spec, refuse a share of a GPU that is too small; return the status."""
+    from gdpo_tune.spec import dry_run
 
-    from gdpo_tune.spec import check_resources, load_spec, sandbox_doubts
+    print(dry_run(spec))
+    cli.check_share(spec)
+    return 0
 
-    spec = load_spec(options.space, options.overrides, options.name)
-    if options.dry_run:
-        from gdpo_tune.spec import dry_run
 
-        print(dry_run(spec))
-        cli.check_share(spec)
-        return 0
-    if options.submit is not None:
-        return submitted(spec, options)
+def print_environment(spec: SweepSpec) -> None:
+    """Refuse a sweep that cannot run here, and print what its task says of this machine."""
+    from gdpo_tune.spec import check_resources, sandbox_doubts
+
     check_resources(spec)
     for warning in sandbox_doubts(spec):
         print(f"warning: {warning}", file=sys.stderr)
-    for what, value in cli.probe_environment(spec).items():
-        print(f"{what}: {value}")
-    again = [word for word in arguments if word != "--fresh"]
-    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *again])
-    return run(spec, fresh=options.fresh, command=command)
+    for name, value in cli.probe_environment(spec).items():
+        print(f"{name}: {value}")
 
 
-def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; an address among them is where Ray is looked for from here on.
+def draw_pictures(spec: SweepSpec, result: SweepResult) -> None:
+    """Write the report and the picture of the front."""
+    # Only now: plotting libraries take a second to import, and a refusal needs none.
+    from gdpo_tune.figures import write_front_png, write_report
 
-    Raises:
-        UsageError: options that mean nothing together, or an address that is none.
-    """
-    options = parser().parse_args(arguments)
-    for name in ("detach", "working_dir"):
-        if getattr(options, name) and options.submit is None:
-            raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
-    if options.address is not None:
-        found = ray_access.address(options.address, "--address")
-        # Ray takes a variable for more than what it is asked for; auto leaves it what it is.
-        if found != "auto" or not os.environ.get(ray_access.ADDRESS):
-            os.environ[ray_access.ADDRESS] = found
-    return options
+    write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
+    write_front_png(spec, result.records)
 
 
-def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
-    """Run the sweep as a job of a cluster; return the exit status."""
+def find_status(result: SweepResult) -> int:
+    """Return the exit status of a finished sweep: 1 if every trial failed."""
+    trained = [record for record in result.records if record.role != "untrained"]
+    if not trained or any(record.state != "failed" for record in trained):
+        return 0
+    print("error: every trial failed; correct the cause, then start with --fresh", file=sys.stderr)
+    return 1
+
+
+def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
+    """Run the sweep as a job of a cluster and return the exit status."""
     from gdpo_tune.clusters.backends.submit import Submission, cluster_at, submit
     from gdpo_tune.clusters.reach import lost_tracking
 
@@ -124,12 +175,12 @@ def submitted(spec: SweepSpec, options: argparse.Namespace) -> int:
     words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
-    folder = (options.working_dir or Path()).absolute()
-    submission = Submission(Path(options.space), tuple(words), spec.name, storage, folder)
+    sent = (options.working_dir or Path()).absolute()
+    submission = Submission(Path(options.space), tuple(words), spec.name, storage, sent)
     print(f"kept in {storage}/{spec.name}, as the nodes of the cluster see it")
-    doubt = lost_tracking(spec)
-    if doubt:
-        print(f"warning: {doubt}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
+    problem = lost_tracking(spec)
+    if problem:
+        print(f"warning: {problem}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
     return submit(submission, cluster_at(options.submit), follow=not options.detach)
 
 
@@ -149,53 +200,6 @@ def refuse_passwords(overrides: Sequence[str]) -> None:
                 "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
             )
-
-
-def run(spec: SweepSpec, *, fresh: bool, command: str) -> int:
-    """Run the sweep; return the exit status, and say how to go on where it ended too soon."""
-    from gdpo_tune.core.errors import ClusterLostError
-
-    try:
-        return searched(spec, fresh=fresh, command=command)
-    except ClusterLostError as error:
-        say_how_to_go_on(f"error: {error}.", command)
-        return error.exit_status
-
-
-def searched(spec: SweepSpec, *, fresh: bool, command: str) -> int:
-    """Compose the search with tracking and display; return the exit status."""
-    from gdpo_tune.display import LiveDisplay, print_summary
-    from gdpo_tune.tracking import MlflowSink
-    from gdpo_tune.tuning import run_sweep
-
-    with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.state) as display:
-        result = run_sweep(spec, fresh=fresh, listeners=[sink, display])
-        display.close()
-        # Only now: plotting libraries take a second to import, and a refusal needs none.
-        from gdpo_tune.figures import write_front_png, write_report
-
-        write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
-        write_front_png(spec, result.records)
-        sink.log_pictures()
-    print_summary(
-        spec, result.records, note=display.note, view=sink.link(), sessions=result.sessions
-    )
-    if result.interrupted:
-        say_how_to_go_on("Interrupted.", command)
-        return cli.INTERRUPTED
-    trained = [record for record in result.records if record.role != "untrained"]
-    if trained and all(record.state == "failed" for record in trained):
-        print(
-            "error: every trial failed; after the cause is mended, start with --fresh",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
-
-
-def say_how_to_go_on(why: str, command: str) -> None:
-    """Print why a sweep ended too soon, and the line that continues it."""
-    print(f"{why} Go on with:\n  {command}", file=sys.stderr)
 
 
 if __name__ == "__main__":

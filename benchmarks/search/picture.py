@@ -15,7 +15,7 @@ from measures import at_budgets, median_of
 
 from gdpo_tune.core.files import write_whole
 from gdpo_tune.figures import style
-from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, dress
+from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 
 OURS = "gdpo_tune"
 ACROSS = 3
@@ -68,7 +68,7 @@ def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str 
             if mine:
                 _draw(axis, mine, budget, *_look(name, names))
         axis.set_title(problem, size=10, color=style.INK)
-        dress(axis, spent, "hypervolume of finished trials")
+        style_axis(axis, spent, "hypervolume of finished trials")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles,

@@ -43,9 +43,9 @@ class Agreement:
             for name, value in self.correlation.items()
         )
         return (
-            f"at {self.completions:,} completions, rank correlation with the end: {found} "
-            f"({self.trials} complete trials; {self.dominated} of the {self.front} best "
-            "were dominated there)"
+            f"at {self.completions:,} completions, rank correlation with final scores: {found} "
+            f"({self.trials} complete trials; dominated there: {self.dominated} of the "
+            f"{self.front} on their final front)"
         )
 
 

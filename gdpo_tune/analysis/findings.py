@@ -1,20 +1,27 @@
-"""What a sweep has found, in words: each sentence follows from an interval, or from its lack."""
+"""The findings of a sweep in sentences, each of which follows from an interval or from its lack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
-from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.front import Front, name_extreme
+from gdpo_tune.core.formatting import (
+    format_count,
+    format_estimate,
+    format_interval,
+    format_number,
+    format_percent,
+)
 
 SURE = 0.05
-"""Corrected p below which an effect is told."""
+"""Corrected p up to which an effect counts as detected."""
 MOST = 6
-"""Effects that are told: the most important ones."""
+"""Effects that get a sentence: the most important ones."""
 
 
 def reading(front: Front, found: Effects) -> tuple[list[str], list[str]]:
-    """What moved what, and what the data cannot tell: sentences for a person."""
+    """Return sentences on which parameters mattered, and on what the data cannot tell."""
     return _known(front, found), _unknown(front, found)
 
 
@@ -23,20 +30,21 @@ def _known(front: Front, found: Effects) -> list[str]:
     if front.members:
         interval = front.hypervolume_interval
         lines.append(
-            f"The front has {len(front.members)} configurations and a hypervolume of "
-            f"{front.hypervolume:.3g} (95 %: {interval.low:.3g} to {interval.high:.3g})."
+            f"The front has {format_count(len(front.members), 'configuration')} and a "
+            f"hypervolume of {format_number(front.hypervolume)} "
+            f"(95 %: {format_interval(interval.low, interval.high)})."
         )
-    for name, best in front.extremes.items():
-        if front.leads(name).startswith("best"):
-            value = best.mean[name]
+    for goal in front.objectives:
+        if goal.name in front.extremes and not front.list_ties(goal.name):
+            best = front.extremes[goal.name]
             lines.append(
-                f"Trial {best.first} is the best in {name}, {value.mean:.3f} ± {value.se:.3f}: "
-                "ahead of every other one by more than noise."
+                f"Trial {best.first} has the {name_extreme(goal)}, "
+                f"{format_estimate(best.mean[goal.name])}. No other configuration is tied with it."
             )
     told = sorted((e for e in found.found if e.p <= SURE), key=lambda e: -e.importance)
     lines += [_told(effect) for effect in told[:MOST]]
     if len(told) > MOST:
-        lines.append(f"{len(told) - MOST} weaker effects are in the picture below.")
+        lines.append(f"Weaker effects: {len(told) - MOST} more in the picture of importance.")
     return lines
 
 
@@ -44,56 +52,55 @@ def _unknown(front: Front, found: Effects) -> list[str]:
     lines: list[str] = []
     if not found.found:
         lines.append(
-            f"{found.configurations} configurations are too few to tell what a parameter does: "
-            f"that takes {found.needed} of this space."
+            f"Too few configurations to measure what a parameter does: {found.configurations}. "
+            f"This space needs {found.needed}."
         )
     silent = _silent(found)
     if silent:
         lines.append(
-            f"No effect could be told from noise: {_listed(silent)}. That is not to say that there "
-            "is none; the intervals below say how large one may be."
+            f"No detectable effect: {_listed(silent)}. There may be one: the intervals in the "
+            "picture of importance show how large it can be."
         )
     stopped = sum(record.state == "pruned" for record in front.records)
     if found.found and stopped:
         lines.append(
-            f"{stopped} trials were stopped early and have no value on test prompts. What "
-            "parameters do is told of those that ran to their end; over all it may be more."
+            f"Stopped early, without a value on test prompts: {format_count(stopped, 'trial')}. "
+            "Effects are those among trials that ran to their end; over all they may be larger."
         )
     provisional = sum(member.provisional for member in front.members)
     if provisional:
         lines.append(
-            f"{provisional} of {len(front.members)} places on the front rest on one seed each."
+            f"Provisional, because they have one seed: {provisional} of the "
+            f"{format_count(len(front.members), 'configuration')} on the front."
         )
     doubtful = [m.first for m in front.members if m.probability < 0.5]
     if doubtful:
         lines.append(
-            "More likely beaten than not, given their errors: trial "
+            "More likely dominated than not, given the standard errors: trial "
             f"{_listed([str(number) for number in doubtful])}."
         )
-    for name in front.extremes:
-        if not front.leads(name).startswith("best"):
-            lines.append(f"Which configuration is the best in {name} lies within the noise.")
+    tied = [name for name in front.extremes if front.list_ties(name)]
+    if tied:
+        lines.append(f"Top configurations for {_listed(tied)} are statistically tied.")
     if found.found:
-        lines.append(
-            "Whether two parameters work together (interactions) is not looked at; what they do "
-            "together counts as noise here."
-        )
+        lines.append("Effects are those of single parameters: interactions are not modelled.")
     return lines
 
 
 def _told(effect: ParameterEffect) -> str:
     changes = [c for c in effect.changes if c.interval.low > 0 or c.interval.high < 0]
     share = (
-        f"{effect.parameter} explains {effect.importance:.0%} (95 %: {effect.interval.low:.0%} to "
-        f"{effect.interval.high:.0%}) of what the other parameters leave of {effect.objective}"
+        f"{effect.parameter} explains {format_percent(effect.importance)} (95 %: "
+        f"{format_percent(effect.interval.low)} to {format_percent(effect.interval.high)}) of the "
+        f"remaining variance in {effect.objective}"
     )
     if not effect.changes:
-        return f"{share}. Its values came together with those of another parameter."
+        return f"{share}. Its values are confounded with those of another parameter."
     if not changes and len(effect.changes) > 1:
         first = effect.changes[0].before
         return f"{share}, though no value differs from {first} by more than noise."
     if not changes:
-        return f"{share}, by a bend rather than a slope."
+        return f"{share}, by a curve rather than a slope."
     return f"{share}: {'; '.join(_changed(change) for change in changes)}."
 
 
@@ -107,7 +114,7 @@ def _changed(change: Change) -> str:
 
 
 def _silent(found: Effects) -> list[str]:
-    """Parameters without any effect that is told, each with the objectives."""
+    """Return the parameters without a detectable effect on any objective."""
     names = dict.fromkeys(effect.parameter for effect in found.found)
     return [n for n in names if all(e.p > SURE for e in found.found if e.parameter == n)]
 

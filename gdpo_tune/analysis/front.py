@@ -28,6 +28,9 @@ from gdpo_tune.analysis.replicates import (
 from gdpo_tune.analysis.selection import extremes, is_ahead, knee
 from gdpo_tune.core.trials import Objective, TrialRecord
 
+MOST_TIES = 3
+"""Trials that are named beside the one they are tied with."""
+
 
 @dataclass(frozen=True)
 class HypervolumePoint:
@@ -60,6 +63,11 @@ class Front:
     """What a person chose, on the front or not."""
 
     @cached_property
+    def trial_numbers(self) -> frozenset[int]:
+        """Numbers of all trials of the members."""
+        return frozenset(number for member in self.members for number in member.numbers)
+
+    @cached_property
     def hypervolume_over_trials(self) -> tuple[HypervolumePoint, ...]:
         """The hypervolume after each trained trial that ended, in order of ending.
 
@@ -81,25 +89,37 @@ class Front:
             self.objectives,
         )
 
-    def picked_as(self, configuration: Configuration) -> list[str]:
-        """What a configuration is singled out for: `chosen`, `knee`, `best correctness`, ..."""
+    def picked_as(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
+        """Return why a configuration is singled out: `chosen`, `knee`, `highest correctness`, ...
+
+        Args:
+            configuration: one of `configurations`.
+            ties: True adds to an extreme the trials that it is tied with, such as `highest
+                correctness (tied with 5, 15)`.
+        """
         names = ["chosen"] if configuration is self.chosen else []
         names += ["knee"] if configuration is self.knee else []
         return names + [
-            self.leads(name) for name, best in self.extremes.items() if best is configuration
+            name_extreme(goal) + (self._name_ties(goal.name) if ties else "")
+            for goal in self.objectives
+            if self.extremes.get(goal.name) is configuration
         ]
 
-    def leads(self, objective: str) -> str:
-        """What the extreme in an objective may be called.
+    def list_ties(self, objective: str) -> list[Configuration]:
+        """Return the configurations that differ from the extreme by no more than noise.
 
-        `best correctness` if its lead over every other configuration is larger than its noise, else
-        `ahead in correctness`: another one may well be as good.
+        Dominated ones count too. The closest comes first.
         """
-        rivals = [c for c in self._eligible if c is not self.extremes[objective]]
-        clear = is_ahead(
-            self.extremes[objective].mean[objective], [c.mean[objective] for c in rivals]
-        )
-        return f"{'best' if clear else 'ahead in'} {objective.replace('_', ' ')}"
+        best = self.extremes[objective]
+        rivals = [c for c in self._eligible if c is not best]
+        tied = [c for c in rivals if not is_ahead(best.mean[objective], [c.mean[objective]])]
+        return sorted(tied, key=lambda c: abs(c.mean[objective].mean - best.mean[objective].mean))
+
+    def _name_ties(self, objective: str) -> str:
+        numbers = [str(c.first) for c in self.list_ties(objective)]
+        more = len(numbers) - MOST_TIES
+        others = f" and {more} more" if more > 0 else ""
+        return f" (tied with {', '.join(numbers[:MOST_TIES])}{others})" if numbers else ""
 
     @property
     def seeds_compared(self) -> bool:
@@ -109,6 +129,12 @@ class Front:
     @property
     def _eligible(self) -> list[Configuration]:
         return [c for c in self.configurations if c.rank >= 0]
+
+
+def name_extreme(objective: Objective) -> str:
+    """Return `highest correctness`, or `lowest mean length` for a minimised objective."""
+    word = "highest" if objective.direction == "maximize" else "lowest"
+    return f"{word} {objective.name.replace('_', ' ')}"
 
 
 def build_front(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from gdpo_tune.analysis.comparison import ALPHA, Comparison, Effect
 from gdpo_tune.analysis.probability import Interval
+from gdpo_tune.core.formatting import format_percent
 
 Winner = Literal["left", "right", "mixed", "undecided", "equal", "too few"]
 CLOSE = 0.1
@@ -35,8 +36,8 @@ def judge(comparison: Comparison) -> Verdict:
     called = _called(comparison)
     if comparison.smallest_p > ALPHA:
         text = (
-            f"Too few trials to tell {left} from {right}: {comparison.left.tried} and "
-            f"{comparison.right.tried}. No difference, however large, could be told from luck."
+            f"Too few trials to compare {left} with {right}: {comparison.left.tried} and "
+            f"{comparison.right.tried}. No difference, however large, could be significant."
         )
         return Verdict("too few", text, ())  # figures would be taken for a finding
     reasons = tuple(_reasons(comparison))
@@ -57,17 +58,17 @@ def judge(comparison: Comparison) -> Verdict:
             for side, name in (("left", left), ("right", right))
             if ahead[side]
         ]
-        text = f"{' and '.join(parts)}; which front covers more cannot be told."
+        text = f"{' and '.join(parts)}; no significant difference in what the fronts cover."
         sides = set(called.values())
         return Verdict(sides.pop() if len(sides) == 1 else "mixed", text, reasons)
     interval = comparison.ratio.interval
     if interval.low >= 1 - CLOSE and interval.high <= 1 + CLOSE:
         text = (
-            f"{left} and {right} are as good as equal: their hypervolumes differ by less than "
-            f"{CLOSE:.0%}."
+            f"{left} and {right} are practically equal: their hypervolumes differ by less than "
+            f"{format_percent(CLOSE)}."
         )
         return Verdict("equal", text, reasons)
-    return Verdict("undecided", f"{left} and {right} cannot be told apart.", reasons)
+    return Verdict("undecided", f"{left} and {right}: no significant difference.", reasons)
 
 
 def _called(comparison: Comparison) -> dict[str, Literal["left", "right"]]:
@@ -93,7 +94,7 @@ def _reasons(comparison: Comparison) -> list[str]:
     ]
     for name, effect in comparison.superiority.items():
         ahead = left if effect.value > 0.5 else right
-        told = f"{ahead} is better" if _clear(effect, 0.5) else "not told apart"
+        told = f"{ahead} is better" if _clear(effect, 0.5) else "no significant difference"
         lines.append(
             f"{name}: {told}. A configuration of {left} beats one of {right} in "
             f"{_percent(effect.value, effect.interval)} of pairs. {_odds(effect)}"
@@ -114,11 +115,12 @@ def _reasons(comparison: Comparison) -> list[str]:
 
 def _odds(effect: Effect) -> str:
     """What p is, in a sentence."""
-    return f"p = {effect.corrected:.3f}, corrected."
+    return f"Corrected p = {effect.corrected:.3f}."
 
 
 def _percent(value: float, interval: Interval) -> str:
-    return f"{value:.0%} (95 %: {interval.low:.0%} to {interval.high:.0%})"
+    low, high = format_percent(interval.low), format_percent(interval.high)
+    return f"{format_percent(value)} (95 %: {low} to {high})"
 
 
 def _volumes(comparison: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""How measured values, parameters and durations are written for a person, everywhere the same."""
+"""Words, numbers and colours that the console, pictures and MLflow share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,40 @@ SHORT = {
     "conditioning": "{} if",
     "conditioning_threshold": "{} if at least",
 }
-"""Names of the parameters that exist once a reward."""
+"""Short names of the parameters that exist once a reward."""
+# The colours stay apart under the common colour-vision deficiencies.
+# Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted).
+INK = "#1c2430"
+MODE_COLORS = {
+    "gdpo": "#0072b2",
+    "grpo": "#d55e00",
+    "grpo_no_std": "#009e73",
+    "grpo_batch": "#cc79a7",
+    "gdpo_no_batch_norm": "#56b4e9",
+    "gdpo_no_std": "#e69f00",
+    "dvao": "#882255",
+    "saw": "#999933",
+}
+"""Normalization mode -> colour."""
+OTHER_COLOR = "#7f7f7f"
+"""Colour of a mode that is not in `MODE_COLORS`."""
 
 
 def mode_of(params: Params) -> str:
-    """The normalization mode that a configuration was trained with."""
+    """Return the normalization mode that a configuration was trained with."""
     return str(params.get("normalization", "gdpo"))
 
 
 def format_number(value: float) -> str:
-    """A measured value for reading: three decimals below 10, fewer above; a dash if not finite."""
-    return f"{value:,.{_decimals(value)}f}" if math.isfinite(value) else NOTHING
+    """Format a measured value: three decimals below 10, fewer above; a dash if not finite."""
+    return f"{value:,.{_choose_decimals(value)}f}" if math.isfinite(value) else NOTHING
 
 
 def format_estimate(value: Estimate | None) -> str:
-    """`mean ± standard error` with as many decimals in both; a dash for nothing."""
+    """Format `mean ± standard error` with equally many decimals; a dash for None."""
     if value is None:
         return NOTHING
-    return f"{format_number(value.mean)} ± {value.se:,.{_decimals(value.mean)}f}"
+    return f"{format_number(value.mean)} ± {value.se:,.{_choose_decimals(value.mean)}f}"
 
 
 def format_interval(low: float, high: float) -> str:
@@ -38,13 +54,13 @@ def format_interval(low: float, high: float) -> str:
     return f"{format_number(low)} to {format_number(high)}"
 
 
-def _decimals(value: float) -> int:
+def _choose_decimals(value: float) -> int:
     magnitude = abs(value)
     return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
 
 
 def format_parameter(value: ParamValue | None) -> str:
-    """A parameter's value for reading, in three significant digits; a dash for nothing."""
+    """Format a parameter's value in three significant digits; a dash for None."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -58,13 +74,13 @@ def format_parameter(value: ParamValue | None) -> str:
 
 
 def abbreviate(name: str) -> str:
-    """A parameter's name for a narrow column: `reward_weights.format` becomes `w format`."""
+    """Shorten a parameter's name for a narrow column: `reward_weights.format` -> `w format`."""
     family, _, reward = name.partition(".")
     return SHORT.get(family, "{}").format(reward) if reward else name.replace("_", " ")
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for reading: `45 s`, `7 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Format seconds: `45 s`, `7 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -73,3 +89,13 @@ def format_duration(seconds: float) -> str:
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a count with its noun: `1 trial`, `2 trials`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_percent(share: float) -> str:
+    """Format a share (0 to 1): `92 %`."""
+    return f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""Folders of an object store, by an address that fsspec knows, and what to say when one is away.
+"""Directories of an object store, by an address that fsspec knows.
 
 Light: fsspec, and the package behind a scheme, are imported only where a store is opened.
 """
@@ -7,46 +7,43 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from gdpo_tune.core.checkpoint_names import is_marker
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.files import is_disk_full
-from gdpo_tune.core.outages import PATIENCE, attempts
-
-T = TypeVar("T")
+from gdpo_tune.core.outages import PATIENCE, build_retrying
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-}
+S3, GCS, AZURE = "s3fs", "gcsfs", "adlfs"
+PACKAGES = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS, "az": AZURE, "abfs": AZURE}
 """Scheme of an address -> the package that reads it."""
 ON_DISK = ("file", "local")
-"""Schemes of folders, which are to be made where an object store needs none."""
+"""Schemes of directories, which have to be created; an object store needs none."""
 CACHE = "GDPO_TUNE_CACHE"
-"""Environment variable: folder of this machine for work on sweeps that are kept elsewhere."""
-LONGEST_WAIT = 30.0
-"""Seconds between two attempts at most: stores slow down who asks too often."""
+"""Environment variable: directory of this machine for work on sweeps that are kept elsewhere."""
+LONGEST_PAUSE = 30.0
+"""Seconds between two attempts at most: stores slow down clients that ask too often."""
+_RAISE = object()
+REFUSALS = (401, 403, 404)
+"""HTTP statuses of a wrong key and of a bucket that does not exist: to ask again does not help."""
 
 
 def is_url(storage: str) -> bool:
-    """Whether storage is an object store, not a folder."""
+    """Return whether storage is an object store, not a directory."""
     return URL.match(storage) is not None
 
 
 def joined(address: str, *names: str) -> str:
-    """An address below another one."""
+    """Return an address below another one."""
     return "/".join([address.rstrip("/"), *names])
 
 
-def cache_folder() -> Path:
-    """Folder of this machine for work on sweeps that are kept elsewhere."""
+def find_cache_directory() -> Path:
+    """Return the directory of this machine for work on sweeps that are kept elsewhere."""
     own = os.environ.get(CACHE)
     if own:
         return Path(own).expanduser().absolute()
@@ -54,33 +51,33 @@ def cache_folder() -> Path:
 
 
 def local_folder(address: str) -> Path:
-    """Where this machine keeps what it has fetched from an address, or writes for it."""
+    """Return where this machine keeps copies of what lies at an address."""
     scheme, _, path = address.partition("://")
-    return cache_folder().joinpath(scheme.lower(), *filter(None, path.split("/")))
+    return find_cache_directory().joinpath(scheme.lower(), *filter(None, path.split("/")))
 
 
-def address_of(folder: Path) -> str:
-    """The address that a folder of this machine is a copy of; empty if it is none."""
+def address_of(directory: Path) -> str:
+    """Return the address that a directory of this machine is a copy of; empty if it is none."""
     try:
-        scheme, *names = folder.absolute().relative_to(cache_folder()).parts
+        scheme, *names = directory.absolute().relative_to(find_cache_directory()).parts
     except ValueError:
         return ""
     return f"{scheme}://{'/' if scheme in ON_DISK else ''}{'/'.join(names)}" if names else ""
 
 
 def copied_from(name: str) -> list[str]:
-    """Addresses of sweeps of this name that this machine has copies of."""
-    found: list[str] = []
-    for folder, below, files in os.walk(cache_folder()):
+    """Return the addresses of sweeps of this name that this machine has copies of."""
+    addresses: list[str] = []
+    for directory, below, files in os.walk(find_cache_directory()):
         if "spec.yaml" in files:
-            below.clear()  # nothing below a sweep is one
-            if os.path.basename(folder) == name:
-                found.append(address_of(Path(folder)))
-    return sorted(found)
+            below.clear()  # no sweep lies below another one
+            if os.path.basename(directory) == name:
+                addresses.append(address_of(Path(directory)))
+    return sorted(addresses)
 
 
 def open_filesystem(place: str) -> tuple[Any, str]:
-    """fsspec's filesystem for an address, and its path there without a `/` at the end.
+    """Return fsspec's filesystem for an address, and its path there without a `/` at the end.
 
     Raises:
         StoreError: the scheme is unknown, the package for it is not installed, or it cannot be
@@ -95,33 +92,46 @@ def open_filesystem(place: str) -> tuple[Any, str]:
         filesystem, root = fsspec.url_to_fs(place, use_listings_cache=False, **options)
     except Exception as error:  # each package has errors of its own, and some look for their server
         fix = f"pip install {PACKAGES[scheme]}" if scheme in PACKAGES else "write s3://, gs://"
-        raise StoreError(f"storage {place}: {told(error)}\n    fix: {fix}") from error
+        raise StoreError(f"storage {place}: {first_line(error)}\n    fix: {fix}") from error
     return filesystem, root.rstrip("/")
 
 
-def told(error: BaseException) -> str:
-    """What a store says, in one line."""
+def first_line(error: BaseException) -> str:
+    """Return what a store says, in one line."""
     words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
     return words.strip().splitlines()[0]
 
 
-def unusable(place: str, error: Exception) -> StoreError:
-    """What to tell when nothing can be read or written at a place."""
+def unusable(place: str, error: BaseException) -> StoreError:
+    """Return the error to raise when nothing can be read or written at a place."""
     return StoreError(
-        f"storage {place}: {told(error)}\n"
+        f"storage {place}: {first_line(error)}\n"
         "    fix: make it readable and writable, or write another storage"
     )
 
 
-def nobody_listens(_: str) -> None:
-    """For who need not be told that a store is away."""
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a store answers and refuses; any other error may pass."""
+    status = getattr(error, "status_code", getattr(error, "code", None))
+    refused = isinstance(error, PermissionError | FileNotFoundError) or status in REFUSALS
+    return refused or type(error).__name__ == "NoCredentialsError"
 
 
-class ObjectFolder:
-    """Files below one address; names are relative to it, with `/` between folders.
+class StoreDirectory:
+    """Files below one address; names are relative to it, with `/` between directories.
 
-    Every call is repeated while the store does not answer, for as long as asked. All of them may be
-    repeated, since none adds to what is there.
+    Every call is repeated while the store does not answer, which is safe: no call adds to a file.
+    Markers of checkpoints are written after all other files, and deleted before them.
+
+    Args:
+        address: of the directory; it need not exist.
+        patience: seconds for which a store that does not answer is asked again.
+        say: called once when the store does not answer, and once when it does again.
+
+    Raises:
+        StoreError: the store refuses, or the package for its scheme is not installed.
+        StoreUnreachableError: the store does not answer for as long as it is waited for.
+        OSError: the disk of this machine is full.
     """
 
     def __init__(
@@ -129,125 +139,101 @@ class ObjectFolder:
         address: str,
         *,
         patience: float = PATIENCE,
-        say: Callable[[str], None] = nobody_listens,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """
-        Args:
-            address: of the folder; it need not exist.
-            patience: seconds for which a store that does not answer is asked again.
-            say: told once that it does not, and once that it does again.
-
-        Raises:
-            StoreError: the scheme is unknown, or the package for it is not installed.
-        """
         self.address = address
         self._patience = patience
         self._say = say
         self._files, self._root = open_filesystem(address)
 
     def sizes(self, below: str = "") -> dict[str, int]:
-        """Bytes of every file below a folder, by name; empty where there is none.
-
-        Raises:
-            StoreUnreachableError: as every call here.
-        """
-        root = self._path(below) if below else self._root
-
-        def find() -> dict[str, int]:
-            try:
-                found: Mapping[str, Any] = self._files.find(root, detail=True)
-            except FileNotFoundError:
-                return {}
-            return {self._name(path): int(about["size"]) for path, about in found.items()}
-
-        return self._retried(find)
+        """Return the bytes of every file below a directory, by name; empty if there is none."""
+        root = self._path(below).rstrip("/")
+        files: dict[str, Any] = self._ask("find", root, detail=True, absent={})
+        return {path[len(self._root) + 1 :]: int(about["size"]) for path, about in files.items()}
 
     def read(self, name: str) -> bytes | None:
-        """What a file contains; None where there is none."""
-
-        def cat() -> bytes | None:
-            try:
-                return self._files.cat_file(self._path(name))
-            except FileNotFoundError:
-                return None
-
-        return self._retried(cat)
+        """Return the content of a file; None if it does not exist."""
+        return self._ask("cat_file", self._path(name), absent=None)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file."""
-        self._retried(lambda: self._files.pipe_file(self._path(name), content))
+        self._ask("pipe_file", self._path(name), content)
 
     def upload(self, files: Mapping[str, Path]) -> None:
-        """Write files of this machine, by the names that they get."""
-        if files:
-            there = [self._path(name) for name in files]
-            here = [str(path) for path in files.values()]
-            self._retried(lambda: self._files.put(here, there))
+        """Write files of this machine under the given names."""
+        for names in group_by_marker(files):
+            self._ask("put", [str(files[name]) for name in names], self._paths(names))
 
     def download(self, files: Mapping[str, Path]) -> None:
-        """Bring files onto this machine; their folders are made."""
-        if not files:
-            return
+        """Copy files to this machine; their directories are created."""
         for path in files.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        there = [self._path(name) for name in files]
-        here = [str(path) for path in files.values()]
-        self._retried(lambda: self._files.get(there, here))
+        for names in group_by_marker(files):
+            self._ask("get", self._paths(names), [str(files[name]) for name in names])
 
     def copy(self, names: Mapping[str, str]) -> None:
         """Copy files within the store: name of each -> name of its copy."""
-        if names:
-            here, there = map(self._path, names), map(self._path, names.values())
-            pairs = list(here), list(there)
-            self._retried(lambda: self._files.copy(*pairs))
+        for sources in group_by_marker(names):
+            self._ask("copy", self._paths(sources), self._paths(names[name] for name in sources))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; one that is not there is none."""
-        paths = [self._path(name) for name in names]
-
-        def remove() -> None:
-            try:
-                self._files.rm(paths)
-            except FileNotFoundError:  # a repetition, of which some were gone
-                for path in paths:
-                    self._delete_one(path)
-
-        if paths:
-            self._retried(remove)
-
-    def _delete_one(self, path: str) -> None:
-        try:
-            self._files.rm_file(path)
-        except FileNotFoundError:
-            return
+        """Delete files; some of them may not exist."""
+        for group in reversed(group_by_marker(names)):
+            if self._ask("rm", self._paths(group), absent=False) is False:
+                for name in group:  # a repetition, of which some were gone
+                    self._ask("rm_file", self._path(name), absent=None)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _name(self, path: str) -> str:
-        return path.removeprefix(self._root).lstrip("/")
+    def _paths(self, names: Iterable[str]) -> list[str]:
+        return [self._path(name) for name in names]
 
-    def _retried(self, call: Callable[[], T]) -> T:
-        """The call's answer, however often it takes.
+    def _ask(self, method: str, *arguments: Any, absent: Any = _RAISE, **options: Any) -> Any:
+        """Return what a method of fsspec returns, however often the store has to be asked.
 
-        Raises:
-            StoreUnreachableError: there is none for as long as one was waited for.
-            OSError: the disk of this machine is full.
+        A file that does not exist is a refusal, or gives `absent`.
         """
-        away: Exception | None = None
-        waited = 0.0
-        for waited in attempts(self._patience, longest=LONGEST_WAIT):
-            try:
-                answer = call()
-            except Exception as error:  # each store has errors of its own for its networks
-                if is_disk_full(error):
-                    raise
-                if away is None and self._patience:
-                    self._say(f"waits for {self.address}: {told(error)}")
-                away = error
+        from tenacity import retry_if_exception
+
+        def is_outage(error: BaseException) -> bool:
+            final = is_refusal(error) or is_disk_full(error)
+            return isinstance(error, Exception) and not final
+
+        def say(state: Any) -> None:
+            if state.attempt_number == 1:
+                self._say(f"waits for {self.address}: {first_line(state.outcome.exception())}")
+
+        began = time.monotonic()
+        retrying = build_retrying(
+            self._patience,
+            longest=LONGEST_PAUSE,
+            retry=retry_if_exception(is_outage),
+            before_sleep=say,
+            reraise=True,
+        )
+        try:
+            answer = retrying(getattr(self._files, method), *arguments, **options)
+        except Exception as error:  # each store has errors of its own for its networks
+            if isinstance(error, FileNotFoundError) and absent is not _RAISE:
+                answer = absent
+            elif is_refusal(error):
+                raise unusable(self.address, error) from error
+            elif is_disk_full(error):
+                raise
             else:
-                if away is not None:
-                    self._say(f"goes on: {self.address} answers again after {waited:.0f} s")
-                return answer
-        assert away is not None  # there is always a first attempt
-        raise StoreUnreachableError(self.address, told(away), round(waited)) from away
+                seconds = round(time.monotonic() - began)
+                raise StoreUnreachableError(self.address, first_line(error), seconds) from error
+        if retrying.statistics["attempt_number"] > 1:
+            seconds = round(time.monotonic() - began)
+            self._say(f"goes on: {self.address} answers again after {seconds} s")
+        return answer
+
+
+def group_by_marker(names: Iterable[str]) -> list[list[str]]:
+    """Return all other names, then the markers of checkpoints; no group is empty."""
+    groups: tuple[list[str], list[str]] = ([], [])
+    for name in names:
+        groups[is_marker(name)].append(name)
+    return [group for group in groups if group]

@@ -1,30 +1,28 @@
-"""Waiting for what trials cannot do without: the sweep's folder, its store, its ledger's database.
-
-Stdlib only: every part that waits goes by the same clock and the same patience.
-"""
+"""Waiting for the sweep's directory, its object store and its ledger's database."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tenacity import Retrying
 
 PATIENCE = 600.0
-"""Seconds for which what stopped answering is asked again. Whoever needs it waits with it."""
+"""Seconds for which something that stopped answering is asked again."""
 
 
-def attempts(
-    patience: float, *, first: float = 1.0, longest: float | None = None
-) -> Iterator[float]:
-    """Seconds since the first attempt, before each one: the first at once, others after a pause.
+def build_retrying(
+    patience: float, *, first: float = 1.0, longest: float | None = None, **options: Any
+) -> Retrying:
+    """Return a retry loop: the first attempt at once, others after pauses that double.
 
     Args:
         patience: seconds within which the last attempt begins.
-        first: seconds of the first pause; each one is twice the one before.
-        longest: seconds of the longest pause; None: all are as the first.
+        first: seconds of the first pause.
+        longest: seconds of the longest pause; None: every pause is as long as the first.
+        options: others of `tenacity.Retrying`.
     """
-    began, pause = time.monotonic(), first
-    yield 0.0
-    while time.monotonic() - began + pause <= patience:
-        time.sleep(pause)
-        yield time.monotonic() - began
-        pause = min(2 * pause, longest or first)
+    from tenacity import Retrying, stop_before_delay, wait_exponential  # 30 ms, for asyncio
+
+    pauses = wait_exponential(multiplier=first, max=longest or first)
+    return Retrying(stop=stop_before_delay(patience), wait=pauses, **options)

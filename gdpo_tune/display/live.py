@@ -1,4 +1,4 @@
-"""The running sweep: a live table in a terminal, one line an event elsewhere."""
+"""Terminal output while a sweep runs: a live table in a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.progress import ENDED, Progress
-from gdpo_tune.display.tables import front_table, role, running_table
+from gdpo_tune.display.tables import build_front_table, build_running_table
+from gdpo_tune.results.summary import describe_role
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState
@@ -43,14 +44,14 @@ MEMBERS = 12
 
 
 class LiveDisplay(Closing):
-    """A listener that shows a sweep while it runs. Use it as a context manager.
+    """Listener that shows a sweep while it runs. Use it as a context manager.
 
-    In a terminal a thread of its own draws, so that an event costs next to nothing.
+    In a terminal its own thread draws, so that an event costs next to nothing.
 
     Args:
         spec: the sweep.
-        console: where to show it; default: standard output.
-        tracking: how far MLflow is; None where nothing is tracked.
+        console: default: standard output.
+        tracking: returns the state of MLflow; None where nothing is tracked.
     """
 
     def __init__(
@@ -63,18 +64,16 @@ class LiveDisplay(Closing):
         self._console = console or Console()
         self._progress = Progress(spec.objective_list(), spec.training.steps)
         self._tracking = tracking
-        self._told = "up to date"
-        """What the last line about MLflow said."""
+        self._printed_kind = "up to date"
+        """Kind of the tracking state that was printed last."""
         self._live: Live | None = None
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
+            screen = self._console
             self._live = Live(
-                get_renderable=self.picture,
-                console=self._console,
-                refresh_per_second=2,
-                transient=True,
+                get_renderable=self.render, console=screen, refresh_per_second=2, transient=True
             )
             self._live.start()
         return self
@@ -86,97 +85,82 @@ class LiveDisplay(Closing):
             self._live = None
 
     def __call__(self, event: Event) -> None:
-        """Take in one event."""
+        """Apply one event, and print it where no live table shows it."""
         self._progress.update(event)
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
-        told = isinstance(event, SearchStarted | Disturbed)
-        if self._console.is_terminal and not told:
+        if self._console.is_terminal and not isinstance(event, SearchStarted | Disturbed):
             return
-        for line in filter(None, [self._line(event), self._tracking_line()]):
+        for line in filter(None, [self._describe_event(event), self._describe_tracking()]):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
             # Text, since a reason may hold what rich would take for markup.
             self._console.print(Text(f"{clock} {line}"), soft_wrap=True, highlight=False)
 
     @property
     def note(self) -> str:
-        """How the sweep ended, in a few words; empty as long as it has not."""
+        """How the sweep ended, in a few words; empty until it has."""
         return self._progress.ending
 
-    def picture(self) -> RenderableType:
-        """What the terminal shows now."""
-        front = self._progress.front()
-        parts: list[RenderableType] = [self._head(), self._bar()]
+    def render(self) -> RenderableType:
+        """Return what the terminal shows now."""
+        front, counts = self._progress.get_front(), self._progress.count_states()
+        elapsed = format_duration(time.monotonic() - self._started)
+        head = f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}"
+        total, ended = max(self._progress.planned, 1), sum(counts[state] for state in ENDED)
+        bar = ProgressBar(total, ended, 60, complete_style="green", finished_style="green")
+        parts: list[RenderableType] = [Text.assemble((self._spec.name, "bold"), head), bar]
         state = self._tracking()
         if state is not None:
             parts.append(Text(str(state), style="yellow" if state.kind == "away" else "dim"))
-        running = self._progress.running()
+        running = self._progress.list_running()
         if running:
-            parts.append(running_table(running, self._progress.steps))
+            parts.append(build_running_table(running, self._progress.steps))
         if front.members:
             more = len(front.members) - MEMBERS
             parts.append(Text(f"Front so far, hypervolume {format_number(front.hypervolume)}"))
-            parts.append(front_table(front, (), self._console, rows=MEMBERS))
+            parts.append(build_front_table(front, (), self._console, rows=MEMBERS))
             if more > 0:
                 parts.append(Text(f"... and {more} more", style="dim"))
         return Group(*parts)
 
-    def _head(self) -> Text:
-        elapsed = format_duration(time.monotonic() - self._started)
-        return Text.assemble(
-            (self._spec.name, "bold"), f": {self._counts()}, {elapsed} so far{self._left()}"
-        )
-
-    def _bar(self) -> ProgressBar:
-        counts = self._progress.counts()
-        total = max(self._progress.planned, 1)
-        return ProgressBar(
-            total=total,
-            completed=sum(counts[state] for state in ENDED),
-            width=60,
-            complete_style="green",
-            finished_style="green",
-        )
-
-    def _counts(self) -> str:
-        counts = self._progress.counts()
+    def _describe_counts(self) -> str:
+        counts = self._progress.count_states()
         ended = sum(counts[state] for state in ENDED)
         parts = [f"{counts['running']} running"]
-        others = ("paused", "pruned", "failed")
-        parts += [f"{counts[state]} {state}" for state in others if counts[state]]
+        parts += [f"{counts[s]} {s}" for s in ("paused", "pruned", "failed") if counts[s]]
         return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
 
-    def _left(self) -> str:
-        seconds = self._progress.seconds_left()
+    def _describe_time_left(self) -> str:
+        seconds = self._progress.estimate_seconds_left()
         return "" if seconds is None else f", about {format_duration(seconds)} left"
 
-    def _line(self, event: Event) -> str:
+    def _describe_event(self, event: Event) -> str:
         if isinstance(event, TrialProgress):
             return ""
         if isinstance(event, SweepStarted):
-            return f"{self._spec.name}: {self._counts()}; {self._spec.place}"
+            return f"{self._spec.name}: {self._describe_counts()}; {self._spec.place}"
         if isinstance(event, SearchStarted):
             return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, TrialStarted):
-            return f"trial {event.record.number} starts: {_what(event.record)}"
+            return f"trial {event.record.number} starts: {_describe_trial(event.record)}"
         if isinstance(event, TrialPaused):
             return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
         if isinstance(event, TrialFinished):
-            return self._ended(event.record)
+            return self._describe_end(event.record)
         if isinstance(event, Disturbed):
             return str(event.incident)
         return f"{self._spec.name}: {self.note}"
 
-    def _tracking_line(self) -> str:
-        """How far MLflow is, where that has changed."""
+    def _describe_tracking(self) -> str:
+        """Return the state of MLflow if its kind has changed; empty otherwise."""
         state = self._tracking()
-        if state is None or state.kind == self._told:
+        if state is None or state.kind == self._printed_kind:
             return ""
-        self._told = state.kind
+        self._printed_kind = state.kind
         return str(state)
 
-    def _ended(self, record: TrialRecord) -> str:
+    def _describe_end(self, record: TrialRecord) -> str:
         head = f"trial {record.number} {record.state}"
         if record.state != "complete":
             return f"{head}: {record.reason or 'no reason recorded'}"
@@ -185,14 +169,14 @@ class LiveDisplay(Closing):
             for goal in self._progress.objectives
         )
         parts = [f"{head} after {format_duration(record.cost.seconds)}: {values}"]
-        front = self._progress.fresh_front()
+        front = self._progress.compute_front()
         if front is not None:
-            size = len(front.members)
-            parts.append(f"hypervolume {format_number(front.hypervolume)}, {size} on the front")
-        return "; ".join([*parts, f"{self._counts()}{self._left()}"])
+            volume = format_number(front.hypervolume)
+            parts.append(f"hypervolume {volume}, {len(front.members)} on the front")
+        return "; ".join([*parts, f"{self._describe_counts()}{self._describe_time_left()}"])
 
 
-def _what(record: TrialRecord) -> str:
+def _describe_trial(record: TrialRecord) -> str:
     if record.role == "untrained":
         return "the untrained policy"
     shown = ("normalization", "group_size", "learning_rate")
@@ -201,4 +185,4 @@ def _what(record: TrialRecord) -> str:
         for name, value in record.params.items()
         if name in shown or name.startswith("reward_weights.")
     )
-    return f"{role(record)}; {params}"
+    return f"{describe_role(record)}; {params}"

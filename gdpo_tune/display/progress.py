@@ -1,4 +1,4 @@
-"""What is known of a running sweep, kept up to date by its events. Safe to read from a thread."""
+"""State of a running sweep, kept up to date by its events. Safe to read from a thread."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
-PATIENCE = 1.0
+MIN_INTERVAL = 1.0
 """Least seconds between two computations of the front."""
 IDLE_SHARE = 20
-"""The front may take one part in so many of the time, however large the sweep is."""
+"""Computing the front may take one part in this many of the time, however large the sweep is."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A running trial and what it has reported, as far as it has."""
+    """A running trial and its latest measurements."""
 
     record: TrialRecord
     latest: Measurement | None
@@ -52,7 +52,7 @@ class Progress:
         self.planned = 0
         """Trials at the end of the sweep, at most."""
         self.ending = ""
-        """How the sweep ended, in a few words; empty as long as it has not."""
+        """How the sweep ended, in a few words; empty until it has."""
         self._clock = clock
         self._lock = Lock()
         self._records: dict[int, TrialRecord] = {}
@@ -66,17 +66,17 @@ class Progress:
         self._front_at = -float("inf")
 
     def update(self, event: Event) -> None:
-        """Take in one event; costs next to nothing."""
+        """Apply one event; costs next to nothing."""
         with self._lock:
+            if isinstance(event, SweepStarted | SweepFinished):
+                self._records = {record.number: record for record in event.records}
             if isinstance(event, SweepStarted):
                 self.planned = event.planned
                 self._began = self._clock()
-                self._records = {record.number: record for record in event.records}
-                self._done_before = self._done()
+                self._done_before = self._count_done()
             elif isinstance(event, SweepFinished):
-                self._records = {record.number: record for record in event.records}
                 self._front_at = -float("inf")
-                self.ending = self._ending(event)
+                self.ending = self._describe_ending(event)
             elif isinstance(event, TrialProgress):
                 self._latest[event.number] = event.measurement
                 if event.measurement.validated:
@@ -89,13 +89,13 @@ class Progress:
                     self._latest.pop(event.record.number, None)
                     self._validated.pop(event.record.number, None)
 
-    def counts(self) -> Counter[str]:
-        """Trials by state."""
+    def count_states(self) -> Counter[str]:
+        """Return the number of trials in each state."""
         with self._lock:
             return Counter(record.state for record in self._records.values())
 
-    def running(self) -> list[Running]:
-        """Running trials, by number."""
+    def list_running(self) -> list[Running]:
+        """Return the running trials, by number."""
         with self._lock:
             return [
                 Running(record, self._latest.get(number), self._validated.get(number))
@@ -103,15 +103,14 @@ class Progress:
                 if record.state == "running"
             ]
 
-    def front(self) -> Front:
-        """The front so far; it may lag behind, see `fresh_front`."""
-        front = self.fresh_front() or self._front
-        return front if front is not None else build_front((), self.objectives)
+    def get_front(self) -> Front:
+        """Return the front so far; it may lag behind, see `compute_front`."""
+        return self.compute_front() or self._front or build_front((), self.objectives)
 
-    def fresh_front(self) -> Front | None:
-        """The front of this moment; None if the last one is so recent that it would cost much."""
+    def compute_front(self) -> Front | None:
+        """Return the front of this moment; None if the last one is still recent enough."""
         now = self._clock()
-        if now < self._front_at + max(PATIENCE, IDLE_SHARE * self._front_cost):
+        if now < self._front_at + max(MIN_INTERVAL, IDLE_SHARE * self._front_cost):
             return None
         with self._lock:
             records = list(self._records.values())
@@ -120,25 +119,23 @@ class Progress:
         self._front_cost = self._front_at - now
         return self._front
 
-    def seconds_left(self) -> float | None:
-        """Estimate from the pace since the start; None before a tenth of a trial is done."""
+    def estimate_seconds_left(self) -> float | None:
+        """Return the time left at the pace so far; None before a tenth of a trial is done."""
         with self._lock:
-            done = self._done()
+            done = self._count_done()
         gained = done - self._done_before
-        if gained < 0.1:
-            return None
-        return max(0.0, self.planned - done) * (self._clock() - self._began) / gained
+        left = max(0.0, self.planned - done)
+        return None if gained < 0.1 else left * (self._clock() - self._began) / gained
 
-    def _ending(self, event: SweepFinished) -> str:
+    def _describe_ending(self, event: SweepFinished) -> str:
         if event.interrupted:
             return "interrupted"
         why = f" ({event.reason})" if event.reason else ""
-        if self._started_any:
-            return f"finished{why}"
-        return f"was finished already{why}: nothing was started"
+        already = f"was finished already{why}: nothing was started"
+        return f"finished{why}" if self._started_any else already
 
-    def _done(self) -> float:
-        """Trials that ended, and the shares of those that run."""
+    def _count_done(self) -> float:
+        """Return the trials that ended, plus the shares of the running ones."""
         ended = sum(record.state in ENDED for record in self._records.values())
         shares = (measurement.step / self.steps for measurement in self._latest.values())
         return ended + sum(min(share, 1.0) for share in shares)

@@ -18,10 +18,9 @@ from gdpo_tune.core.files import write_whole
 from gdpo_tune.core.formatting import mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.labels import arrange
-from gdpo_tune.figures.pairs import grid_of
-from gdpo_tune.figures.panels import Panel, panels
-from gdpo_tune.results.summary import FRONT
+from gdpo_tune.figures.labels import place_labels
+from gdpo_tune.figures.panels import ATTAINED, Panel, build_panels, count_columns, list_legend
+from gdpo_tune.results.summary import FRONT_FILE
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -30,9 +29,9 @@ DPI = 200
 SIDE = 3.7
 """Inches of a panel, with its axis titles."""
 FONT_SIZE = 8.5
-"""Of labels and legend, in points."""
-POINTS = 72
-"""Points an inch: the unit of annotations."""
+"""Size of labels and legend, in points."""
+RADIUS = 5.0
+"""Half the size of a mark with some space around it, in points."""
 
 
 def write_front_png(
@@ -42,61 +41,57 @@ def write_front_png(
     *,
     chosen: int | None = None,
 ) -> Path:
-    """Draw the front and return where the picture is; it appears whole or not at all.
+    """Draw the front and return the path of the picture, which appears whole or not at all.
 
-    The encodings are those of the report: better is right and up, filled means several seeds.
+    Colours and symbols are those of the report: better is right and up, filled means several seeds.
 
     Args:
         spec: the sweep.
         records: all its trials; there may be none.
-        path: default: `front.png` in the sweep's folder.
-        chosen: number of the trial that a person chose.
+        path: default: `front.png` in the sweep's directory.
+        chosen: number of the trial that a person picked.
 
     Raises:
         OSError: the file cannot be written.
     """
-    target = path or spec.directory / FRONT
+    target = path or spec.directory / FRONT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure = front_picture(build_front(records, spec.objective_list(), chosen), spec.name)
+    figure = draw_front(build_front(records, spec.objective_list(), chosen), spec.name)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
     write_whole(target, picture.getvalue())
     return target
 
 
-def front_picture(front: Front, name: str) -> Figure:
-    """The figure itself: a panel for each pair of objectives, a legend below."""
-    drawn = panels(front)
-    grid = grid_of(len(drawn))
-    width = max(grid.columns * SIDE + 0.3, 6.4)
-    figure = Figure(figsize=(width, grid.rows * SIDE + 1.15), layout="constrained")
+def draw_front(front: Front, name: str) -> Figure:
+    """Draw a panel for each pair of objectives, and a legend below."""
+    panels = build_panels(front)
+    columns = count_columns(len(panels))
+    rows = -(-len(panels) // columns)
+    width = max(columns * SIDE + 0.3, 6.4)
+    figure = Figure(figsize=(width, rows * SIDE + 1.15), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(grid.rows, grid.columns, squeeze=False).ravel()
-    for axis, panel in zip(axes, drawn, strict=False):
-        _draw(axis, front, panel)
-    for axis in axes[len(drawn) :]:
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, front, panel)
+    for axis in axes[len(panels) :]:
         axis.remove()
     figure.suptitle(
         f"{name}: Pareto front on test prompts", x=0.01, ha="left", size=12, color=style.INK
     )
-    handles = _legend(front)
+    handles = _build_legend(front)
     if handles:
-        columns = min(len(handles), 4 if grid.columns > 1 else 3)
-        figure.legend(
-            handles=handles,
-            loc="outside lower left",
-            ncols=columns,
-            frameon=False,
-            fontsize=FONT_SIZE,
-        )
-    # Text can be placed only once the layout has given the panels their size.
+        count = min(len(handles), 4 if columns > 1 else 3)
+        place: dict[str, Any] = {"loc": "outside lower left", "ncols": count, "frameon": False}
+        figure.legend(handles=handles, fontsize=FONT_SIZE, **place)
+    # Labels can be placed only once the layout has given the panels their size.
     figure.draw_without_rendering()
-    for axis, panel in zip(axes, drawn, strict=False):
+    for axis, panel in zip(axes, panels, strict=False):
         _annotate(axis, front, panel)
     return figure
 
 
-def dress(axis: Axes, across: str, up: str) -> None:
+def style_axis(axis: Axes, across: str, up: str) -> None:
     """Give an axis its titles and the look that all PNGs share."""
     axis.set_xlabel(across, color=style.INK)
     axis.set_ylabel(up, color=style.INK)
@@ -108,66 +103,49 @@ def dress(axis: Axes, across: str, up: str) -> None:
         spine.set_color(style.FAINT)
 
 
-def _draw(axis: Axes, front: Front, panel: Panel) -> None:
+def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
     axis.set_xlim(*panel.x.range)
     axis.set_ylim(*panel.y.range)
-    dress(axis, panel.x.title, panel.y.title)
-    axis.plot(
-        [x for x, _ in panel.staircase],
-        [y for _, y in panel.staircase],
-        color=style.FAINT,
-        linewidth=1.2,
-        zorder=1,
-    )
+    style_axis(axis, panel.x.title, panel.y.title)
+    x, y = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
+    axis.plot(x, y, color=style.FAINT, linewidth=1.2, zorder=1)
     if not front.configurations:
         axis.text(0.5, 0.5, "no trial is complete yet", color=style.MUTED, ha="center")
     for configuration in front.configurations:
-        _mark(axis, panel, configuration)
+        _draw_point(axis, panel, configuration)
 
 
-def _mark(axis: Axes, panel: Panel, configuration: Configuration) -> None:
-    x, y = panel.x.of(configuration), panel.y.of(configuration)
-    look = _look(configuration)
+def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
+    x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
+    marker = _choose_marker(configuration)
     if configuration.on_front or configuration.role != "search":
-        axis.errorbar(
-            x.mean,
-            y.mean,
-            xerr=x.se,
-            yerr=y.se,
-            ecolor=_bar_color(configuration),
-            elinewidth=0.9,
-            alpha=0.6,
-            fmt="none",
-            zorder=2,
-        )
-    axis.plot([x.mean], [y.mean], linestyle="none", zorder=look.pop("zorder"), **look)
+        color = style.INK if configuration.role != "search" else marker["markeredgecolor"]
+        bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
+        axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
+    axis.plot([x.mean], [y.mean], **marker)
 
 
-def _bar_color(configuration: Configuration) -> str:
-    if configuration.role != "search":
-        return style.INK
-    return style.mark_of(mode_of(configuration.params)).color
-
-
-def _look(configuration: Configuration) -> dict[str, Any]:
-    """Marker of one configuration, as keywords of `Axes.plot`."""
-    mark = style.mark_of(mode_of(configuration.params))
+def _choose_marker(configuration: Configuration) -> dict[str, Any]:
+    """Return the mark of a configuration, as keywords of `Axes.plot`."""
+    mark = style.get_mark(mode_of(configuration.params))
     fill = style.PAPER if configuration.provisional else mark.color
-    if configuration.role == "untrained":
-        return _marker(style.UNTRAINED.matplotlib, 7.5, style.INK, style.PAPER, 0.6, 4)
-    if configuration.role == "published":
-        return _marker(style.PUBLISHED.matplotlib, 13, fill, style.INK, 0.9, 5)
+    if configuration.role in style.BASELINES:
+        _, baseline = style.BASELINES[configuration.role]
+        if configuration.role == "published":
+            return _make_marker(baseline.matplotlib, 13, fill, baseline.color, 0.9, 5)
+        return _make_marker(baseline.matplotlib, 7.5, baseline.color, style.PAPER, 0.6, 4)
     if not configuration.feasible:
-        return _marker("x", 3.5, mark.color, mark.color, 0.9, 2) | {"alpha": 0.55}
+        return _make_marker("x", 3.5, mark.color, mark.color, 0.9, 2) | {"alpha": 0.55}
     if not configuration.on_front:
-        return _marker(mark.matplotlib, 5, fill, mark.color, 0.9, 3) | {"alpha": 0.35}
-    return _marker(mark.matplotlib, 7, fill, mark.color, 1.5, 4)
+        return _make_marker(mark.matplotlib, 5, fill, mark.color, 0.9, 3) | {"alpha": 0.35}
+    return _make_marker(mark.matplotlib, 7, fill, mark.color, 1.5, 4)
 
 
-def _marker(
-    symbol: str, size: float, fill: str, edge: str, width: float, order: int
+def _make_marker(
+    symbol: str, size: float, fill: str, edge: str, width: float = 1.0, order: int = 2
 ) -> dict[str, Any]:
     return {
+        "linestyle": "none",
         "marker": symbol,
         "markersize": size,
         "markerfacecolor": fill,
@@ -179,68 +157,42 @@ def _marker(
 
 def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
     box = axis.get_window_extent()
-    scale = POINTS / axis.figure.dpi
+    scale = 72 / axis.figure.dpi  # a point is 1/72 of an inch
     size = (box.width * scale, box.height * scale)
-
-    def points(configuration: Configuration) -> tuple[float, float]:
-        x, y = panel.x.of(configuration).mean, panel.y.of(configuration).mean
-        return panel.x.place(x) * size[0], panel.y.place(y) * size[1]
-
-    obstacles = [points(configuration) for configuration in front.configurations]
-    anchors = [points(configuration) for configuration, _ in panel.labels]
-    texts = [text for _, text in panel.labels]
-    offsets = arrange(anchors, texts, obstacles, size, FONT_SIZE)
+    offsets = place_labels(front, panel, size, FONT_SIZE, RADIUS)
     for (configuration, text), offset in zip(panel.labels, offsets, strict=True):
         axis.annotate(
             text,
-            (panel.x.of(configuration).mean, panel.y.of(configuration).mean),
+            panel.get_point(configuration),
             xytext=offset,
             textcoords="offset points",
             ha="center",
             va="center",
             fontsize=FONT_SIZE,
             color=style.INK,
+            bbox={"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
             arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7, "shrinkB": 5},
             zorder=6,
         )
 
 
-def _legend(front: Front) -> list[Line2D]:
+def _build_legend(front: Front) -> list[Line2D]:
     searched = [c for c in front.configurations if c.role == "search"]
     handles = [
-        _handle(mode, style.mark_of(mode), style.mark_of(mode).color)
-        for mode in sorted({mode_of(c.params) for c in searched})
+        _make_handle(name, mark.matplotlib, mark.color, mark.color)
+        for name, mark in list_legend(front)
     ]
-    roles = {c.role for c in front.baselines}
-    if "published" in roles:
-        handles.append(_handle("published weights", style.PUBLISHED, style.MUTED))
-    if "untrained" in roles:
-        handles.append(_handle("untrained policy", style.UNTRAINED, style.INK))
     if any(c.on_front and c.provisional for c in front.configurations):
-        circle = style.Mark(style.MUTED, "circle", "o")
-        handles.append(_handle("one seed, provisional", circle, style.PAPER))
+        handles.append(_make_handle("one seed, provisional", "o", style.PAPER, style.MUTED))
     if any(c.feasible and not c.on_front for c in searched):
-        handles.append(
-            _handle("dominated", style.Mark(style.MUTED, "circle", "o"), style.MUTED, 0.35)
-        )
+        handles.append(_make_handle("dominated", "o", style.MUTED, style.MUTED, alpha=0.35))
     if any(not c.feasible for c in searched):
-        handles.append(
-            _handle("breaks a constraint", style.Mark(style.MUTED, "x", "x"), style.MUTED)
-        )
+        handles.append(_make_handle("violates a constraint", "x", style.MUTED, style.MUTED))
     if front.members and len(front.objectives) > 1:
-        handles.append(Line2D([], [], color=style.FAINT, label="attained in these two objectives"))
+        handles.append(Line2D([], [], color=style.FAINT, label=ATTAINED))
     return handles
 
 
-def _handle(label: str, mark: style.Mark, fill: str, alpha: float = 1.0) -> Line2D:
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=mark.matplotlib,
-        markersize=11 if mark.matplotlib == style.PUBLISHED.matplotlib else 7,
-        markerfacecolor=fill,
-        markeredgecolor=mark.color,
-        alpha=alpha,
-        label=label,
-    )
+def _make_handle(label: str, symbol: str, fill: str, edge: str, alpha: float = 1.0) -> Line2D:
+    size = 11 if symbol == "*" else 7
+    return Line2D([], [], label=label, alpha=alpha, **_make_marker(symbol, size, fill, edge))

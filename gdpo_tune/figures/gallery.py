@@ -1,4 +1,4 @@
-"""Every figure that a sweep has data for, by name: what the report and a notebook draw from."""
+"""Every figure that a sweep has data for, by name; the report and notebooks draw from it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.effects import Effects, effects
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.figures.hypervolume import hypervolume_figure
-from gdpo_tune.figures.importance import importance_figure
-from gdpo_tune.figures.learning import learning_figure
-from gdpo_tune.figures.pairs import pairs_figure
-from gdpo_tune.figures.parallel import is_drawable, parallel_figure
-from gdpo_tune.figures.population_curves import has_moved, population_figure
-from gdpo_tune.figures.rung_curves import measured_on_the_way, rungs_figure
-from gdpo_tune.figures.shares import shares_figure
-from gdpo_tune.figures.slices import sliced, slices_figure
-from gdpo_tune.figures.step_curves import steps_of
-from gdpo_tune.figures.surfaces import surfaces_figure
-from gdpo_tune.figures.timeline import timeline_figure
+from gdpo_tune.figures.hypervolume import draw_hypervolume
+from gdpo_tune.figures.importance import draw_importance
+from gdpo_tune.figures.learning import draw_learning, read_all_steps
+from gdpo_tune.figures.pairs import draw_pairs
+from gdpo_tune.figures.parallel import draw_parallel
+from gdpo_tune.figures.population_curves import draw_population
+from gdpo_tune.figures.rung_curves import draw_rungs
+from gdpo_tune.figures.shares import draw_shares
+from gdpo_tune.figures.slices import draw_slices, list_sliced
+from gdpo_tune.figures.surfaces import draw_surfaces
+from gdpo_tune.figures.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -28,49 +27,36 @@ if TYPE_CHECKING:
 Gallery = Mapping[str, Callable[[], go.Figure]]
 
 
-def gallery(spec: SweepSpec, front: Front, found: Effects | None = None) -> Gallery:
-    """Name -> what draws it, for the figures that there is data for.
+def gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gallery:
+    """Return name -> function that draws it, for the figures that there is data for.
 
     Args:
         spec: the sweep.
         front: its front.
-        found: the parameters' effects, for who has them already.
+        known: the parameters' effects; default: they are estimated here.
     """
     dimensions, records = spec.space.dimensions, front.records
-    known = found or effects_of(spec, front)
-    steps = steps_of(records)
-    drawers: list[tuple[str, object, Callable[[], go.Figure]]] = [
-        ("pairs", front.configurations, lambda: pairs_figure(front, spec.constraints)),
-        (
-            "surfaces",
-            front.members and len(front.objectives) > 1,
-            lambda: surfaces_figure(front),
-        ),
-        (
-            "all",
-            is_drawable(front.configurations),
-            lambda: parallel_figure(front, dimensions),
-        ),
-        ("importance", known.found, lambda: importance_figure(known)),
-        ("slices", sliced(front, dimensions), lambda: slices_figure(front, dimensions)),
-        (
-            "progress",
-            front.hypervolume_over_trials,
-            lambda: hypervolume_figure(front, spec.resources.in_all),
-        ),
-        ("shares", steps and front.members, lambda: shares_figure(front, steps)),
-        ("training", steps, lambda: learning_figure(front, steps)),
-        ("rungs", measured_on_the_way(records), lambda: rungs_figure(front)),
-        ("population", has_moved(records), lambda: population_figure(front)),
-        (
-            "timeline",
-            any(record.started is not None for record in records),
-            lambda: timeline_figure(records),
-        ),
-    ]
-    return {name: draw for name, wanted, draw in drawers if wanted}
+    gpus = spec.resources.in_all
+    importance = known or estimate_effects(spec, front)
+    steps = read_all_steps(records)
+    trained = [c for c in front.configurations if c.role != "untrained"]
+    started = any(r.started is not None for r in records)
+    drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
+        "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints)),
+        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
+        "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
+        "importance": (importance.found, lambda: draw_importance(importance)),
+        "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
+        "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
+        "shares": (steps and front.members, lambda: draw_shares(front, steps)),
+        "training": (steps, lambda: draw_learning(front, steps)),
+        "rungs": (any(len(r.rungs) > 1 for r in records), lambda: draw_rungs(front)),
+        "population": (any(r.lineage for r in records), lambda: draw_population(front)),
+        "timeline": (started, lambda: draw_timeline(records)),
+    }
+    return {name: draw for name, (data, draw) in drawers.items() if data}
 
 
-def effects_of(spec: SweepSpec, front: Front) -> Effects:
-    """What the searched parameters do."""
+def estimate_effects(spec: SweepSpec, front: Front) -> Effects:
+    """Return the effects of the searched parameters."""
     return effects(front.configurations, spec.space.dimensions, front.objectives)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 import plotly.graph_objects as go
@@ -12,91 +11,71 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.costs import HOUR, gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 CROWDED = 60
-"""Trials from which the marks are drawn smaller."""
+"""Trials above which the marks are smaller."""
+KINDS = {
+    "complete": style.Mark("#0072b2", "circle", "o"),
+    "replicate": style.Mark("#e69f00", "diamond", "D"),
+    "failed or stopped": style.Mark("#d55e00", "x", "X"),
+}
 
 
-def hypervolume_figure(front: Front, gpus: float = 0.0) -> go.Figure:
-    """The front's hypervolume after each trained trial that ended, in order of ending.
+def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
+    """Draw the front's hypervolume after each trained trial that ended, in order of ending.
 
     Three panels: over trials, over hours since the first start, and over GPU-hours of all trials
-    that had ended by then, or CPU-hours where there is no GPU. Replicates are marked: the curve may
-    fall there, when they correct a lucky first trial. A trial that failed or was stopped leaves it
-    level.
+    that had ended by then, or CPU-hours without a GPU. Replicates are marked: the curve may fall
+    there, when they correct a lucky first trial. A failed or stopped trial leaves it level.
 
     Args:
         front: with at least one point of `hypervolume_over_trials`.
-        gpus: of a trial.
+        gpus: GPUs of one trial.
     """
-    trace = front.hypervolume_over_trials
-    record_of = {record.number: record for record in front.records}
-    ended = [record_of[point.number] for point in trace]
-    values = [point.hypervolume for point in trace]
-    axes = [
-        ("trials ended", [float(count) for count in range(1, len(trace) + 1)]),
-        ("hours since the first start", _hours(front.records, ended)),
-        ("GPU-hours" if gpus else "CPU-hours", _work(ended, gpus)),
-    ]
+    records = {record.number: record for record in front.records}
+    ended = [records[point.number] for point in front.hypervolume_over_trials]
+    values = [point.hypervolume for point in front.hypervolume_over_trials]
+    zero = min((r.started for r in front.records if r.started is not None), default=0.0)
+    work = [gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
+    axes = {
+        "trials ended": [float(count) for count in range(1, len(ended) + 1)],
+        "hours since the first start": [((r.finished or zero) - zero) / HOUR for r in ended],
+        "GPU-hours" if gpus else "CPU-hours": list(accumulate(work)),
+    }
     figure: go.Figure = make_subplots(
         rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
     )
-    for column, (title, places) in enumerate(axes, start=1):
-        for curve in _curves(ended, places, values, legend=column == 1):
-            figure.add_trace(curve, row=1, col=column)
+    line = {"color": style.INK, "width": 1.6, "shape": "hv"}
+    for column, (title, x) in enumerate(axes.items(), start=1):
+        curve = go.Scatter(
+            x=x, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False
+        )
+        figure.add_trace(curve, row=1, col=column)
+        for name, mark in KINDS.items():
+            indices = [index for index, record in enumerate(ended) if _classify(record) == name]
+            if indices:
+                size = 7 if len(ended) <= CROWDED else 4
+                marks = go.Scatter(
+                    x=[x[index] for index in indices],
+                    y=[values[index] for index in indices],
+                    mode="markers",
+                    marker={"symbol": mark.plotly, "color": mark.color, "size": size},
+                    text=[f"trial {ended[index].number}" for index in indices],
+                    hovertemplate="%{text}: hypervolume %{y:.4f} at %{x:.3~g}<extra></extra>",
+                    name=name,
+                    legendgroup=name,
+                    showlegend=column == 1,
+                )
+                figure.add_trace(marks, row=1, col=column)
         figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
-    figure.update_layout(**base_layout(330, {"l": 64, "r": 16, "t": 48, "b": 52}))
+    figure.update_layout(**make_layout(330))
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="hypervolume", col=1)
     return figure
 
 
-def _hours(records: Sequence[TrialRecord], ended: Sequence[TrialRecord]) -> list[float]:
-    started = [record.started for record in records if record.started is not None]
-    zero = min(started, default=0.0)
-    return [((record.finished or zero) - zero) / HOUR for record in ended]
-
-
-def _work(ended: Sequence[TrialRecord], gpus: float) -> list[float]:
-    """Hours of work in the trials that had ended by each point."""
-    spent = [gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
-    return list(accumulate(spent))
-
-
-def _curves(
-    ended: Sequence[TrialRecord], places: Sequence[float], values: Sequence[float], *, legend: bool
-) -> list[go.Scatter]:
-    line = {"color": style.INK, "width": 1.6, "shape": "hv"}
-    curves = [
-        go.Scatter(x=places, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False)
-    ]
-    kinds = [
-        ("search", "complete", style.Mark("#0072b2", "circle", "o")),
-        ("replicate", "replicate", style.Mark("#e69f00", "diamond", "D")),
-        ("ended", "failed or stopped", style.Mark("#d55e00", "x", "X")),
-    ]
-    for kind, name, mark in kinds:
-        chosen = [index for index, record in enumerate(ended) if _kind(record) == kind]
-        if chosen:
-            size = 7 if len(ended) <= CROWDED else 4
-            curves.append(
-                go.Scatter(
-                    x=[places[index] for index in chosen],
-                    y=[values[index] for index in chosen],
-                    mode="markers",
-                    marker={"symbol": mark.plotly, "color": mark.color, "size": size},
-                    text=[f"trial {ended[index].number}" for index in chosen],
-                    hovertemplate="%{text}: hypervolume %{y:.4f} at %{x:.3~g}<extra></extra>",
-                    name=name,
-                    legendgroup=name,
-                    showlegend=legend,
-                )
-            )
-    return curves
-
-
-def _kind(record: TrialRecord) -> str:
+def _classify(record: TrialRecord) -> str:
     if record.state != "complete":
-        return "ended"
-    return "replicate" if record.role == "replicate" else "search"
+        return "failed or stopped"
+    return "replicate" if record.role == "replicate" else "complete"

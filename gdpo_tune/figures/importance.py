@@ -9,11 +9,11 @@ from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.findings import SURE
 from gdpo_tune.core.formatting import abbreviate
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 
-def importance_figure(effects: Effects) -> go.Figure:
-    """A panel an objective, a bar a parameter; hollow where no effect is told from noise.
+def draw_importance(effects: Effects) -> go.Figure:
+    """Draw a panel per objective and a bar per parameter, pale without a detectable effect.
 
     Args:
         effects: not empty.
@@ -27,16 +27,16 @@ def importance_figure(effects: Effects) -> go.Figure:
         horizontal_spacing=0.03,
         column_titles=[abbreviate(name) for name in objectives],
     )
-    known = {(effect.objective, effect.parameter): effect for effect in effects.found}
+    by_pair = {(effect.objective, effect.parameter): effect for effect in effects.found}
     color = style.REWARDS[0]
     for column, objective in enumerate(objectives, start=1):
-        shown = [known[objective, parameter] for parameter in parameters]
+        shown = [by_pair[objective, parameter] for parameter in parameters]
         bar = go.Bar(
             x=[effect.importance for effect in shown],
             y=[abbreviate(effect.parameter) for effect in shown],
             orientation="h",
             marker={
-                "color": [color if e.p <= SURE else style.faded(color, 0.15) for e in shown],
+                "color": [color if e.p <= SURE else style.fade(color, 0.15) for e in shown],
                 "line": {"color": color, "width": 1.2},
             },
             error_x={
@@ -48,14 +48,12 @@ def importance_figure(effects: Effects) -> go.Figure:
                 "thickness": 1.3,
                 "width": 4,
             },
-            text=[f"p = {effect.p:.3f}, corrected" for effect in shown],
+            text=[f"corrected p = {effect.p:.3f}" for effect in shown],
             textposition="none",
             hovertemplate="%{y}: %{x:.0%}<br>%{text}<extra></extra>",
             showlegend=False,
         )
         figure.add_trace(bar, row=1, col=column)
-    figure.update_layout(
-        **base_layout(140 + 34 * len(parameters), {"l": 64, "r": 16, "t": 64, "b": 56}), bargap=0.4
-    )
+    figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
     figure.update_xaxes(title_text="share of variance", tickformat=".0%", range=[0, 1])
     return figure

@@ -1,14 +1,23 @@
-"""The look that all interactive figures share."""
+"""Layout that the interactive figures share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
+from gdpo_tune.figures.panels import count_columns, title_axis
 
+WIDTH = 1240
+"""Pixels of a figure in a wide window; labels are placed for this width."""
+MARGINS = {"l": 64, "r": 16, "t": 48, "b": 52}
+GAPS = (0.075, 0.16)
+"""Space between two panels as a share of the whole: across, and up."""
 AXIS = {
     "gridcolor": style.GRID,
     "linecolor": style.FAINT,
@@ -23,12 +32,17 @@ AXIS = {
 TEMPLATE = go.layout.Template(layout={"xaxis": AXIS, "yaxis": AXIS})
 
 
-def base_layout(height: float, margins: Mapping[str, int]) -> dict[str, Any]:
-    """Layout of a figure `height` pixels high: light, with its legend in one line above."""
+def make_layout(height: float, **margins: int) -> dict[str, Any]:
+    """Return the layout of a figure: light, with its legend in one line above.
+
+    Args:
+        height: in pixels.
+        margins: `l`, `r`, `t` or `b` in pixels, where they differ from `MARGINS`.
+    """
     return {
         "template": TEMPLATE,
         "height": round(height),
-        "margin": dict(margins),
+        "margin": MARGINS | margins,
         "paper_bgcolor": style.PAPER,
         "plot_bgcolor": style.PAPER,
         "font": {"family": style.FONT, "size": 12.5, "color": style.INK},
@@ -48,3 +62,39 @@ def base_layout(height: float, margins: Mapping[str, int]) -> dict[str, Any]:
             "bgcolor": "rgba(0,0,0,0)",
         },
     }
+
+
+def get_panel_size(panels: int) -> tuple[float, float]:
+    """Return width and height of one of `panels` panels in pixels."""
+    columns = count_columns(panels)
+    inner = WIDTH - MARGINS["l"] - MARGINS["r"]
+    return inner * (1 - GAPS[0] * (columns - 1)) / columns, 430.0 if columns == 1 else 340.0
+
+
+def make_panels(count: int) -> tuple[go.Figure, list[dict[str, Any]]]:
+    """Return a figure of `count` panels, and the `row` and `col` of each."""
+    columns = count_columns(count)
+    rows = math.ceil(count / columns)
+    figure: go.Figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        horizontal_spacing=GAPS[0] if columns > 1 else 0.0,
+        vertical_spacing=GAPS[1] if rows > 1 else 0.0,
+    )
+    inner = rows * get_panel_size(count)[1] / (1 - GAPS[1] * (rows - 1))
+    figure.update_layout(**make_layout(inner + 64 + 56, t=64, b=56))
+    return figure, [
+        {"row": index // columns + 1, "col": index % columns + 1} for index in range(count)
+    ]
+
+
+def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str, Any]) -> None:
+    """Title the axes of one panel with its objectives (x, y) and point them to better values."""
+    for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
+        towards = "reversed" if goal.direction == "minimize" else True
+        update(title_text=title_axis(goal), autorange=towards, **cell)
+
+
+def make_curve_line(color: str, *, strong: bool) -> dict[str, Any]:
+    """Return the line of a trial's curve: strong on the front, faint otherwise."""
+    return {"color": color if strong else style.fade(color, 0.3), "width": 2 if strong else 1}

@@ -1,65 +1,58 @@
-"""The geometry of pairwise front pictures, the same for HTML and PNG: axes, ranges, staircase.
+"""Geometry of pairwise front pictures, the same for HTML and PNG: axes, ranges, staircase, labels.
 
-Every axis points towards the better values: that of a minimised objective runs backwards, so better
-is always right and up.
+Every axis points towards better values: that of a minimised objective is reversed, so better is
+always right and up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from textwrap import wrap
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import non_dominated
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate
+from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import Estimate, Objective
+from gdpo_tune.figures import style
 
 PADDING = 0.09
 """Share of the spread that is left free beyond the outermost points."""
+ATTAINED = "attained in these two objectives"
+"""Name of the staircase in legends."""
+MAX_LETTERS = 30
+"""Letters in a line of a label."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What one side of a panel shows."""
+    """One side of a panel."""
 
     objective: Objective | None
-    """None: the trial's number, which stands in where there is one objective only."""
+    """None: the trial's number, which stands in where there is only one objective."""
     low: float
     high: float
 
     @property
     def title(self) -> str:
-        """What a reader sees beside the axis."""
-        if self.objective is None:
-            return "trial"
-        name = abbreviate(self.objective.name)
-        return name if self.objective.direction == "maximize" else f"{name} (less is better)"
-
-    @property
-    def reversed(self) -> bool:
-        """Whether smaller values are further right or up."""
-        return self.objective is not None and self.objective.direction == "minimize"
+        """Text beside the axis."""
+        return "trial" if self.objective is None else title_axis(self.objective)
 
     @property
     def range(self) -> tuple[float, float]:
-        """First and last value as drawn from left to right, or from the bottom to the top."""
-        return (self.high, self.low) if self.reversed else (self.low, self.high)
+        """First and last value from left to right, or from the bottom to the top."""
+        is_reversed = self.objective is not None and self.objective.direction == "minimize"
+        return (self.high, self.low) if is_reversed else (self.low, self.high)
 
-    @property
-    def worst(self) -> float:
-        """The edge where the worse values are."""
-        return self.range[0]
-
-    def of(self, configuration: Configuration) -> Estimate:
-        """Where a configuration lies on this axis, and how far its error bar reaches."""
+    def get_estimate(self, configuration: Configuration) -> Estimate:
+        """Return the value of a configuration on this axis, and its standard error."""
         if self.objective is None:
             return Estimate(float(configuration.first), 0.0)
         return configuration.mean[self.objective.name]
 
-    def place(self, value: float) -> float:
-        """Position of a value, 0 (left or bottom) to 1 (right or top)."""
+    def get_position(self, value: float) -> float:
+        """Return the position of a value, 0 (left or bottom) to 1 (right or top)."""
         first, last = self.range
         return (value - first) / (last - first)
 
@@ -71,24 +64,56 @@ class Panel:
     x: Axis
     y: Axis
     staircase: tuple[tuple[float, float], ...]
-    """Corners of the border of what was attained in these two objectives alone, best y first."""
+    """Corners of the border of what is attained in these two objectives alone, best y first."""
     labels: tuple[tuple[Configuration, str], ...]
-    """Configurations that are pointed out by name: the knee, and the best in x and in y."""
+    """Configurations with a label: the chosen one, the knee, and the best in x and in y."""
+
+    def get_point(self, configuration: Configuration) -> tuple[float, float]:
+        """Return the values of a configuration on both axes."""
+        return self.x.get_estimate(configuration).mean, self.y.get_estimate(configuration).mean
+
+    def get_position(self, configuration: Configuration) -> tuple[float, float]:
+        """Return the position of a configuration, 0 (left, bottom) to 1 (right, top)."""
+        x, y = self.get_point(configuration)
+        return self.x.get_position(x), self.y.get_position(y)
 
 
-def panels(front: Front) -> list[Panel]:
-    """One panel for each pair of objectives; for a single one, its values by trial number."""
-    axes = [_axis(front, objective) for objective in front.objectives]
-    pairs = list(combinations(axes, 2)) if len(axes) > 1 else [(_axis(front, None), axes[0])]
-    return [Panel(x, y, _staircase(front, x, y), _labels(front, x, y)) for x, y in pairs]
+def title_axis(objective: Objective) -> str:
+    """Return the title of an objective's axis."""
+    name = abbreviate(objective.name)
+    return name if objective.direction == "maximize" else f"{name} (lower is better)"
 
 
-def _axis(front: Front, objective: Objective | None) -> Axis:
+def count_columns(panels: int) -> int:
+    """Return how many of `panels` stand side by side: at most three."""
+    return min(panels, 3)
+
+
+def list_modes(front: Front) -> list[str]:
+    """Return the normalization modes that the search tried."""
+    return sorted({mode_of(c.params) for c in front.configurations if c.role == "search"})
+
+
+def list_legend(front: Front) -> list[tuple[str, style.Mark]]:
+    """Return name and mark of each mode and baseline."""
+    roles = {c.role for c in front.baselines}
+    baselines = [entry for role, entry in style.BASELINES.items() if role in roles]
+    return [(mode, style.get_mark(mode)) for mode in list_modes(front)] + baselines
+
+
+def build_panels(front: Front) -> list[Panel]:
+    """Return one panel for each pair of objectives; for a single one, its values by trial."""
+    axes = [_build_axis(front, objective) for objective in front.objectives]
+    pairs = list(combinations(axes, 2)) if len(axes) > 1 else [(_build_axis(front, None), axes[0])]
+    return [Panel(x, y, _build_staircase(front, x, y), _label(front, x, y)) for x, y in pairs]
+
+
+def _build_axis(front: Front, objective: Objective | None) -> Axis:
     axis = Axis(objective, 0.0, 1.0)
     ends: list[float] = []
     for configuration in front.configurations:
-        estimate = axis.of(configuration)
-        # Error bars are drawn for these alone, so only theirs need room.
+        estimate = axis.get_estimate(configuration)
+        # Only these have error bars, so only theirs need room.
         reach = estimate.se if configuration.on_front or configuration in front.baselines else 0.0
         ends += [estimate.mean - reach, estimate.mean + reach]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
@@ -96,46 +121,39 @@ def _axis(front: Front, objective: Objective | None) -> Axis:
     return Axis(objective, low - margin, high + margin)
 
 
-def _staircase(front: Front, x: Axis, y: Axis) -> tuple[tuple[float, float], ...]:
+def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[tuple[float, float], ...]:
+    """Return steps from the left to the bottom edge; what lies below and left is dominated."""
     if x.objective is None or y.objective is None:
         return ()
-    points = [(x.of(c).mean, y.of(c).mean) for c in front.configurations if c.rank >= 0]
-    best = non_dominated(points, (x.objective, y.objective))
+    points = [
+        (x.get_estimate(c).mean, y.get_estimate(c).mean)
+        for c in front.configurations
+        if c.rank >= 0
+    ]
+    is_best = non_dominated(points, (x.objective, y.objective))
     # From the best y to the best x: along a front one falls exactly as the other rises.
     corners = sorted(
-        {point for point, kept in zip(points, best, strict=True) if kept},
-        key=lambda point: x.place(point[0]),
+        {point for point, kept in zip(points, is_best, strict=True) if kept},
+        key=lambda point: x.get_position(point[0]),
     )
-    return _steps(corners, x.worst, y.worst)
-
-
-def _steps(
-    corners: Sequence[tuple[float, float]], worst_x: float, worst_y: float
-) -> tuple[tuple[float, float], ...]:
-    """From the left edge to the bottom edge; what lies below and left of it is dominated."""
     if not corners:
         return ()
-    line = [(worst_x, corners[0][1])]
-    for here, following in zip(corners, [*corners[1:], None], strict=True):
-        line += [here, (here[0], worst_y if following is None else following[1])]
-    return tuple(line)
+    steps = [(x.range[0], corners[0][1])]
+    for corner, following in zip(corners, [*corners[1:], None], strict=True):
+        steps += [corner, (corner[0], y.range[0] if following is None else following[1])]
+    return tuple(steps)
 
 
-def _labels(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], ...]:
-    """One text for each configuration; a configuration that is pointed out twice has both."""
-    texts: dict[int, list[str]] = {}
-    found: dict[int, Configuration] = {}
+def _label(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], ...]:
+    """Return one text per configuration, with a line for each of its titles."""
     goals = [axis.objective for axis in (y, x) if axis.objective is not None]
+    titles = [("chosen", front.chosen)]
     # With one objective the knee is the best point, so naming both would say nothing.
-    named = [("chosen", front.chosen)]
-    named += [("knee", front.knee)] if len(goals) > 1 else []
-    named += [
-        (front.leads(goal.name), front.extremes[goal.name])
-        for goal in goals
-        if goal.name in front.extremes
-    ]
-    for text, configuration in named:
+    titles += [("knee", front.knee)] if len(goals) > 1 else []
+    titles += [(f"best {abbreviate(g.name)}", front.extremes.get(g.name)) for g in goals]
+    texts: dict[int, list[str]] = {}
+    labelled = {c.first: c for _, c in titles if c is not None}
+    for title, configuration in titles:
         if configuration is not None:
-            found[configuration.first] = configuration
-            texts.setdefault(configuration.first, []).append(text)
-    return tuple((found[first], ", ".join(parts)) for first, parts in texts.items())
+            texts.setdefault(configuration.first, []).extend(wrap(title, MAX_LETTERS))
+    return tuple((labelled[first], "\n".join(lines)) for first, lines in texts.items())

@@ -1,4 +1,4 @@
-"""Parallel coordinates: which parameters lead to which objectives, brushed with the pointer."""
+"""Parallel coordinates: which parameters lead to which objectives, selected with the pointer."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
 
-def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
-    """One line a trained configuration, one axis a searched parameter and an objective.
+def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
+    """Draw a line per trained configuration; an axis per searched parameter and per objective.
 
-    Dragging along an axis keeps the lines that pass there: a choice by constraint.
+    Dragging along an axis keeps the lines that pass there.
 
     Args:
-        front: what is drawn; configurations that break a constraint are included.
+        front: configurations that violate a constraint are drawn too.
         dimensions: names of the searched parameters, in the order of their axes.
     """
     shown = [c for c in front.configurations if c.role != "untrained"]
     modes = sorted({mode_of(c.params) for c in shown})
-    axes = [_parameter_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
+    axes = [_build_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
     axes += [
         {
             "label": abbreviate(goal.name),
@@ -42,7 +41,7 @@ def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
             dimensions=axes,
             line={
                 "color": [modes.index(mode_of(c.params)) for c in shown],
-                "colorscale": _steps([style.mark_of(mode).color for mode in modes]),
+                "colorscale": _build_scale([style.get_mark(mode).color for mode in modes]),
                 "cmin": -0.5,
                 "cmax": len(modes) - 0.5,
             },
@@ -52,16 +51,11 @@ def parallel_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
             unselected={"line": {"color": style.FAINT, "opacity": 0.25}},
         )
     )
-    figure.update_layout(**base_layout(400, {"l": 90, "r": 60, "t": 56, "b": 28}))
+    figure.update_layout(**make_layout(400, l=90, r=60, t=56, b=28))
     return figure
 
 
-def is_drawable(configurations: Sequence[Configuration]) -> bool:
-    """Whether there are lines enough to compare."""
-    return sum(c.role != "untrained" for c in configurations) >= 2
-
-
-def _parameter_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
+def _build_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
     label = abbreviate(name)
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) != len(values):
@@ -74,20 +68,18 @@ def _parameter_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str,
         texts = [format_parameter(value) for value in distinct]
         return {"label": label, "values": numbers, "tickvals": distinct, "ticktext": texts}
     if is_logarithmic(distinct):
-        return {"label": label, "values": [math.log10(v) for v in numbers], **_log_ticks(distinct)}
+        ticks = style.list_log_ticks(distinct[0], distinct[-1])
+        return {
+            "label": label,
+            "values": [math.log10(value) for value in numbers],
+            "tickvals": [math.log10(tick) for tick in ticks],
+            "ticktext": [format_parameter(tick) for tick in ticks],
+        }
     return {"label": label, "values": numbers, "tickformat": "~g"}
 
 
-def _log_ticks(distinct: Sequence[float]) -> dict[str, Any]:
-    ticks = style.log_ticks(distinct[0], distinct[-1])
-    return {
-        "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": [format_parameter(tick) for tick in ticks],
-    }
-
-
-def _steps(colors: Sequence[str]) -> list[tuple[float, str]]:
-    """A colour scale without transitions."""
+def _build_scale(colors: Sequence[str]) -> list[tuple[float, str]]:
+    """Return a colour scale without transitions."""
     share = 1 / max(len(colors), 1)
     return [
         (min(1.0, edge), color)

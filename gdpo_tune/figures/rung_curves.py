@@ -1,8 +1,6 @@
-"""What trials were worth at their rungs, on validation prompts, up to the end of their training."""
+"""Validation values of trials at their rungs and at the end of their training."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -11,22 +9,16 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate, mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_curve_line, make_layout
 
-MOST = 120
-"""Trials that are drawn: those of the front first, then the latest."""
-
-
-def measured_on_the_way(records: Sequence[TrialRecord]) -> bool:
-    """Whether any trial has two measurements to join."""
-    return any(len(record.rungs) > 1 for record in records)
+MAX_TRIALS = 120
+"""Trials that are drawn: those on the front first, then the latest."""
 
 
-def rungs_figure(front: Front) -> go.Figure:
-    """A panel an objective; strong: trials of the front; a cross where a trial was stopped."""
-    strong = {number for member in front.members for number in member.numbers}
+def draw_rungs(front: Front) -> go.Figure:
+    """Draw a panel for each objective; the front's trials are strong, a cross is an early stop."""
     shown = [record for record in front.records if record.rungs]
-    shown.sort(key=lambda record: (record.number in strong, record.number))
+    shown.sort(key=lambda record: (record.number in front.trial_numbers, record.number))
     figure: go.Figure = make_subplots(
         rows=1,
         cols=len(front.objectives),
@@ -34,34 +26,35 @@ def rungs_figure(front: Front) -> go.Figure:
         column_titles=[abbreviate(goal.name) for goal in front.objectives],
     )
     modes: set[str] = set()
-    for record in shown[-MOST:]:
-        mode = mode_of(record.params)
+    for record in shown[-MAX_TRIALS:]:
+        mode, strong = mode_of(record.params), record.number in front.trial_numbers
         for column, goal in enumerate(front.objectives, start=1):
-            legend = column == 1 and record.number in strong and mode not in modes
-            curve = _curve(record, goal.name, strong=record.number in strong, legend=legend)
+            legend = column == 1 and strong and mode not in modes
+            curve = _trace_curve(record, goal.name, strong=strong, legend=legend)
             figure.add_trace(curve, row=1, col=column)
             modes |= {mode} if legend else set()
-    figure.update_layout(**base_layout(360, {"l": 64, "r": 16, "t": 72, "b": 52}))
+    figure.update_layout(**make_layout(360, t=72))
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="on validation prompts", col=1)
     return figure
 
 
-def _curve(record: TrialRecord, objective: str, *, strong: bool, legend: bool) -> go.Scatter:
-    mark = style.mark_of(mode_of(record.params))
-    color = mark.color if strong else style.faded(mark.color, 0.3)
-    known = [rung for rung in record.rungs if objective in rung.validation]
-    symbols = [mark.plotly] * len(known)
+def _trace_curve(record: TrialRecord, objective: str, *, strong: bool, legend: bool) -> go.Scatter:
+    mode = mode_of(record.params)
+    mark = style.get_mark(mode)
+    line = make_curve_line(mark.color, strong=strong)
+    rungs = [rung for rung in record.rungs if objective in rung.validation]
+    symbols = [mark.plotly] * len(rungs)
     if record.state == "pruned" and symbols:
         symbols[-1] = "x"
     return go.Scatter(
-        x=[rung.step for rung in known],
-        y=[rung.validation[objective].mean for rung in known],
+        x=[rung.step for rung in rungs],
+        y=[rung.validation[objective].mean for rung in rungs],
         mode="lines+markers",
-        line={"color": color, "width": 2 if strong else 1},
-        marker={"symbol": symbols, "size": 7 if strong else 5, "color": color},
-        name=mode_of(record.params),
-        legendgroup=mode_of(record.params),
+        line=line,
+        marker={"symbol": symbols, "size": 7 if strong else 5, "color": line["color"]},
+        name=mode,
+        legendgroup=mode,
         showlegend=legend,
         hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
     )

@@ -1,84 +1,68 @@
-"""Effective share of each reward: how much of the training signal each one really gave."""
+"""Effective share of each reward: how much of the training signal it gave."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, mode_of
-from gdpo_tune.core.trials import Measurement
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
-from gdpo_tune.figures.step_curves import REWARD, reward_names
+from gdpo_tune.figures.layout import make_layout
+from gdpo_tune.figures.learning import REWARD, Steps, list_rewards
 
 MAX_BARS = 24
 
 
-def shares_figure(front: Front, steps: Mapping[int, Sequence[Measurement]]) -> go.Figure:
-    """A bar for each front member and the published weights, split into the rewards' shares.
+def draw_shares(front: Front, steps: Steps) -> go.Figure:
+    """Draw a bar for each front member and the published weights, split into rewards' shares.
 
-    The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: what
-    a weight comes to once the spread of its reward is counted.
+    The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: the
+    effect of a weight once the spread of its reward is counted.
 
     Args:
-        front: whose members are drawn, best in the first objective on top.
-        steps: trial number -> its steps, not empty.
+        front: its members are drawn, best in the first objective on top.
+        steps: not empty.
     """
-    rewards = reward_names(steps)
-    shown = [c for c in _shown(front) if any(number in steps for number in c.numbers)]
+    shown = [c for c in _list_shown(front) if any(number in steps for number in c.numbers)]
     shown.reverse()
-    names = [_name(configuration) for configuration in shown]
+    names = [
+        f"trial {c.first} ({mode_of(c.params)}{', published' if c.role == 'published' else ''})"
+        for c in shown
+    ]
     figure = go.Figure()
-    for index, reward in enumerate(rewards):
-        shares = [_share(configuration, steps, reward) for configuration in shown]
-        figure.add_trace(
-            go.Bar(
-                y=names,
-                x=shares,
-                orientation="h",
-                name=abbreviate(reward),
-                marker={
-                    "color": style.REWARDS[index % len(style.REWARDS)],
-                    "line": {"color": style.PAPER, "width": 1.5},
-                },
-                text=[f"{share:.0%}" if share >= 0.06 else "" for share in shares],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                hovertemplate="%{y}: %{x:.1%}<extra>" + reward + "</extra>",
-            )
+    for index, reward in enumerate(list_rewards(steps)):
+        shares = [_average_share(configuration, steps, reward) for configuration in shown]
+        color = style.REWARDS[index % len(style.REWARDS)]
+        figure.add_bar(
+            y=names,
+            x=shares,
+            orientation="h",
+            name=abbreviate(reward),
+            marker={"color": color, "line": {"color": style.PAPER, "width": 1.5}},
+            text=[f"{share:.0%}" if share >= 0.06 else "" for share in shares],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            hovertemplate="%{y}: %{x:.1%}<extra>" + reward + "</extra>",
         )
-    figure.update_layout(
-        **base_layout(120 + 30 * max(len(shown), 1), {"l": 64, "r": 16, "t": 48, "b": 52}),
-        barmode="stack",
-        bargap=0.35,
-    )
+    figure.update_layout(**make_layout(120 + 30 * max(len(shown), 1)), barmode="stack", bargap=0.35)
     figure.update_layout(legend_traceorder="normal")
     figure.update_xaxes(title_text="share of the training signal", tickformat=".0%", range=[0, 1])
     figure.update_yaxes(ticks="", showline=False)
     return figure
 
 
-def _shown(front: Front) -> list[Configuration]:
-    """The published weights and the members, thinned evenly if there are too many to read."""
+def _list_shown(front: Front) -> list[Configuration]:
+    """Return the members, thinned evenly if there are too many to read, and published weights."""
     published = [c for c in front.baselines if c.role == "published" and not c.on_front]
     stride = math.ceil(len(front.members) / MAX_BARS) or 1
     return [*front.members[::stride], *published]
 
 
-def _name(configuration: Configuration) -> str:
-    mode = mode_of(configuration.params)
-    published = ", published" if configuration.role == "published" else ""
-    return f"trial {configuration.first} ({mode}{published})"
-
-
-def _share(
-    configuration: Configuration, steps: Mapping[int, Sequence[Measurement]], reward: str
-) -> float:
+def _average_share(configuration: Configuration, steps: Steps, reward: str) -> float:
     metric = f"{REWARD}{reward}/share"
     values = [
         step.metrics[metric]

@@ -1,4 +1,4 @@
-"""Slices: each searched number, the reward weights first, against each objective."""
+"""Slices: each numeric parameter that was searched against each objective."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
-MOST = 5
-"""Parameters that are drawn."""
-
-
-def sliced(front: Front, dimensions: Sequence[str]) -> list[str]:
-    """The parameters that slices are drawn of: those with numbers that were varied."""
-    found = [name for name in dimensions if len(set(_numbers(_trained(front), name))) > 2]
-    found.sort(key=lambda name: not name.startswith("reward_weights."))
-    return found[:MOST]
+MAX_PARAMETERS = 5
+"""Parameters that are drawn: reward weights first."""
 
 
-def slices_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
-    """A row an objective, a column a parameter; one point a configuration, in its mode's colour."""
-    names, shown = sliced(front, dimensions), _trained(front)
+def list_sliced(front: Front, dimensions: Sequence[str]) -> list[str]:
+    """Return the parameters to draw: those with more than two different numbers."""
+    names = [name for name in dimensions if len(set(_list_numbers(front, name))) > 2]
+    names.sort(key=lambda name: not name.startswith("reward_weights."))
+    return names[:MAX_PARAMETERS]
+
+
+def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
+    """Draw a row per objective, a column per parameter, and a point per configuration."""
+    names = list_sliced(front, dimensions)
+    shown = [c for c in front.configurations if c.role != "untrained"]
     modes = sorted({mode_of(c.params) for c in shown})
     figure: go.Figure = make_subplots(
         rows=len(front.objectives),
@@ -40,36 +41,35 @@ def slices_figure(front: Front, dimensions: Sequence[str]) -> go.Figure:
     for row, goal in enumerate(front.objectives, start=1):
         for column, name in enumerate(names, start=1):
             for mode in modes:
-                chosen = [c for c in shown if mode_of(c.params) == mode and name in c.params]
-                trace = _points(chosen, name, goal.name, mode, legend=row == column == 1)
+                of_mode = [c for c in shown if mode_of(c.params) == mode and name in c.params]
+                trace = _trace_points(of_mode, name, goal.name, mode, legend=row == column == 1)
                 figure.add_trace(trace, row=row, col=column)
         figure.update_yaxes(title_text=abbreviate(goal.name), row=row, col=1)
     for column, name in enumerate(names, start=1):
-        numbers = _numbers(shown, name)
+        numbers = _list_numbers(front, name)
         if is_logarithmic(numbers):
-            ticks = style.log_ticks(min(numbers), max(numbers))
+            ticks = style.list_log_ticks(min(numbers), max(numbers))
             texts = [format_parameter(tick) for tick in ticks]
             figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, col=column)
         figure.update_xaxes(title_text=abbreviate(name), row=len(front.objectives), col=column)
-    height = 120 + 190 * len(front.objectives)
-    figure.update_layout(**base_layout(height, {"l": 64, "r": 16, "t": 48, "b": 52}))
+    figure.update_layout(**make_layout(120 + 190 * len(front.objectives)))
     return figure
 
 
-def _points(
-    chosen: Sequence[Configuration], name: str, objective: str, mode: str, *, legend: bool
+def _trace_points(
+    shown: Sequence[Configuration], name: str, objective: str, mode: str, *, legend: bool
 ) -> go.Scatter:
-    mark = style.mark_of(mode)
+    mark = style.get_mark(mode)
     return go.Scatter(
-        x=[c.params[name] for c in chosen],
-        y=[c.mean[objective].mean for c in chosen],
+        x=[c.params[name] for c in shown],
+        y=[c.mean[objective].mean for c in shown],
         mode="markers",
         marker={
             "symbol": mark.plotly,
-            "size": [9 if c.on_front else 6 for c in chosen],
-            "color": [mark.color if c.on_front else style.faded(mark.color, 0.4) for c in chosen],
+            "size": [9 if c.on_front else 6 for c in shown],
+            "color": [mark.color if c.on_front else style.fade(mark.color, 0.4) for c in shown],
         },
-        text=[f"trial {c.first}" for c in chosen],
+        text=[f"trial {c.first}" for c in shown],
         hovertemplate="%{text}: %{x:.3g}, %{y:.3f}<extra></extra>",
         name=mode,
         legendgroup=mode,
@@ -77,10 +77,6 @@ def _points(
     )
 
 
-def _trained(front: Front) -> list[Configuration]:
-    return [c for c in front.configurations if c.role != "untrained"]
-
-
-def _numbers(shown: Sequence[Configuration], name: str) -> list[float]:
-    values = [c.params.get(name) for c in shown]
+def _list_numbers(front: Front, name: str) -> list[float]:
+    values = [c.params.get(name) for c in front.configurations if c.role != "untrained"]
     return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]

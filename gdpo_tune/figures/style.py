@@ -1,10 +1,7 @@
 """Colours and symbols that all pictures share.
 
-HTML and PNG read the same tables, so a colour or a symbol means the same in both. The colours are
-those of Okabe and Ito, which stay apart under the common colour-vision deficiencies, and two of
-Tol's; each mode has a symbol of its own as well, so that no picture depends on colour alone.
-
-Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted).
+HTML and PNG read the same tables, so a colour or a symbol means the same in both. Each mode has its
+own symbol too, so that no picture depends on colour alone.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gdpo_tune.core.colors import INK, MODE_COLORS, OTHER_COLOR
+from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR
 
 MUTED = "#667085"
 FAINT = "#aab2bf"
@@ -23,7 +20,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 @dataclass(frozen=True)
 class Mark:
-    """How the points of one normalization mode are drawn."""
+    """Colour and symbol of a kind of points."""
 
     color: str
     plotly: str
@@ -46,27 +43,30 @@ MODES: dict[str, Mark] = {
     }.items()
 }
 OTHER = Mark(OTHER_COLOR, "hexagon", "h")
-"""A mode that this table does not know yet."""
+"""Mark of a mode that `MODES` lacks."""
 
-UNTRAINED = Mark(INK, "x", "X")
-PUBLISHED = Mark(INK, "star", "*")
+BASELINES = {
+    "published": ("published weights", Mark(INK, "star", "*")),
+    "untrained": ("untrained policy", Mark(INK, "x", "X")),
+}
+"""Role of a baseline -> its name in legends, and its mark."""
 REWARDS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours of rewards, in the order of their names."""
 
 
-def mark_of(mode: str) -> Mark:
-    """Colour and symbol of a mode."""
+def get_mark(mode: str) -> Mark:
+    """Return the colour and symbol of a normalization mode."""
     return MODES.get(mode, OTHER)
 
 
-def faded(color: str, alpha: float) -> str:
-    """`#rrggbb` as a CSS colour with an opacity of `alpha` (0 to 1)."""
+def fade(color: str, alpha: float) -> str:
+    """Return `#rrggbb` as a CSS colour with an opacity of `alpha` (0 to 1)."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten from `low` to `high`, both above 0."""
+def list_log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times powers of ten from `low` to `high`, both above 0."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     candidates = [step * 10.0**power for power in powers for step in (1, 2, 5)]
     return [tick for tick in candidates if low <= tick <= high]

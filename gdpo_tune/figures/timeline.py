@@ -1,4 +1,4 @@
-"""When each trial ran, and how well the slots were used."""
+"""Timeline of the trials, and how well the slots were used."""
 
 from __future__ import annotations
 
@@ -9,48 +9,61 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gdpo_tune.core.costs import HOUR
-from gdpo_tune.core.formatting import format_duration
+from gdpo_tune.core.formatting import format_duration, format_percent
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import base_layout
+from gdpo_tune.figures.layout import make_layout
 
-KINDS = (
-    ("complete", "complete", "#0072b2"),
-    ("replicate", "replicate", "#e69f00"),
-    ("pruned", "stopped early", "#56b4e9"),
-    ("failed", "failed", "#d55e00"),
-    ("open", "unfinished", "#7f7f7f"),
-)
+KINDS = {
+    "complete": ("complete", "#0072b2"),
+    "replicate": ("replicate", "#e69f00"),
+    "pruned": ("stopped early", "#56b4e9"),
+    "failed": ("failed", "#d55e00"),
+    "open": ("unfinished", "#7f7f7f"),
+}
 
 
-def timeline_figure(records: Sequence[TrialRecord]) -> go.Figure:
-    """A bar a trial from its start to its end, in as few lanes as trials ran side by side.
+def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
+    """Draw a bar per trial from its start to its end, in as few rows as trials ran side by side.
 
-    A trial that waited at a rung or went on in a later session has one bar over all of that time.
+    A trial that waited at a rung or continued in a later session has one bar over all of that time.
 
     Args:
         records: at least one has started.
     """
     shown = sorted((r for r in records if r.started is not None), key=lambda r: r.started or 0.0)
-    zero = shown[0].started or 0.0
     now = max(r.finished or r.started or 0.0 for r in shown)
-    lanes = _lanes([(r.started or 0.0, r.finished or now) for r in shown])
+    spans = [(r.started or 0.0, r.finished or now) for r in shown]
+    slots = _assign_slots(spans)
     figure = go.Figure()
-    for kind, name, color in KINDS:
-        chosen = [(r, lane) for r, lane in zip(shown, lanes, strict=True) if _kind(r) == kind]
-        if chosen:
-            figure.add_trace(_bars(chosen, zero, now, name, color))
-    height = 130 + 26 * min(max(lanes) + 1, 24)
-    figure.update_layout(
-        **base_layout(height, {"l": 64, "r": 16, "t": 48, "b": 52}), barmode="overlay", bargap=0.2
-    )
+    for kind, (name, color) in KINDS.items():
+        bars = [bar for bar in zip(shown, spans, slots, strict=True) if _classify(bar[0]) == kind]
+        if bars:
+            figure.add_bar(
+                x=[(end - start) / HOUR for _, (start, end), _ in bars],
+                y=[slot for _, _, slot in bars],
+                base=[(start - spans[0][0]) / HOUR for _, (start, _), _ in bars],
+                orientation="h",
+                name=name,
+                marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
+                text=[
+                    f"trial {record.number}, ran for {format_duration(record.cost.seconds)}"
+                    for record, _, _ in bars
+                ],
+                textposition="none",
+                hovertemplate="%{text}<extra>" + name + "</extra>",
+            )
+    height = 130 + 26 * min(max(slots) + 1, 24)
+    figure.update_layout(**make_layout(height), barmode="overlay", bargap=0.2)
     figure.update_xaxes(title_text="hours since the first start")
-    figure.update_yaxes(title_text="lane", showticklabels=False, ticks="", autorange="reversed")
+    figure.update_yaxes(title_text="slot", showticklabels=False, ticks="", autorange="reversed")
     return figure
 
 
-def utilisation(records: Sequence[TrialRecord], sessions: Sequence[Mapping[str, Any]]) -> str:
-    """How much of the slots' time went into trials, in a sentence; nothing without sessions."""
+def describe_utilisation(
+    records: Sequence[TrialRecord], sessions: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return sentences on how much of the slots' time trials used; empty without sessions."""
     ends = [r.finished for r in records if r.finished is not None]
     if not sessions or not ends:
         return ""
@@ -66,45 +79,27 @@ def utilisation(records: Sequence[TrialRecord], sessions: Sequence[Mapping[str, 
     if not offered:
         return ""
     return (
-        f"Trials worked for {format_duration(spent)} of the {format_duration(offered)} that their "
-        f"slots were there: {min(1.0, spent / offered):.0%}. The rest is the start of processes, "
-        "the search, and slots that waited at the end."
+        f"Slot utilisation: {format_percent(min(1.0, spent / offered))}. Trials ran for "
+        f"{format_duration(spent)}; slots were available for {format_duration(offered)}. The rest "
+        "is process start-up, the search, and slots that were idle at the end."
     )
 
 
-def _bars(
-    chosen: Sequence[tuple[TrialRecord, int]], zero: float, now: float, name: str, color: str
-) -> go.Bar:
-    starts = [((r.started or zero) - zero) / HOUR for r, _ in chosen]
-    spans = [((r.finished or now) - (r.started or zero)) / HOUR for r, _ in chosen]
-    return go.Bar(
-        y=[lane for _, lane in chosen],
-        x=spans,
-        base=starts,
-        orientation="h",
-        name=name,
-        marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
-        text=[f"trial {r.number}, {format_duration(r.cost.seconds)} of work" for r, _ in chosen],
-        textposition="none",
-        hovertemplate="%{text}<extra>" + name + "</extra>",
-    )
-
-
-def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """For each span, by start, the first lane that is free."""
+def _assign_slots(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return for each span, in order of start, the first slot that is free."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
-    lanes: list[int] = []
+    slots: list[int] = []
     for start, end in spans:
         while busy and busy[0][0] <= start:
             heapq.heappush(free, heapq.heappop(busy)[1])
-        lane = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, lane))
-        lanes.append(lane)
-    return lanes
+        slot = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, slot))
+        slots.append(slot)
+    return slots
 
 
-def _kind(record: TrialRecord) -> str:
+def _classify(record: TrialRecord) -> str:
     if record.state == "complete":
         return "replicate" if record.role == "replicate" else "complete"
     return record.state if record.state in ("pruned", "failed") else "open"

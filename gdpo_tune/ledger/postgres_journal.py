@@ -16,6 +16,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
 from gdpo_tune.core.errors import LedgerHeldError, LedgerUnreachableError, UsageError
-from gdpo_tune.core.outages import PATIENCE, attempts
+from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
 from gdpo_tune.spec import without_password
 
@@ -186,30 +187,42 @@ class PostgresJournal(Journal):
 
     def _insert_patiently(self, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows; wait for a database that does not answer, and take the lock again."""
-        away: DBAPIError | None = None
+        from tenacity import RetryError, TryAgain, retry_if_exception
+
+        away: BaseException | None = None
         held_since: float | None = None
-        for waited in attempts(PATIENCE, first=RETRY_SECONDS):
-            try:
-                if away is not None and not self._reconnect_and_lock():
-                    # held by our own connection, until the server notices its end
-                    held_since = waited if held_since is None else held_since
-                    if waited - held_since > NOTICE_SECONDS:
-                        raise self._held_by_another()
-                    continue
-                self._insert(rows)
-                return
-            except DBAPIError as error:
-                if not _is_away(error):
-                    raise
-                if away is None:
-                    message = _first_line(error)
-                    print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
-                away = error
-        assert away is not None  # there is always a first attempt
-        raise LedgerUnreachableError(
-            f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_first_line(away)}); "
-            "what trials have recorded is kept, and the same command goes on"
-        ) from away
+
+        def insert() -> None:
+            nonlocal held_since
+            if away is not None and not self._reconnect_and_lock():
+                # held by our own connection, until the server notices its end
+                held_since = held_since or time.monotonic()
+                if time.monotonic() - held_since > NOTICE_SECONDS:
+                    raise self._held_by_another()
+                raise TryAgain
+            self._insert(rows)
+
+        def announce(state: Any) -> None:
+            nonlocal away
+            error = state.outcome.exception()
+            if away is None:
+                message = _first_line(error)
+                print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
+            away = away if isinstance(error, TryAgain) else error
+
+        away_errors = retry_if_exception(_is_away)
+        retrying = build_retrying(
+            PATIENCE, first=RETRY_SECONDS, retry=away_errors, before_sleep=announce
+        )
+        try:
+            retrying(insert)
+        except RetryError as error:
+            last = away or error.last_attempt.exception()
+            raise LedgerUnreachableError(
+                f"the ledger {self.path} has not answered for {PATIENCE:g} s "
+                f"({_first_line(last)}); what trials have recorded is kept, and the same command "
+                "goes on"
+            ) from last
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
         statement = f"INSERT INTO {TABLE} (sweep, number, record) VALUES (:sweep, :number, :record)"
@@ -262,12 +275,14 @@ class PostgresJournal(Journal):
             return result.all() if result.returns_rows else ()
 
 
-def _is_away(error: DBAPIError) -> bool:
+def _is_away(error: BaseException) -> bool:
     """Return whether the database does not answer, or has ended the connection."""
-    return isinstance(error, OperationalError) or error.connection_invalidated
+    return isinstance(error, OperationalError) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException | None) -> str:
     """Return the first line of the database's message, without the page that SQLAlchemy adds."""
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""How a sweep went, in a few words and numbers: what the report and the terminal both show."""
+"""Facts and phrases about a sweep that the report and the terminal share."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.trials import LEFT_OUT, Incident, TrialRecord
 
-REPORT = "report.html"
-FRONT = "front.png"
-"""Names of the files in a sweep's folder."""
+REPORT_FILE = "report.html"
+FRONT_FILE = "front.png"
+"""Names of the files in a sweep's directory."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a person chose among the trials."""
+class ChosenTrial:
+    """A trial that a person picked."""
 
     number: int
-    """Of the trial."""
     lines: tuple[str, ...]
-    """What is to be told of it."""
+    """Sentences about it: its values, and how certain they are."""
 
 
-def wall_time(records: Sequence[TrialRecord]) -> float:
-    """Seconds from the first start of a trial to the last end; 0 before anything ended."""
+def measure_wall_time(records: Sequence[TrialRecord]) -> float:
+    """Return seconds from the first start of a trial to the last end; 0 before anything ended."""
     started = [record.started for record in records if record.started is not None]
     finished = [record.finished for record in records if record.finished is not None]
     return max(finished) - min(started) if started and finished else 0.0
 
 
-def other_states(states: Counter[str]) -> str:
-    """The trials that are not complete, such as `2 unfinished, 1 failed`; or nothing."""
+def describe_other_states(states: Counter[str]) -> str:
+    """Return the trials that are not complete, such as `2 unfinished, 1 failed`; may be empty."""
     words = {
         "running": "unfinished",
         "paused": "paused at a rung",
@@ -43,17 +43,33 @@ def other_states(states: Counter[str]) -> str:
     return ", ".join(named)
 
 
-def left_out(records: Sequence[TrialRecord]) -> str:
-    """Each split that lacks prompts, such as `train 12 of 2048`; or nothing."""
-    found = {
+def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
+    """Return each split that lacks prompts, such as `train 12 of 2048`; may be empty."""
+    counts = {
         key.removeprefix(LEFT_OUT): count
         for record in records
         for key, count in record.environment.items()
         if key.startswith(LEFT_OUT)
     }
-    return ", ".join(f"{split} {count}" for split, count in found.items())
+    return ", ".join(f"{split} {count}" for split, count in counts.items())
 
 
-def incidents_of(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
-    """Everything in order, over all sessions as `Ledger.sessions` has them."""
+def name_configuration(configuration: Configuration) -> str:
+    """Return its trials: `trial 7`, `trial 7, replicates 20, 23` or `untrained policy`."""
+    if configuration.role == "untrained":
+        return "untrained policy"
+    name = f"trial {configuration.first}"
+    others = [str(number) for number in configuration.numbers if number != configuration.first]
+    if others:
+        name += f", replicate{'s' if len(others) > 1 else ''} {', '.join(others)}"
+    return name + (" (published weights)" if configuration.role == "published" else "")
+
+
+def describe_role(record: TrialRecord) -> str:
+    """Return why a trial was run: its role, such as `search`, or `replicate of 3`."""
+    return f"replicate of {record.replicate_of}" if record.role == "replicate" else record.role
+
+
+def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
+    """Return the incidents of all sessions in order; sessions as `Ledger.sessions` returns them."""
     return [incident for session in sessions for incident in session.get("incidents", ())]

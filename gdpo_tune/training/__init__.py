@@ -11,7 +11,7 @@ __all__ = ["train"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that the light modules of this room can be imported without torch.
+    # Lazy, so that modules of this room that need no torch can be imported without it.
     if name == "train":
         from gdpo_tune.training.trial import train
 

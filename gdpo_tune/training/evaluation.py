@@ -6,8 +6,10 @@ Shapes: P prompts, S completions of one prompt, M metrics.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_tune.core.completions import MOST, Completion, shortened
+from gdpo_tune.core.completions import MOST, Completion, shortened, write_completions
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import Estimate
-from gdpo_tune.tasks.base import Problem, Task
+from gdpo_tune.core.files import room_in
+from gdpo_tune.core.trials import Estimate, TrialConfig
+from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.training import ranks
-from gdpo_tune.training.rollout import Decoding, generate
+from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import require_finite, require_judged
-
-Generate = Callable[
-    [PreTrainedModel, Sequence[Sequence[int]], Decoding, torch.Generator], list[list[int]]
-]
-"""What samples completions: `rollout.generate`, or an engine that does the same."""
+from gdpo_tune.training.warm import WorkerCache
 
 TEMPERATURE = 1.0
 """Of every evaluation, whatever a trial trains with: objectives compare policies, not decoding."""
@@ -35,71 +33,82 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Prompts of one split, ready to be evaluated on."""
+class Evaluator:
+    """Held-out evaluation of one trial's policy."""
 
-    split: str
-    problems: Sequence[Problem]
-    prompts: Sequence[Sequence[int]]
-    """P tokenized prompts."""
+    config: TrialConfig
+    cache: WorkerCache
+    sampler: Generate
 
+    def evaluate_test(self, model: PreTrainedModel, step: int) -> dict[str, Estimate]:
+        """Estimate every metric on test prompts, and keep a few completions in a file.
 
-def evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    held_out: HeldOut,
-    settings: TrainingSettings,
-    seed: int,
-    sampler: Generate = generate,
-    kept: list[Completion] | None = None,
-) -> dict[str, Estimate]:
-    """Mean and standard error of every metric of the task.
+        Raises:
+            DiskFullError: there is no room for the file.
+        """
+        kept: list[Completion] = []
+        estimates = self.evaluate(model, "test", step, kept)
+        if ranks.is_first():
+            with room_in(self.config.directory, "some completions"):
+                write_completions(self.config.directory, kept)
+        return estimates
 
-    The global random state stays as it is; equal arguments give equal estimates. Of several
-    processes, each takes every n-th prompt, and all get the estimates over all prompts.
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        split: Split,
+        step: int,
+        kept: list[Completion] | None = None,
+    ) -> dict[str, Estimate]:
+        """Estimate mean and standard error of every metric of the task.
 
-    Args:
-        model: the policy.
-        tokenizer: its tokenizer.
-        task: judges the completions.
-        held_out: P prompts.
-        settings: `samples_per_prompt`, `max_completion_length`, and `completions_per_step` as the
-            largest batch of all processes, because training has shown that it fits.
-        seed: of the sampling.
-        sampler: what samples.
-        kept: gets the first completion of each of the first prompts of this process.
+        The global random state stays as it is; equal arguments give equal estimates. Of n
+        processes, each takes every n-th prompt, and all get the estimates over all prompts.
 
-    Raises:
-        NonFiniteError: a metric that is not a number.
-    """
-    # Equal draws in every process would make the noise of different prompts alike.
-    generator = torch.Generator().manual_seed(seed + ranks.rank())
-    decoding = Decoding(
-        max_new_tokens=settings.max_completion_length,
-        temperature=TEMPERATURE,
-        end_tokens=end_tokens(model, tokenizer),
-        pad_token=_token_id(tokenizer.pad_token_id),
-    )
-    size = settings.completions_per_step // ranks.count()
-    mine = range(ranks.rank(), len(held_out.prompts), ranks.count())
-    rows = [row for row in mine for _ in range(settings.samples_per_prompt)]
-    columns: dict[str, list[float | None]] = {name: [] for name in task.metrics}
-    for start in range(0, len(rows), size):
-        batch = rows[start : start + size]
-        completions = sampler(model, [held_out.prompts[r] for r in batch], decoding, generator)
-        texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
-        problems = [held_out.problems[row] for row in batch]
-        lengths = [len(completion) for completion in completions]
-        scores = task.score(problems, texts, lengths)
-        require_judged(scores.failures, len(batch))
-        for name in task.metrics:
-            values = scores.metrics[name]
-            require_finite(values, f"metric {name}", f"on {held_out.split} prompts")
-            columns[name].extend(values)
-        if kept is not None:
-            _keep(kept, problems, texts, scores.metrics)
-    return clustered_estimates(_together(columns, settings), settings.samples_per_prompt, seed)
+        Args:
+            model: the policy.
+            split: of P prompts.
+            step: steps of training so far; decides the seed, together with trial and split.
+            kept: gets the first completion of each of the first prompts of this process.
+
+        Raises:
+            NonFiniteError: a metric is NaN or infinite.
+            TrialFailure: a metric has no value, or a reward function raised too often.
+        """
+        settings, task, tokenizer = self.config.training, self.cache.task, self.cache.tokenizer
+        seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
+        # Equal draws in every process would correlate the noise of different prompts.
+        generator = torch.Generator().manual_seed(seed + ranks.get_rank())
+        decoding = Decoding(
+            max_new_tokens=settings.max_completion_length,
+            temperature=TEMPERATURE,
+            end_tokens=list_end_tokens(model, tokenizer),
+            pad_token=_require_token(tokenizer.pad_token_id),
+        )
+        # Training has shown that a batch of this size fits into memory.
+        size = settings.completions_per_step // ranks.count_processes()
+        mine = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
+        rows = [row for row in mine for _ in range(settings.samples_per_prompt)]
+        records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            completions = self.sampler(
+                model, [held_out.prompts[r] for r in batch], decoding, generator
+            )
+            texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            problems = [held_out.problems[row] for row in batch]
+            lengths = [len(completion) for completion in completions]
+            scores = task.score(problems, texts, lengths)
+            require_judged(scores.failures, len(batch))
+            for name in task.metrics:
+                where = f"on {split} prompts"
+                require_finite(scores.metrics[name], f"metric {name}", where)
+            records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
+            if kept is not None:
+                _keep(kept, problems, texts, scores.metrics)
+        gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
+        columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
+        return clustered_estimates(columns, settings.samples_per_prompt, seed)
 
 
 def _keep(
@@ -108,36 +117,20 @@ def _keep(
     texts: Sequence[str],
     metrics: Mapping[str, Sequence[float | None]],
 ) -> None:
-    """Add completions of prompts that are not there yet, up to as many as a trial keeps."""
+    """Add completions of prompts that are not there yet, up to `MOST`."""
     for index, (problem, text) in enumerate(zip(problems, texts, strict=True)):
-        judged = {name: values[index] for name, values in metrics.items()}
-        found = shortened(problem.prompt, text, judged)
-        if len(kept) < MOST and found.prompt not in [other.prompt for other in kept]:
-            kept.append(found)
-
-
-def _together(
-    columns: Mapping[str, Sequence[float | None]], settings: TrainingSettings
-) -> dict[str, list[float | None]]:
-    """The columns of all processes, in the order of the prompts."""
-    width, parts = settings.samples_per_prompt, ranks.gather(columns)
-
-    def ordered(name: str) -> list[float | None]:
-        by_process = [iter(part[name]) for part in parts]
-        total = sum(len(part[name]) for part in parts) // width
-        owners = (by_process[prompt % len(parts)] for prompt in range(total))
-        return [next(owner) for owner in owners for _ in range(width)]
-
-    return {name: ordered(name) for name in columns}
+        scores = {name: values[index] for name, values in metrics.items()}
+        completion = shortened(problem.prompt, text, scores)
+        if len(kept) < MOST and completion.prompt not in [other.prompt for other in kept]:
+            kept.append(completion)
 
 
 def clustered_estimates(
     columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
 ) -> dict[str, Estimate]:
-    """Means of metrics, with standard errors from a bootstrap over whole prompts.
+    """Estimate means of metrics, with standard errors from a bootstrap over whole prompts.
 
-    Completions of one prompt are alike, so that resampling them one by one would understate the
-    error.
+    Completions of one prompt are alike; resampling them one by one would understate the error.
 
     Args:
         columns: metric name -> P * S values, those of one prompt adjacent; None is left out.
@@ -148,11 +141,11 @@ def clustered_estimates(
         Metric name -> estimate; a single prompt gives a standard error of 0.
 
     Raises:
-        TrialFailure: a metric without any value.
+        TrialFailure: a metric has no value at all.
     """
     names = list(columns)
     values = np.array([columns[name] for name in names], dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(names), -1, samples_per_prompt)
+    values = values.reshape(len(names), -1, samples_per_prompt)  # [M, P, S]
     scored = ~np.isnan(values)
     sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
     counts: NDArray[np.int64] = scored.sum(axis=2)
@@ -162,7 +155,7 @@ def clustered_estimates(
     prompts = sums.shape[1]
     errors = np.zeros(len(names))
     if prompts > 1:
-        # How often each prompt is drawn in each resample: one matrix product serves every metric.
+        # Number of draws of each prompt in each resample: one matrix product serves every metric.
         drawn = np.random.default_rng(seed).multinomial(
             prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
         )
@@ -176,23 +169,23 @@ def clustered_estimates(
     }
 
 
-def evaluation_seed(seed: int, split: str, step: int) -> int:
-    """A seed that depends on the trial, the split and the step, and on nothing else."""
+def derive_seed(seed: int, split: str, step: int) -> int:
+    """Derive the seed of an evaluation from the trial's seed, the split and the step."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token that ends a completion: the tokenizer's, then those that the model declares."""
+def list_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """List the tokens that end a completion: of the tokenizer, then of the model."""
     config: Any = model.generation_config
     declared = config.eos_token_id
     if declared is None:
         declared = []
     elif isinstance(declared, int):
         declared = [declared]
-    return tuple(dict.fromkeys([_token_id(tokenizer.eos_token_id), *declared]))
+    return tuple(dict.fromkeys([_require_token(tokenizer.eos_token_id), *declared]))
 
 
-def _token_id(token: Any) -> int:
+def _require_token(token: Any) -> int:
     assert isinstance(token, int), "load_policy refuses a policy without a pad or end token"
     return token

@@ -1,4 +1,4 @@
-"""Memory that ran out, as a reason that says what to change."""
+"""Out of memory: one failure whose message names the settings to change."""
 
 from __future__ import annotations
 
@@ -19,37 +19,33 @@ _SIGNS = (
     "No available memory for the cache blocks",
     "Free memory on device",
 )
-"""What torch says of a CPU, and vLLM of a GPU that has too little left for it."""
+"""Parts of the messages of torch (on a CPU) and of vLLM (on a GPU with too little left)."""
 
 
 @contextmanager
 def memory_guard(config: TrialConfig) -> Generator[None]:
-    """Around all that a trial computes.
+    """Turn every out-of-memory error of torch, Python or vLLM into a `TrialFailure`.
 
     Raises:
-        TrialFailure: instead of what torch, Python or vLLM raises when memory runs out.
+        TrialFailure: memory ran out in the block.
     """
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:
-        if not ran_out(error):
+        typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not typed and not any(sign in str(error) for sign in _SIGNS):
             raise
-        raise TrialFailure(f"out of memory: {advice(config)} ({_first(error)})") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        first = lines[0].rstrip(".")
+        raise TrialFailure(f"out of memory: {list_remedies(config)} ({first})") from error
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether memory was what an error is about."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(sign in str(error) for sign in _SIGNS)
-
-
-def advice(config: TrialConfig) -> str:
-    """The settings that change most, with their present values."""
+def list_remedies(config: TrialConfig) -> str:
+    """List the settings that save most memory, with their present values."""
     training, model = config.training, config.model
     gpu = torch.cuda.is_available()
     engine = choose(config.rollout, gpu=gpu, lean=False, vllm=installed_vllm())
-    at_once = training.micro_batch_size or training.completions_per_step // ranks.count()
+    at_once = training.micro_batch_size or training.completions_per_step // ranks.count_processes()
     fewer = f"lower training.completions_per_step ({training.completions_per_step})"
     settings = [f"set training.micro_batch_size below {at_once}"] if at_once > 1 else [fewer]
     if at_once > 1 and engine != "vllm":
@@ -64,8 +60,3 @@ def advice(config: TrialConfig) -> str:
     else:
         settings.append(f"lower model.lora_rank ({model.lora_rank})")
     return ", or ".join(settings)
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""From a task's joint verdict to the reward functions that TRL expects; the guard on numbers."""
+"""Reward functions in TRL's form from a task's joint scores, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from gdpo_tune.tasks.base import Failures, Problem, Task
 from gdpo_tune.training.shaping import Rewards, Shaping
 
 RewardFunction = Callable[..., Sequence[float | None]]
-"""TRL's form: keyword arguments such as `completions`; one reward a completion."""
-
-
+"""TRL's form: keyword arguments such as `completions`; one reward per completion."""
 LogMetric = Callable[[str, float], None]
-"""How TRL takes a figure from a reward function."""
+"""Callback of TRL by which a reward function logs a metric."""
 
 MOST_FAILED = 0.1
-"""Share of a batch on which a reward function may raise. A judge that is out of reach for a moment
-costs a few completions; a defect, or a kind of completion that the function cannot read, would
-change what is trained, so the trial ends."""
+"""Share of a batch on which a reward function may raise. A service that fails for a moment costs a
+few completions. A defect, or a kind of completion that the function cannot read, would change what
+is trained, so the trial ends."""
 
 _log = logging.getLogger(__name__)
 
 
 def require_judged(failures: Mapping[str, Failures], count: int) -> None:
-    """Raise `TrialFailure` if a reward function failed on too many of `count` completions."""
+    """Raise `TrialFailure` if a reward function raised on too many of `count` completions."""
     for name, failed in failures.items():
         share = failed.count / count
         if share > MOST_FAILED:
@@ -37,38 +35,38 @@ def require_judged(failures: Mapping[str, Failures], count: int) -> None:
             )
 
 
-def require_finite(values: Sequence[float | None], what: str, when: str) -> None:
+def require_finite(values: Sequence[float | None], name: str, when: str) -> None:
     """Raise `NonFiniteError` at the first NaN or inf; None passes."""
     for row, value in enumerate(values):
         if value is not None and not math.isfinite(value):
-            raise NonFiniteError(f"{what} of completion {row} is {value} {when}")
+            raise NonFiniteError(f"{name} of completion {row} is {value} {when}")
 
 
 def reward_functions(
     task: Task, problems: Sequence[Problem], shaping: Shaping | None = None
 ) -> list[RewardFunction]:
-    """One function a reward, in the order of `task.rewards`; together they score a batch once.
+    """Build one function per reward, in the order of `task.rewards`; all score a batch only once.
 
-    They read the data set's column `problem`, an index into `problems`. `shaping` has the last word
-    on what they return; None leaves the task's own rewards.
+    They read the column `problem` of the data set, an index into `problems`. `shaping` changes the
+    rewards of the task; None leaves them as they are.
     """
-    joint = _JointVerdict(task, problems, shaping or Shaping())
-    return [joint.function(name) for name in task.rewards]
+    scorer = _BatchScorer(task, problems, shaping or Shaping())
+    return [scorer.build_function(name) for name in task.rewards]
 
 
-class _JointVerdict:
-    """Rewards of the latest batch: TRL calls the reward functions one after another on it."""
+class _BatchScorer:
+    """Rewards of the latest batch, on which TRL calls one reward function after another."""
 
     def __init__(self, task: Task, problems: Sequence[Problem], shaping: Shaping) -> None:
-        self._task = task
-        self._problems = problems
-        self._shaping = shaping
+        self._task, self._problems, self._shaping = task, problems, shaping
         self._batch: Sequence[str] | None = None
         self._rewards: Rewards = {}
         self._failures: Mapping[str, Failures] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def function(self, name: str) -> RewardFunction:
+    def build_function(self, name: str) -> RewardFunction:
+        """Build the function of one reward."""
+
         def reward(
             completions: Sequence[str],
             completion_ids: Sequence[Sequence[int]],
@@ -76,15 +74,15 @@ class _JointVerdict:
             log_metric: LogMetric | None = None,
             **_: Any,
         ) -> Sequence[float | None]:
-            self._judge(completions, completion_ids, problem)
+            self._score(completions, completion_ids, problem)
             if log_metric is not None:
-                self._count_failures(name, len(completions), log_metric)
+                self._log_failures(name, len(completions), log_metric)
             return self._rewards[name]
 
         reward.__name__ = name
         return reward
 
-    def _judge(
+    def _score(
         self,
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
@@ -100,12 +98,12 @@ class _JointVerdict:
         self._failures = scores.failures
         self._batch = completions
 
-    def _count_failures(self, name: str, count: int, log_metric: LogMetric) -> None:
+    def _log_failures(self, name: str, count: int, log_metric: LogMetric) -> None:
         failed = self._failures.get(name)
         if failed is None:
             return
-        # Always, or processes would differ in what they log together.
+        # Always logged, because all processes must log the same metrics.
         log_metric(f"reward/{name}/failed", failed.count / count)
-        if failed.count and name not in self._told:
-            self._told.add(name)
-            _log.warning("reward %s raised, and will be told no more: %s", name, failed.first)
+        if failed.count and name not in self._warned:
+            self._warned.add(name)
+            _log.warning("reward %s raised (reported once): %s", name, failed.first)

@@ -1,7 +1,8 @@
-"""What a trial makes of its task's rewards in training: credit, the length's shape, conditions.
+"""Shaping of a task's rewards for training: partial credit, shape of the length reward, conditions.
 
-Held-out objectives never pass through here: they are the task's own metrics, whatever a trial
-trained on. Nor does the task, which trials share. N completions; None is a reward not scored.
+Held-out objectives are never shaped: they are the task's own metrics.
+
+Shapes: N completions; None is a reward that was not scored.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Rewards = Mapping[str, Values]
 """Reward name -> N values."""
 
 TOLERANCE = 1e-9
-"""Share of its range by which a reward may miss a threshold: rounding is not a failure."""
+"""Share of its range by which a reward may miss a threshold, so that rounding does not count."""
 
 
 @dataclass(frozen=True)
-class Condition:
-    """What another reward has to reach."""
+class RewardCondition:
+    """Threshold that another reward has to reach."""
 
     on: str
     threshold: float
@@ -33,30 +34,29 @@ class Condition:
 
 @dataclass(frozen=True)
 class Shaping:
-    """The shapes of one trial; without arguments, rewards stay as the task gave them."""
+    """Reward shaping of one trial; the default changes no reward."""
 
     partial_credit: bool = False
-    """Take the partial credit that the task gives in place of all or nothing."""
+    """Take the task's partial credit in place of all or nothing."""
     length_reward: str | None = None
     length: Callable[[int], float] | None = None
     """Tokens of a completion -> its length reward; None keeps the task's own."""
-    conditions: Mapping[str, Condition] = field(default_factory=dict[str, Condition])
+    conditions: Mapping[str, RewardCondition] = field(default_factory=dict[str, RewardCondition])
     """Reward name -> its condition."""
 
     def apply(
         self, rewards: Rewards, lengths: Sequence[int], partial: Rewards | None = None
     ) -> Rewards:
-        """The rewards to train on.
+        """Return the rewards to train on.
 
-        Every condition looks at the rewards as the task gave them, with partial credit or without,
-        not at what a shape or another condition makes of them. So the order of conditions does not
-        matter, a circle of them is sound, and in a chain, where a is conditioned on b and b on c, c
-        has no say in a.
+        Every condition reads the task's rewards, with partial credit if that is on, before any
+        shape or condition changes them. So the order of conditions does not matter, and a circle of
+        them is allowed. If a is conditioned on b and b on c, then c does not affect a.
 
         Args:
             rewards: the task's own, N values each.
             lengths: N token counts, the end token included.
-            partial: those that the task gives with partial credit too, N values each.
+            partial: the rewards for which the task gives partial credit, N values each.
         """
         if self.partial_credit:
             rewards = {**rewards, **(partial or {})}
@@ -68,46 +68,43 @@ class Shaping:
                 for value, length in zip(own, lengths, strict=True)
             ]
         for name, condition in self.conditions.items():
-            shaped[name] = conditioned(shaped[name], rewards[condition.on], condition.threshold)
+            shaped[name] = apply_condition(shaped[name], rewards[condition.on], condition.threshold)
         return shaped
 
 
-def shaping_of(config: TrialConfig, info: TaskInfo) -> Shaping:
-    """What a trial's parameters ask for.
+def build_shaping(config: TrialConfig, info: TaskInfo) -> Shaping:
+    """Build the shaping that a trial's parameters describe.
 
     Raises:
-        ValueError: a condition on a reward without a known range.
+        ValueError: a condition on a reward whose range is unknown.
     """
     params = config.params
-    conditions: dict[str, Condition] = {}
+    conditions: dict[str, RewardCondition] = {}
     for reward in info.rewards:
         on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
         if on != NO_CONDITION:
             share = float(params[f"conditioning_threshold.{reward}"])
-            conditions[reward] = Condition(on, threshold(info.rewards[on], share))
+            conditions[reward] = RewardCondition(on, compute_threshold(info.rewards[on], share))
     partial = bool(params.get("partial_credit", False))
-    if info.length_reward is None:
-        return Shaping(partial, conditions=conditions)
-    return Shaping(partial, info.length_reward, _length_shape(config), conditions)
+    return Shaping(partial, info.length_reward, _build_length_shape(config), conditions)
 
 
-def threshold(values: tuple[float, float], share: float) -> float:
-    """What a reward with these lowest and highest `values` has to reach: 0 any, 1 the highest.
+def compute_threshold(limits: tuple[float, float], share: float) -> float:
+    """Compute a threshold: the value at `share` of a reward's range, 0 its lowest, 1 its highest.
 
-    A share, because one parameter serves every reward that may be conditioned on, each with a range
-    of its own.
+    One parameter serves all rewards that a condition may name, each with its own range.
 
     Raises:
-        ValueError: the range is not known.
+        ValueError: the range is unknown.
     """
-    low, high = values
+    low, high = limits
     if not math.isfinite(high - low):
-        raise ValueError("a condition needs to know the range of the reward that it looks at")
+        raise ValueError("a condition needs to know the range of the reward that it reads")
     return (1 - share) * low + share * high - TOLERANCE * (high - low)
 
 
-def conditioned(values: Values, on: Values, threshold: float) -> Values:
-    """`r_k * 1[r_l >= threshold]`; not scored where either reward is not (None, or NaN in r_l).
+def apply_condition(values: Values, on: Values, threshold: float) -> Values:
+    """Return `r_k * 1[r_l >= threshold]`; None where a reward was not scored (None, NaN in r_l).
 
     Source: arXiv 2601.05242, conditioned rewards.
     """
@@ -119,38 +116,28 @@ def conditioned(values: Values, on: Values, threshold: float) -> Values:
     ]
 
 
-def ramp(tokens: int, limit: int, longest: int) -> float:
-    """`(longest - tokens) / (longest - limit)`, held within [0, 1].
+def compute_falling_reward(tokens: int, longest: int, fall: float) -> float:
+    """Return `(longest - tokens) / fall`, clamped to [0, 1]: it falls over the last `fall` tokens.
 
-    1 up to the limit, then falling in a line to 0 at the longest completion that can be sampled: a
-    completion that is a little too long still earns most of the reward.
-    """
-    if tokens <= limit:
-        return 1.0
-    return (longest - tokens) / (longest - limit) if tokens < longest else 0.0
-
-
-def soft_overlong(tokens: int, longest: int, cache: float) -> float:
-    """DAPO's soft overlong punishment, plus 1: 1, then over `cache` tokens falling to 0.
-
-    That is 0 up to `longest - cache`, `(longest - cache - tokens) / cache` up to `longest`, -1
-    beyond. The 1 that is added changes no centred reward; it makes the best 1 as in the other
-    shapes, and the worst the 0 that an unmet condition gives. What sets this shape apart from
-    `ramp` is where it begins to fall: with a cache that begins at the limit, they are equal.
+    This is DAPO's soft overlong punishment plus 1. The punishment is 0 up to `longest - fall`,
+    `(longest - fall - tokens) / fall` up to `longest`, and -1 beyond. Adding 1 changes no centred
+    reward. It makes the highest value 1, as in the other shapes, and the lowest 0, as where a
+    condition is not met.
 
     Source: arXiv 2503.14476, equation 13.
     """
-    return min(1.0, max(0.0, (longest - tokens) / cache))
+    return min(1.0, max(0.0, (longest - tokens) / fall))
 
 
-def _length_shape(config: TrialConfig) -> Callable[[int], float] | None:
-    settings = config.training
-    longest = settings.max_completion_length
-    match config.params["length_shape"]:
-        case "ramp":
-            return lambda tokens: ramp(tokens, settings.length_limit, longest)
+def _build_length_shape(config: TrialConfig) -> Callable[[int], float] | None:
+    """Build the shape of the length reward; None keeps the task's own, a step at the limit."""
+    longest = config.training.max_completion_length
+    match config.params.get("length_shape"):
+        case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
+            fall = float(longest - config.training.length_limit)
         case "overlong":
-            cache = float(config.params["length_cache"]) * longest
-            return lambda tokens: soft_overlong(tokens, longest, cache)
+            fall = float(config.params["length_cache"]) * longest
         case _:
             return None
+    # No completion is longer than a limit at `longest`, so every shape gives 1.
+    return (lambda tokens: compute_falling_reward(tokens, longest, fall)) if fall > 0 else None

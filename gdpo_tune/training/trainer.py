@@ -1,9 +1,13 @@
-"""GDPOTrainer: TRL's GRPOTrainer with our advantages, our per-reward figures and a guard on NaN.
+"""GDPOTrainer: TRL's GRPOTrainer with our advantages, metrics of each reward, and a guard on NaN.
 
-It carries tensors to `compute_advantages` and back. TRL computes advantages inline, so two private
-hooks are overridden, and a third one for prompts in a format of their own.
+It passes rewards to `compute_advantages` and puts the result in the place of TRL's advantages. TRL
+computes these inside a long method, so two private hooks are overridden. A third one tokenizes
+prompts.
 
-Shapes: N completions over all processes, n of this process, G of one prompt, K rewards.
+The base class, `MicroBatchTrainer`, is GRPOTrainer with a faster step and, up to rounding, the same
+result. To understand GDPO, read it as `GRPOTrainer`.
+
+Shapes: N completions over all processes, n of this process, G group size, K rewards.
 """
 
 from __future__ import annotations
@@ -25,16 +29,12 @@ from gdpo_tune.training.scoring import RewardFunction, require_finite
 class GDPOTrainer(MicroBatchTrainer):
     """GRPOTrainer whose advantages follow `normalization`, any key of `registry.NORMALIZATIONS`.
 
-    `gamma`, `baseline` and `ranges`, a pair for each reward, are those of `compute_advantages`.
-    `reward_weights` of the arguments keep their meaning; `scale_rewards` and
-    `multi_objective_aggregation` have no effect. Further step metrics, per reward:
-    `reward/<name>/mean`, `.../std` (over the scored completions), `.../dead_groups` (share of
-    groups whose scored rewards are all equal) and `.../share` (of |w_k sigma_k|, sigma_k the pooled
-    standard deviation within groups; the shares of all rewards sum to 1).
+    `reward_weights` of TRL's arguments keep their meaning; `scale_rewards` and
+    `multi_objective_aggregation` have no effect. Each step also logs `compute_reward_metrics`.
 
     Raises:
-        NonFiniteError: NaN or inf in the loss, or returned by a reward function (None is fine, it
-            means not scored), or an infinite or NaN gradient norm.
+        NonFiniteError: NaN or inf in the loss, in the gradient norm, or from a reward function.
+            None from a reward function is allowed: it means "not scored".
     """
 
     def __init__(
@@ -48,41 +48,32 @@ class GDPOTrainer(MicroBatchTrainer):
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
         **arguments: Any,
     ) -> None:
-        """
+        """Build the trainer.
+
         Args:
-            normalization: of the advantages.
-            reward_funcs: in TRL's form.
-            gamma: saturation exponent, as in `compute_advantages`.
-            baseline: as there.
-            ranges: lowest and highest value of each reward, in their order; None: not known.
-            encode: prompts to the tokens that the policy reads; None: the tokenizer does it.
+            normalization: mode of the advantages.
+            reward_funcs: K functions in TRL's form.
+            gamma: as in `compute_advantages`.
+            baseline: as in `compute_advantages`.
+            ranges: as in `compute_advantages`.
+            encode: maps prompts to the tokens that the policy reads; None: the tokenizer does.
             arguments: TRL's.
         """
-        self.normalization = normalization
-        self.gamma = gamma
-        self.baseline = baseline
-        self.ranges = ranges
+        self._compute_advantages = functools.partial(
+            compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
+        )
         self._encode = encode
         self._rewards: Tensor | None = None
-        guarded: Any = [self._guarded(func) for func in reward_funcs]
+        guarded: Any = [self._guard(function) for function in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
 
     @property
     def policy(self) -> Any:
-        """What is trained, without the wrapper of several processes."""
+        """The policy in training, without the wrapper of several processes."""
         return self.accelerator.unwrap_model(self.model)
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if self._encode is None:
-            return super()._tokenize_prompts(prompts)
-        return self._encode(prompts), None, {}  # neither images nor what goes with them
-
-    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(*arguments, **keywords)
-        self._rewards = rewards
-        return rewards
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Replace the advantages [n] of TRL by ours, computed from all N completions."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         rewards = self._rewards
         assert rewards is not None, "TRL no longer calls _calculate_rewards"
@@ -91,60 +82,62 @@ class GDPOTrainer(MicroBatchTrainer):
         mode = "train" if network.training else "eval"
         group_size: Any = self.num_generations if mode == "train" else self.num_generations_eval
         weights = self.reward_weights.to(rewards.device)
-        advantages = compute_advantages(
-            rewards,
-            weights,
-            group_size,
-            self.normalization,
-            gamma=self.gamma,
-            baseline=self.baseline,
-            ranges=self.ranges,
-        )
-        # `rewards` are those of all processes, adjacent in the order of the processes.
+        advantages = self._compute_advantages(rewards, weights, group_size)
+        # The rewards of a process are adjacent, in the order of the processes.
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = advantages[first : first + len(inputs)]
         logged: Any = self._logs["advantages"]
         logged.extend(advantages.tolist())
-        for name, value in reward_metrics(
-            rewards, weights, group_size, self.reward_func_names
-        ).items():
+        metrics = compute_reward_metrics(rewards, weights, group_size, self.reward_func_names)
+        for name, value in metrics.items():
             self._metrics[mode][name].append(value)
         return output
 
+    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Keep the rewards [N, K] of all processes."""
+        rewards: Tensor = super()._calculate_rewards(*arguments, **keywords)
+        self._rewards = rewards
+        return rewards
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if self._encode is None:
+            return super()._tokenize_prompts(prompts)
+        return self._encode(prompts), None, {}  # no images, no further fields
+
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """TRL's loss, refused when it is not a number."""
+        """Compute TRL's loss and refuse NaN and inf."""
         loss: Tensor = super().compute_loss(*arguments, **keywords)
         if not bool(torch.isfinite(loss)):
-            raise NonFiniteError(f"loss is {loss.item()} at {self._when()}")
+            raise NonFiniteError(f"loss is {loss.item()} at {self._describe_step()}")
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's log, refused when the gradient norm is not a number."""
+        """Log as TRL does and refuse a gradient norm of NaN or inf."""
         norm = logs.get("grad_norm", 0.0)
         if not math.isfinite(norm):
-            raise NonFiniteError(f"gradient norm is {norm} at {self._when(done=1)}")
+            raise NonFiniteError(f"gradient norm is {norm} at {self._describe_step(done=1)}")
         super().log(logs, start_time)
 
-    def _guarded(self, func: RewardFunction) -> RewardFunction:
-        """The same function, refusing NaN before TRL could take it for "not scored"."""
+    def _guard(self, function: RewardFunction) -> RewardFunction:
+        """Wrap a reward function to refuse NaN, which TRL would take for "not scored"."""
 
-        @functools.wraps(func)
+        @functools.wraps(function)
         def guarded(*arguments: Any, **keywords: Any) -> Sequence[float | None]:
-            values = func(*arguments, **keywords)
-            name = getattr(func, "__name__", type(func).__name__)
-            require_finite(values, f"reward {name}", f"at {self._when()}")
+            values = function(*arguments, **keywords)
+            name = getattr(function, "__name__", type(function).__name__)
+            require_finite(values, f"reward {name}", f"at {self._describe_step()}")
             return values
 
         return guarded
 
-    def _when(self, done: int = 0) -> str:
+    def _describe_step(self, done: int = 0) -> str:
         return f"step {(self.state.global_step - done) // self.num_iterations + 1}"
 
 
-def reward_metrics(
+def compute_reward_metrics(
     rewards: Tensor, weights: Tensor, group_size: int, names: Sequence[str]
 ) -> dict[str, float]:
-    """Per-reward figures of one generation batch.
+    """Compute the metrics of each reward in one generation batch.
 
     Args:
         rewards: [N, K], NaN = not scored.
@@ -153,8 +146,10 @@ def reward_metrics(
         names: K names.
 
     Returns:
-        `reward/<name>/mean|std|dead_groups|share`. What is undefined, such as the mean of a reward
-        that scored nothing, is left out; dead groups are a share of those with a scored reward.
+        `reward/<name>/mean` and `.../std` over the scored completions; `.../dead_groups`, the share
+        of the groups with a scored reward whose scored rewards are all equal; `.../share` of
+        |w_k sigma_k| in its sum over all rewards, sigma_k the pooled standard deviation within
+        groups. An undefined metric, such as the mean of a reward that scored nothing, is left out.
     """
     values = rewards.double()
     grouped = values.unflatten(0, (-1, group_size))

@@ -17,109 +17,95 @@ from transformers.utils import logging as transformers_logging
 from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import Cost, Outcome, Report, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import ranks, vllm_engine
+from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer
-from gdpo_tune.training.checkpoints import read_checkpoint
+from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
+from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.exhaustion import memory_guard
-from gdpo_tune.training.held_out import evaluate_split, evaluate_test, held_out_sampler
-from gdpo_tune.training.lora import with_adapter
-from gdpo_tune.training.moving_parameters import Schedule
-from gdpo_tune.training.step_end import Clock, Progress, say_again
-from gdpo_tune.training.warm import Warm, warm
+from gdpo_tune.training.lora import load_adapter
+from gdpo_tune.training.moving_parameters import MovingParameters
+from gdpo_tune.training.rollout import choose_held_out_sampler
+from gdpo_tune.training.step_reporter import Clock, StepReporter, report_again
+from gdpo_tune.training.warm import WorkerCache, open_worker_cache
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
     """Run one trial to its end.
 
-    Writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during training
-    the two newest checkpoints stay. `report` is called once a step, with the checkpoint's folder if
-    one was just written; it may end the trial by raising. `SystemExit` passes through once a
-    checkpoint of the step just done is on disk.
+    It writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during
+    training the two newest checkpoints stay. It calls `report` once a step, with the checkpoint's
+    directory if one was just written. `report` may end the trial by raising. `SystemExit` passes
+    through once a checkpoint of the step just done is on disk.
 
-    A start from a checkpoint at whose step an evaluation had taken place reports that measurement
-    again, without step metrics: whoever was to hear of it may have been killed in between.
+    A run that resumes from a checkpoint with an evaluation reports that measurement again, without
+    step metrics, because an earlier process may have been killed before its report arrived.
 
-    Several processes that were launched as one group (see `processes`) train one policy together:
-    each calls this with the same arguments, samples and scores its part of every step and of every
-    held-out split, and gets the same outcome. The first one writes. `report` is called in all of
-    them and has to raise `SystemExit` in all or none.
+    Several processes that were launched as one group (see `ranks`) train one policy together. Each
+    calls this function with the same arguments, samples and scores its part of every step and of
+    every held-out split, and gets the same outcome. The first one writes. `report` is called in all
+    of them and has to raise `SystemExit` in all or none.
 
-    Step metrics are `train/loss`, `train/grad_norm`, `train/learning_rate`, `train/entropy`,
-    `train/mean_length` (tokens), `train/reward/<name>/mean|std|dead_groups|share` (see
-    `GDPOTrainer`), `train/kl` where beta is above 0, `train/clip_ratio`, and `validation/<metric>`
-    every `evaluate_every` steps, at `evaluate_at` and at the last one; with vLLM also
-    `train/rollout/importance_ratio` (mean over completions, those beyond TRL's bound counted as 0)
-    and `train/rollout/logp_difference`, `..._max` (nats a token between engine and trainer).
+    Step metrics are those of `step_reporter.select_metrics` and `gpu.read_gpu_metrics`, and
+    `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
 
     Args:
-        config: what decides the trial.
-        resume: a checkpoint of the same trial to go on from.
-        report: told about every step.
+        config: decides the trial.
+        resume: a checkpoint of the same trial from which to continue.
+        report: gets the measurement of every step.
 
     Raises:
         TrialFailure: the trial cannot go on, such as `NonFiniteError`; its message is the reason.
         DiskFullError: there is no room for a checkpoint or a measurement.
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
-        EngineError: completions are to be sampled with vLLM, which cannot be done here.
+        EngineError: the configuration asks for vLLM, which is not available.
     """
     torch.set_num_threads(config.threads)
     ranks.join()
-    vllm_engine.limit_gpu_memory(config.gpu_share)
-    # Bars and notes about every checkpoint would land in whoever's display it is.
+    gpu.limit_gpu_memory(config.gpu_share)
+    # Progress bars and notes about checkpoints would disturb the display of a sweep.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     logging.getLogger("trl").setLevel(logging.ERROR)
-    with memory_guard(config), warm(config) as state:
-        if not config.train:
-            return _untrained(config, state)
-        start = None if resume is None else read_checkpoint(resume)
-        clock = Clock(Cost() if start is None else start.cost, config)
-        sampler = held_out_sampler(config)
-        if start is not None and start.step >= config.training.steps:
-            say_again(start, report)
-            model = _placed(_trained_policy(config, state, start.path))
-            steps = config.training.steps
-            validation = evaluate_split(config, state, model, state.validation(), steps, sampler)
-            checkpoint = start.path
-        else:
-            trainer, sampler = build_trainer(config, state)
+    with memory_guard(config), open_worker_cache(config) as cache:
+        start = read_checkpoint(resume) if resume is not None and config.train else None
+        steps = config.training.steps if config.train else 0
+        before = Cost() if start is None else start.cost
+        clock = Clock(before, config.training.completions_per_step)
+        if config.train and (start is None or start.step < steps):
+            trainer, sampler = build_trainer(config, cache)
+            evaluator = Evaluator(config, cache, sampler)
             if config.schedule:
-                trainer.add_callback(Schedule(config, state.task.rewards, trainer))
-            progress = Progress(config, state, trainer, sampler, clock, report, start)
-            trainer.add_callback(progress)
+                trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
+            reporter = StepReporter(config, trainer, evaluator, clock, report, start)
+            trainer.add_callback(reporter)
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
-            model = trainer.policy
-            validation, checkpoint = progress.validation, progress.checkpoint
-        test = evaluate_test(config, state, model, config.training.steps, sampler)
+            model, validation = trainer.policy, reporter.validation
+            checkpoint = reporter.checkpoint
+        else:
+            if start is not None:
+                report_again(start, report)
+            model = _load_without_training(config, cache, start)
+            evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
+            validation = evaluator.evaluate(model, "validation", steps)
+            checkpoint = None if start is None else start.path
         return Outcome(
             validation=validation,
-            test=test,
-            cost=clock.read(config.training.steps),
+            test=evaluator.evaluate_test(model, steps),
+            cost=clock.read(steps),
             checkpoint=checkpoint,
-            environment={**state.environment(), **task_files.provenance(config.task)},
+            environment={**cache.environment, **task_files.provenance(config.task)},
         )
 
 
-def _untrained(config: TrialConfig, state: Warm) -> Outcome:
-    clock = Clock(Cost(), config)
-    model = _placed(state.fresh_policy())
-    sampler = held_out_sampler(config)
-    return Outcome(
-        validation=evaluate_split(config, state, model, state.validation(), 0, sampler),
-        test=evaluate_test(config, state, model, 0, sampler),
-        cost=clock.read(0),
-        checkpoint=None,
-        environment={**state.environment(), **task_files.provenance(config.task)},
-    )
-
-
-def _trained_policy(config: TrialConfig, state: Warm, checkpoint: Path) -> PreTrainedModel:
-    """What a training that is over left behind, as it was in memory."""
-    if not config.model.lora_rank:
-        return load_policy(str(checkpoint))[0]
-    return with_adapter(state.fresh_policy(), checkpoint)
-
-
-def _placed(model: PreTrainedModel) -> PreTrainedModel:
-    network: Any = model
-    return network.to("cuda") if torch.cuda.is_available() else model
+def _load_without_training(
+    config: TrialConfig, cache: WorkerCache, start: Checkpoint | None
+) -> PreTrainedModel:
+    """Load the untrained policy, or the policy of a finished training as it was in memory."""
+    model: Any
+    if start is None:
+        model = cache.take_policy()
+    elif config.model.lora_rank:
+        model = load_adapter(cache.take_policy(), start.path)
+    else:
+        model = load_policy(str(start.path))[0]
+    return model.to("cuda") if torch.cuda.is_available() else model

@@ -1,8 +1,8 @@
-"""TRL's arguments for one trial: every parameter and every training setting finds its place here.
+"""TRL's arguments for one trial, from every parameter and every training setting.
 
 A step is one batch of samples and `num_iterations` optimizer passes over it, so that the budget,
-counted in completions, is the same whatever the number of passes. A pass is one optimizer step,
-whose gradient is accumulated over micro-batches.
+counted in completions, does not depend on the number of passes. A pass is one optimizer step. Its
+gradient is accumulated over micro-batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": 
 def trainer_arguments(
     config: TrialConfig, rewards: tuple[str, ...], engine: Mapping[str, Any] | None = None
 ) -> GRPOConfig:
-    """TRL's arguments; `rewards` gives the order of the weights, `engine` what its engine needs.
+    """Build TRL's arguments.
+
+    Args:
+        config: of the trial.
+        rewards: names in the order of the weights.
+        engine: further arguments, for the engine that samples.
 
     Raises:
         TrialFailure: the completions of a step do not divide into groups, among the processes or
@@ -35,7 +40,7 @@ def trainer_arguments(
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
     weights = config.reward_weights()
-    at_once, parts = _micro_batches(config)
+    at_once, parts = _divide_step(config)
     return GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
@@ -45,23 +50,24 @@ def trainer_arguments(
         temperature=float(params["temperature"]),
         beta=float(params["beta"]),
         epsilon=float(params["epsilon"]),
-        epsilon_high=_upper_clip(params),
+        # A distance from 1, but for CISPO TRL takes the bound itself.
+        epsilon_high=float(params["epsilon_high"]) + (params["loss_type"] == "cispo"),
         loss_type=str(params["loss_type"]),
         num_iterations=passes,
         reward_weights=[weights[name] for name in rewards],
         # The settings that all trials share.
         max_steps=settings.steps * passes,
         per_device_train_batch_size=at_once,
-        # TRL samples once for so many micro-batches, too.
+        # This is also the number of micro-batches for which TRL samples once.
         gradient_accumulation_steps=parts,
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
         warmup_steps=round(settings.warmup_share * settings.steps) * passes,
         max_grad_norm=settings.max_grad_norm,
-        # A smaller nucleus would sample from another policy than the one that is trained.
+        # Below 1, another policy would sample than the one that is trained.
         top_p=1.0,
-        # What TRL would otherwise do: half precision and recomputation, which cost time on a CPU,
-        # an order of prompts that a resumed run could not find again, files and lines of its own.
+        # TRL's defaults cost time on a CPU (half precision, recomputation), shuffle prompts in a
+        # way that a resumed run cannot repeat, and write files and lines.
         bf16=computes_in_bfloat16(config.model),
         gradient_checkpointing=recomputes(config.model.gradient_checkpointing, on_gpu=on_gpu),
         use_cpu=not on_gpu,
@@ -71,32 +77,32 @@ def trainer_arguments(
         report_to=[],
         disable_tqdm=True,
         logging_steps=1,
-        # TRL loads the reference of the KL again, and has to find what the policy came from.
+        # TRL loads the policy again, as the reference of the KL, and needs the same revision.
         model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
         **(engine or {}),
     )
 
 
 def computes_in_bfloat16(settings: ModelSettings) -> bool:
-    """Whether a trial in this process computes in bfloat16."""
+    """Return whether a trial in this process computes in bfloat16."""
     if settings.dtype == "auto":
         return torch.cuda.is_available()
     return settings.dtype == "bfloat16"
 
 
-def weights_type(settings: ModelSettings) -> torch.dtype:
-    """In what a policy is loaded: bfloat16 for weights that nothing trains, else float32."""
+def choose_weights_dtype(settings: ModelSettings) -> torch.dtype:
+    """Choose the type of a policy's weights: bfloat16 if they are not trained, else float32."""
     frozen = bool(settings.lora_rank)
     return torch.bfloat16 if frozen and computes_in_bfloat16(settings) else torch.float32
 
 
 def recomputes(choice: str, *, on_gpu: bool) -> bool:
-    """Whether activations are computed again in the backward pass: `gradient_checkpointing`."""
+    """Return whether the backward pass recomputes activations, by `gradient_checkpointing`."""
     return on_gpu if choice == "auto" else choice == "on"
 
 
 def prompts_per_step(config: TrialConfig) -> int:
-    """Groups in one step.
+    """Return the number of groups in one step.
 
     Raises:
         TrialFailure: the group size does not divide the completions of a step.
@@ -111,32 +117,21 @@ def prompts_per_step(config: TrialConfig) -> int:
     return prompts
 
 
-def _part_of_step(config: TrialConfig) -> int:
-    """Completions of one step that this process samples: whole groups, as many as any other."""
-    prompts, group_size = prompts_per_step(config), int(config.params["group_size"])
-    own, rest = divmod(prompts, ranks.count())
+def _divide_step(config: TrialConfig) -> tuple[int, int]:
+    """Return the completions of a micro-batch, and the micro-batches of this process in a step."""
+    prompts, workers = prompts_per_step(config), ranks.count_processes()
+    own, rest = divmod(prompts, workers)  # every process samples as many whole groups
     if rest:
         raise TrialFailure(
             f"{prompts} prompts a step (completions_per_step / group_size) do not divide among "
-            f"{ranks.count()} workers"
+            f"{workers} workers"
         )
-    return own * group_size
-
-
-def _micro_batches(config: TrialConfig) -> tuple[int, int]:
-    """Completions of a micro-batch, and micro-batches of this process in a step."""
-    own = _part_of_step(config)
+    own *= int(config.params["group_size"])
     size = config.training.micro_batch_size or own
     parts, rest = divmod(own, size)
     if rest:
         raise TrialFailure(
             f"micro_batch_size {size} does not divide the {own} completions of a step that each "
-            f"of {ranks.count()} workers computes"
+            f"of {workers} workers computes"
         )
     return size, parts
-
-
-def _upper_clip(params: dict[str, Any]) -> float:
-    """`epsilon_high` is a distance from 1, but TRL's CISPO takes the upper bound itself."""
-    distance = float(params["epsilon_high"])
-    return 1 + distance if params["loss_type"] == "cispo" else distance

@@ -1,4 +1,4 @@
-"""Which checkpoints stay on disk once a sweep is done (`keep:`)."""
+"""Checkpoints that stay on disk once a sweep is done (`keep:`)."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_tune.analysis import configurations
-from gdpo_tune.core.checkpoint_names import MARKER, by_steps
+from gdpo_tune.core.checkpoint_names import MARKER, sort_checkpoints
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, remove_all_but
 
 
-def tidy(ledger: Ledger) -> None:
+def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
-    A kept trial keeps its last checkpoint whole: the trained policy, and the optimizer's and the
-    random states beside it. An unfinished trial keeps what it can go on from, and a pruned one
-    under `keep: all` what it had come to.
+    A kept trial keeps its last checkpoint whole, with the states of optimizer and random numbers.
+    Unfinished trials keep theirs, and pruned ones under `keep: all` their newest one.
     """
     records = [record for record in ledger.records() if not record.is_open]
-    kept = kept_trials(ledger, records)
+    kept = select_kept_trials(ledger, records)
     stay: dict[int, Path | None] = {}
     for record in records:
-        folder = ledger.trial_directory(record.number)
-        stays = record.checkpoint
+        checkpoint = record.checkpoint
         if record.state == "pruned":
-            stays = newest(ledger, folder)
-        stay[record.number] = stays if record.number in kept else None
+            checkpoint = find_newest(ledger, ledger.trial_directory(record.number))
+        stay[record.number] = checkpoint if record.number in kept else None
     if ledger.spec.address:
         names = {number: path and path.name for number, path in stay.items()}
         SweepStore(ledger.spec).keep_only(names)
@@ -37,22 +35,20 @@ def tidy(ledger: Ledger) -> None:
     ledger.forget_checkpoints([record.number for record in records])
 
 
-def newest(ledger: Ledger, folder: Path) -> Path | None:
-    """The newest whole checkpoint of a trial; of one on an object store its marker is here."""
+def find_newest(ledger: Ledger, directory: Path) -> Path | None:
+    """Return the newest whole checkpoint; of one on an object store, the copy of its marker."""
     if not ledger.spec.address:
-        return newest_valid_checkpoint(folder)
-    names = by_steps([f"{path.parent.name}/{MARKER}" for path in folder.glob(f"*/{MARKER}")])
-    return folder / names[0] if names else None
+        return newest_valid_checkpoint(directory)
+    markers = directory.glob(f"*/{MARKER}")
+    names = sort_checkpoints(f"{path.parent.name}/{MARKER}" for path in markers)
+    return directory / names[0] if names else None
 
 
-def kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[int]:
-    """Numbers of the trials whose last checkpoint stays."""
-    if ledger.spec.keep == "all":
-        return {record.number for record in records}
-    if ledger.spec.keep == "none":
-        return set()
-    found = configurations(records, ledger.spec.objective_list())
-    if not any(point.on_front for point in found):
-        # Constraints may change on a finished sweep: an empty front names nothing to throw away.
-        return {record.number for record in records}
-    return {number for point in found if point.on_front for number in point.numbers}
+def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[int]:
+    """Return the numbers of the trials whose last checkpoint stays."""
+    everything = {record.number for record in records}
+    if ledger.spec.keep != "front":
+        return everything if ledger.spec.keep == "all" else set()
+    points = configurations(records, ledger.spec.objective_list())
+    # Constraints may change on a finished sweep: an empty front is no reason to delete everything.
+    return {number for p in points if p.on_front for number in p.numbers} or everything

@@ -1,10 +1,11 @@
-"""What a sweep ran on: source revision, package versions, hardware."""
+"""The machine that a sweep runs on: source revision, package versions, hardware."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ import psutil
 PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
 
 
-def provenance() -> dict[str, Any]:
-    """As JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+def describe_machine() -> dict[str, Any]:
+    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
-        "git": git_revision(),
-        "packages": {name: found for name in PACKAGES if (found := package_version(name))},
+        "git": read_git_revision(),
+        "packages": packages,
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpus": os.cpu_count(),
@@ -26,16 +31,8 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def package_version(name: str) -> str | None:
-    """An installed package's version."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def git_revision() -> str:
-    """Commit of this package's source, with `+` if it was changed; empty outside of a checkout."""
+def read_git_revision() -> str:
+    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return ""

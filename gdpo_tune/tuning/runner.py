@@ -1,4 +1,4 @@
-"""A sweep from start to end: ledger, Ray, searcher, and what is left afterwards."""
+"""A sweep from start to end: its ledger, Ray, the search, and the checkpoints that are kept."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
 from gdpo_tune.core.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
 from gdpo_tune.core.files import room_in
 from gdpo_tune.core.signals import on_signals
@@ -20,34 +20,38 @@ from gdpo_tune.ledger import Ledger, quiet_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.tuning.kept_checkpoints import tidy
-from gdpo_tune.tuning.provenance import provenance
+from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
+from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.head import LOST
-from gdpo_tune.tuning.ray.resources import slots_of, with_room
-from gdpo_tune.tuning.ray.survey import survey
+from gdpo_tune.tuning.ray.joining import LOST
+from gdpo_tune.tuning.ray.nodes import count_slots
+from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.search.budget import hours_of
 from gdpo_tune.tuning.search.plan import ending, is_finished, planned
 
 if TYPE_CHECKING:
-    from gdpo_tune.tuning.ray.interruption import Interruption
+    from ray.tune import Callback, Stopper, Tuner
+
+    from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.schedulers.base import Scheduler
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 TRAIN = "gdpo_tune.training:train"
+RAY = "ray"
+"""In the sweep's directory: working directory of Ray; deleted at the end."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep has come to."""
+    """The trials of a sweep once it has ended, for now or for good."""
 
     records: tuple[TrialRecord, ...]
     interrupted: bool
-    """Whether it was stopped before its end; the same call goes on with it."""
+    """True if it was stopped before its end; the same call continues it."""
     reason: str = ""
     """Why nothing is left to run, for a person; empty if interrupted."""
     sessions: tuple[Mapping[str, Any], ...] = ()
-    """Which processes have worked on the sweep, as `Ledger.sessions` has them."""
+    """Processes that have worked on the sweep, see `Ledger.sessions`."""
 
 
 def run_sweep(
@@ -72,11 +76,11 @@ def run_sweep(
         LedgerHeldError: another process runs this sweep.
         IdentityError: another sweep lives under this name.
         PolicyError, SandboxUnavailable: what every trial needs is not there.
-        DiskFullError: there is no room for checkpoints or the ledger; the same call goes on.
-        ClusterError: the cluster cannot be joined, or its nodes do not share the sweep's folder.
-        ClusterLostError: Ray's servers did not start, or died; the same call goes on.
-        StoreError: `storage` is an object store where nothing can be kept.
-        StoreUnreachableError: it does not answer any more; the same call goes on.
+        DiskFullError: there is no room for checkpoints or the ledger; the same call continues.
+        ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
+        ClusterLostError: Ray's servers did not start, or died; the same call continues.
+        StoreError: `storage` is an object store that refuses.
+        StoreUnreachableError: it does not answer any more; the same call continues.
     """
     check_resources(spec)
     if spec.address:
@@ -89,95 +93,57 @@ def run_sweep(
 
         if spec.address:
             SweepStore(spec).write_spec()
-            fetch(ledger)
+            fetch_files(ledger)
         records = tuple(ledger.records())
         emit(SweepStarted(records, planned(spec, records), ledger.moved_aside))
         interrupted = False
         if not is_finished(spec, records, hours_of(ledger.sessions(), records)):
-            interrupted = run_trials(ledger, train, emit)
-        # Until the end, what is dominated now may be on the front later. At the end always: the
-        # last session may have been killed before this, and `keep:` may have changed since.
+            interrupted = _with_ray(ledger, train, emit)
         if spec.address:
-            fetch(ledger)
+            fetch_files(ledger)
+        # Only now: before the end, a dominated trial may still come to the front. And always: the
+        # last session may have been killed before this, and `keep:` may have changed since.
         if not interrupted:
-            tidy(ledger)
+            delete_unkept_checkpoints(ledger)
         records = tuple(ledger.records())
         reason = "" if interrupted else ending(spec, records, hours_of(ledger.sessions(), records))
         emit(SweepFinished(records, interrupted, reason))
         return SweepResult(records, interrupted, reason, tuple(ledger.sessions()))
 
 
-def fetch(ledger: Ledger) -> None:
-    """Bring here what trials have put into the store."""
-    SweepStore(ledger.spec).fetch()
-    ledger.forget_checkpoints([record.number for record in ledger.records()])
-
-
-def run_trials(ledger: Ledger, train: str, emit: Listener) -> bool:
-    """Run what the plan asks for; return whether it was interrupted."""
-    started = time.time()
+def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
+    """Start or join Ray and run trials on it; return whether that was interrupted."""
+    started, spec = time.time(), ledger.spec
     session: int | None = None
     try:
-        with cluster.ray_cluster(ledger.directory / "ray.processes") as ray_up:
-            nodes = ray_up.nodes.alive()
-            slots = slots_of(ledger.spec, nodes)
-            if cluster.connected():
-                asked = with_room(ledger.spec, nodes)
-                survey(ledger.spec, ledger.directory, asked, ray_up.nodes.still_has)
-            sampler = str(choose_sampler(ledger.spec, slots))
-            session = ledger.begin_session(started, slots, provenance(), sampler)
+        with cluster.open_cluster(ledger.directory / "ray.processes") as ray_cluster:
+            slots = count_slots(spec, ray_cluster.nodes.list_alive())
+            if ray_cluster.joined:
+                check_nodes(spec, ledger.directory, ray_cluster.nodes)
+            sampler = str(choose_sampler(spec, slots))
+            session = ledger.begin_session(started, slots, describe_machine(), sampler)
             emit(SearchStarted(slots, sampler))
-            return search(ledger, train, slots, emit, ray_up)
+            return _run_tuner(ledger, build_setup(ledger, train, slots), slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
         if session is not None:
-            ledger.end_session(session, why_ended(ledger))
+            ledger.end_session(session, find_ending(ledger))
 
 
-def why_ended(ledger: Ledger) -> str:
-    """Why nothing is left to run; empty if something is."""
-    records, hours = ledger.records(), hours_of(ledger.sessions(), ledger.records(), time.time())
-    finished = is_finished(ledger.spec, records, hours)
-    return ending(ledger.spec, records, hours) if finished else ""
-
-
-def reuses_processes(spec: SweepSpec) -> bool:
-    """Whether trials follow each other in warm processes.
-
-    vLLM engines stack in one process, so a trial that may have one gets a fresh process.
-    """
-    return spec.resources.gpus == 0 and spec.rollout.engine != "vllm"
-
-
-def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: cluster.Cluster) -> bool:
-    """Run trials, `slots` side by side, on the Ray that is up; return whether interrupted.
-
-    Raises:
-        ClusterLostError: it is no longer up.
-    """
-    from gdpo_tune.tuning.ray.folder import Folder
-    from gdpo_tune.tuning.ray.interruption import ClusterLost, Interruption
-    from gdpo_tune.tuning.ray.reporter import pace_of
-    from gdpo_tune.tuning.ray.setup import Group, Setup, Store
-    from gdpo_tune.tuning.ray.window import open_window
+def _run_tuner(
+    ledger: Ledger, setup: Setup, slots: int, emit: Listener, ray_cluster: cluster.Cluster
+) -> bool:
+    """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
+    from gdpo_tune.tuning.ray.failures import Attempts
+    from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
-    stop_file = ledger.directory / "stop"
-    stop_file.unlink(missing_ok=True)
-    asked = ledger.spec.resources
-    group = None
-    if asked.workers > 1:
-        group = Group(asked.workers, asked.cpus, asked.gpus, ray_folder(ledger) / "workers")
-    chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
-    scheduler = registry.load(chosen.target)(ledger)
-    # The window closes once nobody holds it.
-    window, _held = open_window() if ledger.spec.address else ("", None)
-    store = Store(ledger.spec.address, window) if window else None
-    folder = None if store else Folder(ledger.directory / SPEC)
-    setup = Setup(train, stop_file, asked.cpus, group, pace_of(slots), store, folder)
+    info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
+    scheduler = registry.load(info.target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
-    interruption = Interruption(stop_file, ray_up.is_alive)
+    interruption = Interruption(searcher.stop_flag, ray_cluster.is_alive)
+    attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
 
     def stop() -> None:
         searcher.stop()
@@ -185,77 +151,94 @@ def search(ledger: Ledger, train: str, slots: int, emit: Listener, ray_up: clust
 
     try:
         with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
-            tune(ledger, searcher, scheduler, interruption, ray_up, slots)
+            build_tuner(ledger, slots, searcher, scheduler, interruption, attempts).fit()
     except KeyboardInterrupt:
-        interruption.requested = True
+        interruption.request()
     except ClusterLost:
         raise ClusterLostError(LOST) from None
     finally:
         searcher.close()
-        stop_file.unlink(missing_ok=True)
-        shutil.rmtree(ray_folder(ledger), ignore_errors=True)
+        # the next start does it as well
+        with suppress(StoreError, StoreUnreachableError, OSError):
+            searcher.stop_flag.clear()
+        shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
     if searcher.fatal is not None:
         raise searcher.fatal
     return interruption.requested
 
 
-def tune(
+def build_setup(ledger: Ledger, train: str, slots: int) -> Setup:
+    """Return what every trial of this run has in common."""
+    from gdpo_tune.tuning.ray.messages import Setup
+    from gdpo_tune.tuning.ray.reporter import choose_interval
+
+    spec_file, address = ledger.directory / SPEC, ledger.spec.address
+    each, interval = ledger.spec.resources, choose_interval(slots)
+    return Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
+
+
+def build_tuner(
     ledger: Ledger,
+    slots: int,
     searcher: LedgerSearcher,
     scheduler: Scheduler,
-    interruption: Interruption,
-    ray_up: cluster.Cluster,
-    slots: int,
-) -> None:
-    """One run of Ray Tune, until the searcher has nothing left or the sweep is interrupted."""
+    stopper: Stopper,
+    callback: Callback,
+) -> Tuner:
+    """Return Ray's Tuner for one run."""
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
 
-    from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts
+    from gdpo_tune.tuning.ray.failures import FOR_EVER
+    from gdpo_tune.tuning.ray.messages import unpack_attempt
     from gdpo_tune.tuning.ray.trainable import run_trial
 
-    spec = ledger.spec
+    def name_trial(trial: Any) -> str:
+        return f"{unpack_attempt(trial.config).trial}-{trial.trial_id}"
+
     # Ray would start one process at a time, each once the one before is up: seconds a slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    Tuner(
-        with_resources(run_trial, resources_of(spec)),
+    # vLLM engines stack in one process, so a trial that may have one gets a fresh process.
+    may_have_engine = ledger.spec.resources.gpus > 0 or ledger.spec.rollout.engine == "vllm"
+    return Tuner(
+        with_resources(run_trial, build_resources(ledger.spec)),
         tune_config=TuneConfig(
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            reuse_actors=reuses_processes(spec),
-            trial_name_creator=trial_name,
-            trial_dirname_creator=trial_name,
+            reuse_actors=not may_have_engine,
+            trial_name_creator=name_trial,
+            trial_dirname_creator=name_trial,
         ),
         run_config=RunConfig(
-            name=ray_folder(ledger).name,
-            storage_path=str(ray_folder(ledger).parent),
+            name=RAY,
+            storage_path=str(ledger.directory),
             verbose=0,
-            stop=interruption,
+            stop=stopper,
             failure_config=FailureConfig(max_failures=FOR_EVER),
-            callbacks=[Attempts(searcher, ray_up.nodes, ray_up.remember)],
+            callbacks=[callback],
         ),
-    ).fit()
+    )
 
 
-def resources_of(spec: SweepSpec) -> Any:
-    """What Ray sets aside for the process that it starts for a trial.
-
-    Where that one only waits for several others, it takes a sliver of a resource that every cluster
-    has and nothing else wants: a CPU would be missing to those that it waits for.
-    """
+def build_resources(spec: SweepSpec) -> Any:
+    """Return what Ray sets aside for the process that it starts for a trial."""
     from ray.tune import PlacementGroupFactory
 
-    asked = spec.resources
-    if asked.workers > 1:
-        return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
-    return {"cpu": asked.cpus, "gpu": asked.gpus}
+    if spec.resources.workers == 1:
+        return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
+    # This process only waits for others, which would lack a CPU that it held. So it takes a sliver
+    # of a resource that every cluster has and nothing else wants.
+    return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 
 
-def ray_folder(ledger: Ledger) -> Path:
-    """Where Ray keeps what it wants to keep; deleted at the end."""
-    return ledger.directory / "ray"
+def fetch_files(ledger: Ledger) -> None:
+    """Copy the small files that trials have put into the store to this machine."""
+    SweepStore(ledger.spec).fetch()
+    ledger.forget_checkpoints([record.number for record in ledger.records()])
 
 
-def trial_name(trial: Any) -> str:
-    """A Ray trial's name and folder."""
-    return f"{trial.config['trial'].directory.name}-{trial.trial_id}"
+def find_ending(ledger: Ledger) -> str:
+    """Return why nothing is left to run; empty if something is."""
+    spec, records = ledger.spec, ledger.records()
+    hours = hours_of(ledger.sessions(), records, time.time())
+    return ending(spec, records, hours) if is_finished(spec, records, hours) else ""

@@ -44,8 +44,8 @@ def test_a_rung_that_orders_as_the_end_does_says_one():
     assert (found.completions, found.trials, found.dominated, found.front) == (70, 6, 0, 1)
     assert found.correlation == pytest.approx({"correctness": 1.0, "length": 1.0})
     assert str(found) == (
-        "at 70 completions, rank correlation with the end: correctness 1.00, length 1.00 "
-        "(6 complete trials; 0 of the 1 best were dominated there)"
+        "at 70 completions, rank correlation with final scores: correctness 1.00, length 1.00 "
+        "(6 complete trials; dominated there: 0 of the 1 on their final front)"
     )
 
 

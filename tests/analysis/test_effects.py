@@ -112,7 +112,7 @@ def test_too_few_configurations_say_nothing():
     _, found = of(front)
     assert found.found == ()
     _, unknown = reading(front, found)
-    assert unknown[0].startswith("6 configurations are too few to tell what a parameter does")
+    assert unknown[0].startswith("Too few configurations to measure what a parameter does: 6.")
 
 
 def test_a_parameter_that_never_changed_is_left_out():
@@ -124,32 +124,30 @@ def test_a_parameter_that_never_changed_is_left_out():
 
 def test_the_words_do_not_give_a_reason_that_is_one_of_two():
     told = _told(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, ()))
-    assert told.endswith("of a. Its values came together with those of another parameter.")
+    assert told.endswith("in a. Its values are confounded with those of another parameter.")
     weak = tuple(Change("a", name, 0.1, Interval(-0.1, 0.3)) for name in "bc")
     told = _told(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, weak))
-    assert told.endswith("of a, though no value differs from a by more than noise.")
+    assert told.endswith("in a, though no value differs from a by more than noise.")
     told = _told(ParameterEffect("rate", "a", 0.5, Interval(0.3, 0.6), 0.001, weak[:1]))
-    assert told.endswith("of a, by a bend rather than a slope.")
+    assert told.endswith("in a, by a curve rather than a slope.")
 
 
 def test_trials_that_were_stopped_are_said_to_be_missing():
     front = sweep(8, weight=0.1)
-    assert not any("stopped early" in line for line in reading(front, of(front)[1])[1])
+    assert not any("Stopped early" in line for line in reading(front, of(front)[1])[1])
     records = list(front.records)
     records[::4] = [replace(r, state="pruned", test={}, validation={}) for r in records[::4]]
     front = build_front(records, GOALS)
-    (line,) = [line for line in reading(front, of(front)[1])[1] if "stopped early" in line]
-    assert line.startswith("10 trials were stopped early")
+    (line,) = [line for line in reading(front, of(front)[1])[1] if "Stopped early" in line]
+    assert line.startswith("Stopped early, without a value on test prompts: 10 trials.")
 
 
 def test_the_words_say_what_the_intervals_say():
     front = sweep(7, weight=0.1)
     known, unknown = reading(front, of(front)[1])
     told = next(line for line in known if line.startswith("weight explains"))
-    assert " of a: going from 0.1" in told
+    assert " in a: going from 0.1" in told
     assert "lowers it by 0.195 (0.17 to 0.21)" in told
     assert not any(line.startswith(("mode", "idle")) for line in known)
-    assert any(
-        line.startswith("No effect could be told from noise: mode and idle.") for line in unknown
-    )
-    assert any("rest on one seed each" in line for line in unknown)
+    assert any(line.startswith("No detectable effect: mode and idle.") for line in unknown)
+    assert any("because they have one seed" in line for line in unknown)

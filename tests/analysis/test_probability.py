@@ -1,6 +1,7 @@
 """What the noise of the means leaves of a front: probabilities and the interval of hypervolume."""
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -93,14 +94,36 @@ def test_replicates_tell_the_interval_what_training_adds_to_the_noise():
     assert widths[0] < widths[1]
 
 
-def test_a_lead_within_noise_is_not_called_the_best():
+def test_a_lead_within_noise_is_called_a_tie():
     far = build_front([trial(0, 0.9, 0.1), trial(1, 0.5, 0.6)], GOALS)
-    assert [far.leads(goal.name) for goal in GOALS] == ["best a", "best b"]
+    assert [far.list_ties(goal.name) for goal in GOALS] == [[], []]
+    assert far.picked_as(far.members[0], ties=True) == ["knee", "highest a"]
     near = build_front([trial(0, 0.52, 0.1), trial(1, 0.5, 0.6)], GOALS)
-    assert [near.leads(goal.name) for goal in GOALS] == ["ahead in a", "best b"]
+    assert [[c.first for c in near.list_ties(goal.name)] for goal in GOALS] == [[1], []]
     # a rival that is dominated, by noise perhaps, counts as well
     hidden = build_front([trial(0, 0.52, 0.1), trial(1, 0.51, 0.09)], GOALS)
-    assert hidden.picked_as(hidden.members[0]) == ["knee", "ahead in a", "ahead in b"]
+    assert hidden.picked_as(hidden.members[0]) == ["knee", "highest a", "highest b"]
+    assert hidden.picked_as(hidden.members[0], ties=True) == [
+        "knee",
+        "highest a (tied with 1)",
+        "highest b (tied with 1)",
+    ]
+
+
+def test_of_many_ties_the_closest_are_named():
+    records = [trial(n, 0.5 - n / 1000, 0.2) for n in range(6)]
+    (member,) = build_front(records, GOALS).members
+    names = build_front(records, GOALS)
+    assert "highest a (tied with 1, 2, 3 and 2 more)" in names.picked_as(
+        names.members[0], ties=True
+    )
+    assert member.first == 0
+
+
+def test_the_extreme_of_a_minimised_objective_is_the_lowest():
+    goals = (GOALS[0], replace(GOALS[1], direction="minimize"))
+    front = build_front([trial(0, 0.9, 0.1)], goals)
+    assert front.picked_as(front.members[0]) == ["knee", "highest a", "lowest b"]
 
 
 def test_equal_points_share_their_probability():

@@ -23,7 +23,7 @@ def test_rays_trials_report_as_often_as_ours(tmp_path: Path, monkeypatch: pytest
             asked["fitted"] = True
 
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
-    monkeypatch.setattr("gdpo_tune.tuning.ray.cluster.ray_cluster", nullcontext)
+    monkeypatch.setattr("gdpo_tune.tuning.ray.cluster.open_cluster", nullcontext)
     run = driver.run_ray(spec_in(tmp_path), [3, 3, 1])
     assert asked["fitted"]
     assert asked["param_space"] == {"results": {"grid_search": [3, 3, 1]}}

@@ -12,8 +12,15 @@ import scale_executor
 import scale_trials
 from scale_executor import START, Clock, SimulatedActors, Tally
 
-from gdpo_tune.tuning.ray.reporter import HALT
-from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.spec.model import SPEC
+from gdpo_tune.tuning.ray.messages import (
+    AttemptConfig,
+    Interrupted,
+    Setup,
+    pack,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray.stopping import HALT
 from tests.support.tuning import spec_in
 
 
@@ -74,14 +81,15 @@ def test_what_the_driver_spends_passes_for_trials_too(monkeypatch: pytest.Monkey
 
 def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path):
     spec = spec_in(tmp_path)
-    trial = spec.trial_config(spec.space.baseline({}), 0, tmp_path / "0")
+    directory = tmp_path / "trials" / "0"
+    trial = spec.trial_config(spec.space.baseline({}), 0, directory)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
     trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
-    config = {"trial": trial, "setup": Setup("none:none", tmp_path / "stop", 1.0), "ends_at": ()}
-    results = scale_trials.results_of(config)
-    assert [next(results)["measurement"].step for _ in range(2)] == [1, 2]
-    (tmp_path / "0" / HALT).touch()
-    assert next(results)["interrupted"]
+    attempt = AttemptConfig(trial, Setup("none:none", tmp_path / SPEC))
+    results = scale_trials.results_of(pack(attempt))
+    assert [unpack_message(next(results)).measurement.step for _ in range(2)] == [1, 2]
+    (directory / HALT).touch()
+    assert unpack_message(next(results)) == Interrupted()
     assert next(results) == {"__duplicate__": True}
     assert next(results, None) is None
-    assert len((tmp_path / "0" / "steps.jsonl").read_text().splitlines()) == 2
+    assert len((directory / "steps.jsonl").read_text().splitlines()) == 2

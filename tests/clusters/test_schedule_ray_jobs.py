@@ -13,7 +13,7 @@ from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.tick import job_of, open_desk
 from gdpo_tune.core.errors import BackendError
-from tests.support.ray_heads import ROOT, ray_head
+from tests.support.ray_heads import ROOT, start_ray_head
 
 pytestmark = [
     pytest.mark.integration,
@@ -37,7 +37,7 @@ TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
 
 @pytest.fixture
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with ray_head(tmp_path_factory.mktemp("ray")) as url:
+    with start_ray_head(tmp_path_factory.mktemp("ray")) as url:
         yield url
 
 

@@ -90,7 +90,7 @@ def test_no_password_is_sent_along_for_all_to_see(head, client, override):
 
 @pytest.mark.parametrize("option", ["--address", "--submit"])
 def test_an_address_that_is_empty_starts_no_sweep_here(head, option, monkeypatch):
-    monkeypatch.setattr(sweep, "run", lambda *_, **__: pytest.fail("it runs here"))
+    monkeypatch.setattr(sweep, "print_environment", lambda *_, **__: pytest.fail("it runs here"))
     with pytest.raises(UsageError, match=r"address|--address"):
         sweep.main(["code.yaml", f"{option}="])
 
@@ -218,13 +218,13 @@ def test_options_of_submit_alone_are_refused(option: str):
 
 def test_an_address_is_where_ray_is_looked_for(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    sweep.parsed(["code.yaml", "--address", "auto"])
+    sweep.parse_arguments(["code.yaml", "--address", "auto"])
     assert os.environ["RAY_ADDRESS"] == "auto"
-    sweep.parsed(["code.yaml", "--address", "head:6379"])
+    sweep.parse_arguments(["code.yaml", "--address", "head:6379"])
     assert os.environ["RAY_ADDRESS"] == "head:6379"
-    sweep.parsed(["code.yaml", "--address", "auto"])
+    sweep.parse_arguments(["code.yaml", "--address", "auto"])
     assert os.environ["RAY_ADDRESS"] == "head:6379"
     with pytest.raises(UsageError, match="--address = ray://head:10001"):
-        sweep.parsed(["code.yaml", "--address", "ray://head:10001"])
+        sweep.parse_arguments(["code.yaml", "--address", "ray://head:10001"])
     with pytest.raises(SystemExit):
-        sweep.parsed(["code.yaml", "--address", "auto", "--submit", "http://head:8265"])
+        sweep.parse_arguments(["code.yaml", "--address", "auto", "--submit", "http://head:8265"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ray_heads import ROOT, ray_head
+from tests.support.ray_heads import ROOT, start_ray_head
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
@@ -60,7 +60,9 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = [path for path in known if path and Path(path).resolve() != ROOT]
     here |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
-    with ray_head(temporary, **token, HOME=str(home), PYTHONPATH=os.pathsep.join(others)) as url:
+    with start_ray_head(
+        temporary, **token, HOME=str(home), PYTHONPATH=os.pathsep.join(others)
+    ) as url:
 
         def submit(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
             words = ["-m", "gdpo_tune.sweep", "small.yaml", "--submit", url, *options]

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from gdpo_tune import export, load_sweep, report
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
@@ -19,10 +19,10 @@ from gdpo_tune.ledger.postgres_journal import TABLE
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.ray.mirror import Mirror
+from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
+from gdpo_tune.tuning.runner import run_sweep
 from tests.support.mlflow_servers import PostgresServer, postgres_server
-from tests.support.s3_servers import BUCKET, S3Server, s3_server
+from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 
 pytestmark = pytest.mark.integration
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
@@ -36,7 +36,7 @@ def database() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def store() -> Iterator[S3Server]:
-    with s3_server() as server:
+    with start_s3_server() as server:
         yield server
 
 
@@ -59,11 +59,11 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
             folder = node / str(number)
-            mirror = Mirror(ObjectFolder(f"{spec.address}/trials/{number}"), folder)
-            mirror.down("this")
+            files = StoreDirectory(f"{spec.address}/trials/{number}")
+            download_trial(files, folder, "this")
             append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
             write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
-            mirror.up()
+            upload_trial(files, folder)
             values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
             checkpoint = ledger.trial_directory(number) / "checkpoint-4"
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))
@@ -111,7 +111,7 @@ def test_a_bucket_that_does_not_exist_is_refused_before_any_work(spec: SweepSpec
 def test_a_server_that_does_not_answer_is_told_at_once(spec: SweepSpec, store: S3Server):
     with store.away():
         assert "Could not connect to the endpoint" in refused(spec)
-    assert store.names() == []
+    assert store.list_names() == []
 
 
 def test_an_earlier_sweep_is_never_overwritten(
@@ -123,12 +123,12 @@ def test_an_earlier_sweep_is_never_overwritten(
         connection.execute(sa.text(f"DELETE FROM {TABLE}"))
     with pytest.raises(UsageError, match=r"is not in .*\n    fix: bring that database back"):
         Ledger.open(spec)
-    before = [name for name in store.names() if "/trials/" in name]
+    before = [name for name in store.list_names() if "/trials/" in name]
     with Ledger.open(spec, fresh=True) as ledger:
         assert ledger.records() == []
         aside = ledger.moved_aside
     assert aside is not None
-    names = store.names()
+    names = store.list_names()
     assert [n.replace(f"/{aside.name}/", "/night/") for n in names if "/trials/" in n] == before
     assert not any(name.startswith("runs/night/") for name in names)
 

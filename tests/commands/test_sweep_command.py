@@ -1,15 +1,23 @@
 """How the sweep command ends: exit status and the line that continues."""
 
 import errno
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from traceback import walk_stack
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
-from gdpo_tune import cli, sweep, tuning
+from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import ClusterLostError, UsageError
+from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning import runner
+from gdpo_tune.tuning.ray import cluster
+from gdpo_tune.tuning.ray.cluster import Cluster
+from gdpo_tune.tuning.ray.nodes import Nodes
 
 SPACE = str(Path(__file__).parents[2] / "search_spaces" / "code.yaml")
 
@@ -29,7 +37,7 @@ def end_with(monkeypatch, tmp_path):
 
     def run(*records, interrupted=False, options=()):
         result = SimpleNamespace(records=records, interrupted=interrupted, reason="", sessions=())
-        monkeypatch.setattr(tuning, "run_sweep", lambda *_, **__: result)
+        monkeypatch.setattr(runner, "run_sweep", lambda *_, **__: result)
         return sweep.main([SPACE, *options])
 
     return run
@@ -57,9 +65,37 @@ def test_a_sweep_that_lost_its_cluster_prints_the_line_that_continues(
     def lose(*_, **__):
         raise ClusterLostError("a server is gone")
 
-    monkeypatch.setattr(tuning, "run_sweep", lose)
-    assert sweep.run(load_spec(SPACE), fresh=False, command="the same") == 1
-    assert capsys.readouterr().err == "error: a server is gone. Go on with:\n  the same\n"
+    monkeypatch.setattr(runner, "run_sweep", lose)
+    assert sweep.main([SPACE, "--fresh"]) == 1
+    assert capsys.readouterr().err.endswith(
+        f"error: a server is gone. Resume with:\n  python -m gdpo_tune.sweep {SPACE}\n"
+    )
+
+
+def test_four_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
+    class FakeTuner:
+        def __init__(self, trainable, **options):
+            pass
+
+        def fit(self):
+            frames.extend(frame for frame, _ in walk_stack(sys._getframe(1)))
+
+    def open_cluster(processes):
+        node = {"NodeID": "a", "NodeManagerHostname": "h", "Alive": True, "Resources": {"CPU": 2}}
+        return nullcontext(Cluster(Nodes(lambda: [node]), lambda: None, lambda: True))
+
+    state = TrackingState("up to date", 0, "")
+    sink = MagicMock(**{"__enter__.return_value.state.return_value": state})
+    sink.__enter__.return_value.link.return_value = ""
+    frames = []
+    monkeypatch.setattr("gdpo_tune.tracking.MlflowSink", lambda spec: sink)
+    monkeypatch.setattr(sweep, "draw_pictures", lambda spec, result: None)
+    monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
+    monkeypatch.setattr(cluster, "open_cluster", open_cluster)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert sweep.main([SPACE]) == 0
+    ours = [f.f_code.co_name for f in frames if f.f_globals["__name__"].startswith("gdpo_tune")]
+    assert ours == ["_run_tuner", "_with_ray", "run_sweep", "main"]
 
 
 def test_options_are_not_abbreviated(capsys):
@@ -83,7 +119,7 @@ def ends_with(ending):
     [
         (0, 0, ""),
         (UsageError("no"), 2, "error: no\n"),
-        (KeyboardInterrupt(), 130, "The same command goes on"),
+        (KeyboardInterrupt(), 130, "The same command resumes"),
         (OSError(errno.ENOSPC, "No space left on device", "/a"), 1, "no space left on a disk: "),
         (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "Disk quota exceeded: '/a'; make"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core import outages
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import (
     CACHE,
-    ObjectFolder,
+    StoreDirectory,
     address_of,
     is_url,
     joined,
@@ -38,8 +38,8 @@ def empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made, in a time in which nothing else takes any."""
     pauses: list[float] = []
-    monkeypatch.setattr(outages.time, "sleep", pauses.append)
-    monkeypatch.setattr(outages.time, "monotonic", lambda: sum(pauses))
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(pauses))
     return pauses
 
 
@@ -55,7 +55,7 @@ def failing(times: int, error: Exception, works: Callable[..., Any]) -> Callable
 
 
 def test_files_go_there_and_come_back(tmp_path: Path):
-    files = ObjectFolder(PLACE)
+    files = StoreDirectory(PLACE)
     assert files.sizes() == {}
     assert files.read("a") is None
     (tmp_path / "one").write_bytes(b"1")
@@ -71,8 +71,8 @@ def test_files_go_there_and_come_back(tmp_path: Path):
 
 
 def test_the_names_of_others_are_not_below_a_folder():
-    ObjectFolder(f"{PLACE}-2").write("a", b"")
-    assert ObjectFolder(PLACE).sizes() == {}
+    StoreDirectory(f"{PLACE}-2").write("a", b"")
+    assert StoreDirectory(PLACE).sizes() == {}
 
 
 def test_a_store_that_is_away_for_a_moment_is_asked_again(
@@ -81,19 +81,19 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again(
     said: list[str] = []
     works = MemoryFileSystem.pipe_file
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(3, OSError("no route"), works))
-    ObjectFolder(PLACE, say=said.append).write("a", b"1")
+    StoreDirectory(PLACE, say=said.append).write("a", b"1")
     assert clock == [1, 2, 4]
     assert said == [
         f"waits for {PLACE}: no route",
         f"goes on: {PLACE} answers again after 7 s",
     ]
-    assert ObjectFolder(PLACE).read("a") == b"1"
+    assert StoreDirectory(PLACE).read("a") == b"1"
 
 
 def test_a_store_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch, clock: list[float]):
     monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
     with pytest.raises(StoreUnreachableError) as caught:
-        ObjectFolder(PLACE, patience=60).sizes()
+        StoreDirectory(PLACE, patience=60).sizes()
     assert clock == [1, 2, 4, 8, 16]
     assert str(caught.value).startswith(f"{PLACE} has not answered for 31 s (no route);")
     again = pickle.loads(pickle.dumps(caught.value))
@@ -106,7 +106,7 @@ def test_who_does_not_wait_says_nothing_of_waiting(
     said: list[str] = []
     monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
     with pytest.raises(StoreUnreachableError):
-        ObjectFolder(PLACE, patience=0, say=said.append).sizes()
+        StoreDirectory(PLACE, patience=0, say=said.append).sizes()
     assert (said, clock) == ([], [])
 
 
@@ -116,7 +116,7 @@ def test_a_full_disk_here_is_not_the_stores_fault(
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(MemoryFileSystem, "get", failing(1, full, lambda: None))
     with pytest.raises(OSError, match="No space left"):
-        ObjectFolder(PLACE).download({"a": tmp_path / "a"})
+        StoreDirectory(PLACE).download({"a": tmp_path / "a"})
     assert clock == []
 
 
@@ -124,13 +124,74 @@ def test_a_store_that_takes_nothing_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ):
     check_writable(PLACE)
-    assert ObjectFolder(PLACE).sizes() == {}
+    assert StoreDirectory(PLACE).sizes() == {}
     refusal = PermissionError("Access Denied")
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(1, refusal, lambda: None))
     with pytest.raises(StoreError, match=f"storage {PLACE}: Access Denied\n    fix: ") as caught:
         check_writable(PLACE)
     assert caught.value.exit_status == 2
     assert clock == []
+
+
+class Status(Exception):
+    """An error of a package that tells its HTTP status."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"status {code}")
+        self.code = code
+
+
+class NoCredentialsError(Exception):
+    """What botocore calls it."""
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        PermissionError("Access Denied"),
+        FileNotFoundError("The specified bucket does not exist"),
+        Status(403),
+        NoCredentialsError("Unable to locate credentials"),
+    ],
+)
+def test_a_refusal_is_no_outage(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], refusal: Exception
+):
+    said: list[str] = []
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(99, refusal, lambda: None))
+    with pytest.raises(StoreError, match=f"storage {PLACE}: {refusal}\n    fix: "):
+        StoreDirectory(PLACE, say=said.append).write("a", b"1")
+    assert (said, clock) == ([], [])
+
+
+@pytest.mark.parametrize("outage", [OSError("no route"), TimeoutError(), Status(503)])
+def test_an_outage_is_no_refusal(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], outage: Exception
+):
+    works = MemoryFileSystem.pipe_file
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(2, outage, works))
+    StoreDirectory(PLACE).write("a", b"1")
+    assert clock == [1, 2]
+
+
+def test_a_marker_is_written_last_and_deleted_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    names = ["checkpoint-2/complete.json", "checkpoint-2/weights", "steps.jsonl"]
+    calls: list[list[str]] = []
+
+    def record(*arguments: list[str]) -> None:
+        calls.append([path.removeprefix("/bucket/night/") for path in arguments[-1]])
+
+    for method in ("put", "copy", "rm"):
+        monkeypatch.setattr(MemoryFileSystem, method, record)
+    files = StoreDirectory(PLACE)
+    files.upload(dict.fromkeys(names, tmp_path / "file"))
+    files.copy({name: name for name in names})
+    files.delete(names)
+    marker, others = names[:1], names[1:]
+    assert calls == [others, marker, others, marker, marker, others]
 
 
 def test_a_scheme_that_nobody_reads():

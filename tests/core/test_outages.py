@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
-from gdpo_tune.core import outages
-from gdpo_tune.core.outages import attempts
+import pytest
+from tenacity import RetryError
+
+from gdpo_tune.core.outages import build_retrying
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Those that were made, in a time in which nothing else takes any."""
     made: list[float] = []
-    monkeypatch.setattr(outages.time, "sleep", made.append)
-    monkeypatch.setattr(outages.time, "monotonic", lambda: sum(made))
+    monkeypatch.setattr(time, "sleep", made.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(made))
     return made
 
 
+def attempts(pauses: list[float], taking: float = 0.0, **options: float) -> list[float]:
+    """When each attempt began, of a call that always fails after so many seconds."""
+    began: list[float] = []
+
+    def fail() -> None:
+        began.append(sum(pauses))
+        if taking:
+            pauses.append(taking)
+        raise OSError("no route")
+
+    with pytest.raises(RetryError):
+        build_retrying(**options)(fail)
+    return began
+
+
 def test_the_first_attempt_is_made_at_once_however_short_the_patience(pauses: list[float]):
-    assert list(attempts(-1.0)) == [0.0]
+    assert attempts(pauses, patience=-1.0) == [0.0]
     assert pauses == []
 
 
 def test_attempts_follow_at_equal_pauses_within_the_patience(pauses: list[float]):
-    assert list(attempts(3.5)) == [0, 1, 2, 3]
-    assert list(attempts(5.0, first=2.0)) == [0, 2, 4]
+    assert attempts(pauses, patience=3.5) == [0, 1, 2, 3]
+    pauses.clear()
+    assert attempts(pauses, patience=5.0, first=2.0) == [0, 2, 4]
 
 
 def test_pauses_double_up_to_the_longest(pauses: list[float]):
-    assert list(attempts(20.0, longest=5.0)) == [0, 1, 3, 7, 12, 17]
+    assert attempts(pauses, patience=20.0, longest=5.0) == [0, 1, 3, 7, 12, 17]
     assert pauses == [1, 2, 4, 5, 5]
 
 
 def test_an_attempt_that_takes_long_uses_up_the_patience(pauses: list[float]):
-    found = []
-    for waited in attempts(9.5):
-        found.append(waited)
-        pauses.append(4.0)  # the attempt itself
-    assert found == [0, 5]
+    assert attempts(pauses, taking=4.0, patience=9.5) == [0, 5]
+
+
+def test_an_interruption_is_not_waited_out(pauses: list[float]):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_retrying(600.0)(interrupt)
+    assert pauses == []

@@ -19,7 +19,7 @@ from gdpo_tune.core.formatting import format_estimate, format_interval, format_n
 from gdpo_tune.core.trials import Cost, Incident, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
-from gdpo_tune.display.tables import front_table
+from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.spec import Constraint
 from tests.support.figures import NASTY, make_records, make_spec
@@ -142,7 +142,7 @@ print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())""
 
 def picture(display, width=140):
     console = paper(width)
-    console.print(display.picture())
+    console.print(display.render())
     return console.file.getvalue()
 
 
@@ -184,7 +184,7 @@ def test_a_long_front_is_cut_short_and_says_so(spec):
     assert f"... and {members - 12} more" in picture(display)
 
 
-def test_the_terminal_is_given_back_once_and_for_all(spec):
+def test_the_terminal_is_freed_once(spec):
     console = paper(100, terminal=True)
     with LiveDisplay(spec, console) as display:
         display(SweepStarted((), 3))
@@ -211,35 +211,35 @@ def test_the_time_left_follows_the_pace_since_the_start(spec):
     records = make_records(spec, 8)
     progress = Progress(spec.objective_list(), 60, clock)
     progress.update(SweepStarted(tuple(records[:4]), 10))
-    assert progress.seconds_left() is None
+    assert progress.estimate_seconds_left() is None
     clock.now = 30.0
     progress.update(TrialFinished(records[4]))
     progress.update(TrialStarted(replace(records[5], state="running")))
     progress.update(TrialProgress(records[5].number, Measurement(30, {}, Cost())))
     # 1.5 trials in 30 s, 10 - 4 - 1.5 are left.
-    assert progress.seconds_left() == pytest.approx(4.5 * 20)
+    assert progress.estimate_seconds_left() == pytest.approx(4.5 * 20)
     progress.update(TrialFinished(records[5]))
-    assert progress.seconds_left() == pytest.approx(4 * 15)
+    assert progress.estimate_seconds_left() == pytest.approx(4 * 15)
 
 
 def test_the_front_is_not_computed_more_often_than_it_may(spec):
     clock = Clock()
     progress = Progress(spec.objective_list(), 60, clock)
-    first = progress.fresh_front()
+    first = progress.compute_front()
     assert first is not None
-    assert progress.fresh_front() is None
-    assert progress.front() is first
+    assert progress.compute_front() is None
+    assert progress.get_front() is first
     clock.now = 1.5
     progress.update(TrialFinished(make_records(spec, 1)[2]))
-    assert len(progress.front().configurations) == 1
+    assert len(progress.get_front().configurations) == 1
 
 
 def test_the_end_of_a_sweep_always_has_a_front_of_its_own(spec):
     progress = Progress(spec.objective_list(), 60, Clock())
-    progress.front()
+    progress.get_front()
     records = make_records(spec, 3)
     progress.update(SweepFinished(tuple(records), interrupted=False))
-    assert progress.front().records == tuple(records)
+    assert progress.get_front().records == tuple(records)
 
 
 # The summary
@@ -252,8 +252,9 @@ def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
     for configuration in (*front.members, *front.baselines):
         for goal in front.objectives:
             assert format_estimate(configuration.mean[goal.name]) in text
-    leading = [front.leads(goal.name) for goal in front.objectives]
-    for word in ("knee", *leading, "untrained policy"):
+    words = {word for member in front.members for word in front.picked_as(member)}
+    assert {"knee", "highest correctness", "highest format", "highest length"} <= words
+    for word in (*words, "untrained policy"):
         assert word in text
     assert "published weights" in text
     where = format_interval(front.hypervolume_interval.low, front.hypervolume_interval.high)
@@ -277,7 +278,7 @@ def test_the_summary_names_failures_with_their_reasons(spec):
     assert "second line </table>" in text
 
 
-def test_the_summary_says_what_befell_the_sweep(spec):
+def test_the_summary_counts_node_losses_and_retries(spec):
     console = paper()
     incidents = [
         Incident(0.0, "node h (a) was lost", (1, 2)),
@@ -288,10 +289,10 @@ def test_the_summary_says_what_befell_the_sweep(spec):
     print_summary(spec, make_records(spec, 4), console, sessions=sessions)
     text = console.file.getvalue()
     assert "1 node lost, with attempts at 2 trials" in text
-    assert "1 attempt failed and was made again" in text
+    assert "1 attempt failed and retried" in text
 
 
-def test_an_incident_is_told_at_once(spec):
+def test_an_incident_is_printed_at_once(spec):
     console = paper()
     with LiveDisplay(spec, console) as display:
         display(Disturbed(Incident(0.0, "node h (a) was lost", (1, 2))))
@@ -314,7 +315,7 @@ def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
 def test_a_tracking_server_is_named_by_its_address(spec):
     tracking = spec.tracking.model_copy(update={"uri": "http://tracking:5000"})
     text = summary(spec.model_copy(update={"tracking": tracking}), [])
-    assert "in MLflow   http://tracking:5000" in text
+    assert "Open in MLflow     http://tracking:5000" in text
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql"])
@@ -342,7 +343,7 @@ def test_a_narrow_terminal_keeps_the_weights_longest(spec):
     front = build_front(make_records(spec, 6), spec.objective_list())
     columns = {}
     for width in (200, 110, 20):
-        table = front_table(front, spec.space.dimensions, Console(width=width))
+        table = build_front_table(front, spec.space.dimensions, Console(width=width))
         columns[width] = [str(column.header) for column in table.columns]
     assert {"P(front)", "group size", "w format"} <= set(columns[200])
     assert "w format" in columns[110]
@@ -350,11 +351,11 @@ def test_a_narrow_terminal_keeps_the_weights_longest(spec):
     assert "w format" not in columns[20]
 
 
-def test_constraints_that_no_trial_meets_are_named_with_the_closest_value(spec):
+def test_constraints_that_no_trial_satisfies_are_named_with_the_closest_value(spec):
     bound = Constraint(op=">=", bound=0.99)
     strict = spec.model_copy(update={"constraints": {"correctness": bound}})
     records = [replace(r, feasible=False) for r in make_records(spec, 4)]
     said = summary(strict, records)
     best = max(r.validation["correctness"].mean for r in records if r.role != "untrained")
-    assert "no trial meets all constraints" in said
+    assert "no trial satisfies all constraints" in said
     assert f"correctness >= 0.99: the closest trial has {format_number(best)}" in said

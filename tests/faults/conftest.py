@@ -6,8 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster_sweeps import ASHA, FIFO, NODE, ROWS, VARIABLES, Whole, slow_sweep, table
-from tests.support.ray_nodes import RayCluster, ray_nodes, short_folder
+from tests.support.cluster_sweeps import (
+    ASHA,
+    FIFO,
+    NODE,
+    ROWS,
+    VARIABLES,
+    Whole,
+    build_slow_sweep,
+    format_table,
+)
+from tests.support.ray_nodes import RayCluster, make_short_directory, open_ray_cluster
 
 
 def let_in_all(patch: pytest.MonkeyPatch) -> None:
@@ -25,7 +34,7 @@ def no_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
     """A cluster without nodes, for who disturbs it so that nobody else could use it."""
-    with short_folder() as folder, ray_nodes(folder, **VARIABLES) as cluster:
+    with make_short_directory() as folder, open_ray_cluster(folder, **VARIABLES) as cluster:
         yield cluster
 
 
@@ -34,8 +43,8 @@ def cluster() -> Iterator[RayCluster]:
     """Two nodes, for who leaves them as they were."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        short_folder() as folder,
-        ray_nodes(folder, **VARIABLES) as cluster,
+        make_short_directory() as folder,
+        open_ray_cluster(folder, **VARIABLES) as cluster,
     ):
         let_in_all(patch)
         cluster.start(2, **NODE)
@@ -46,7 +55,7 @@ def cluster() -> Iterator[RayCluster]:
 def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
     sweeps = {
-        name: slow_sweep(folder / name, given, cluster)
+        name: build_slow_sweep(folder / name, given, cluster)
         for name, given in (("fifo", FIFO), ("asha", ASHA))
     }
     for sweep in sweeps.values():
@@ -57,4 +66,4 @@ def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Whol
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ROWS:
         terminalreporter.section("what faults cost")
-        terminalreporter.write_line(table())
+        terminalreporter.write_line(format_table())

@@ -13,13 +13,13 @@ from tests.support.cluster_sweeps import (
     NODE,
     SLOTS,
     Whole,
-    came_back,
-    fault,
-    row,
-    slow_sweep,
-    told,
-    training,
-    under_way,
+    add_row,
+    build_slow_sweep,
+    check_recovery,
+    find_training_processes,
+    list_incidents,
+    run_until_under_way,
+    time_fault,
 )
 from tests.support.killed_sweeps import wait_until
 from tests.support.ray_nodes import RayCluster
@@ -28,25 +28,28 @@ pytestmark = MARKS
 
 
 def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Whole):
-    sweep = slow_sweep(tmp_path, ASHA, cluster)
-    with under_way(sweep) as process:
-        with fault() as known:
-            for victim in training(sweep)[:2]:
+    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    with run_until_under_way(sweep) as process:
+        with time_fault() as known:
+            for victim in find_training_processes(sweep)[:2]:
                 victim.kill()
-        assert process.wait() == 0, sweep.told()
-    came_back(cluster, sweep, whole["asha"])
-    assert sum("is tried again: the trial's process died" in what for what in told(sweep)) == 2
-    assert row("processes of two trials killed", sweep, known)
+        assert process.wait() == 0, sweep.read_errors()
+    check_recovery(cluster, sweep, whole["asha"])
+    assert (
+        sum("is tried again: the trial's process died" in what for what in list_incidents(sweep))
+        == 2
+    )
+    assert add_row("processes of two trials killed", sweep, known)
 
 
 def test_the_driver(tmp_path: Path, cluster: RayCluster, whole: Whole):
-    sweep = slow_sweep(tmp_path, ASHA, cluster)
-    with under_way(sweep) as process, fault() as known:
+    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    with run_until_under_way(sweep) as process, time_fault() as known:
         process.kill()
         process.wait()
     sweep.finish()
-    came_back(cluster, sweep, whole["asha"])
-    assert row("driver killed, command repeated at once", sweep, known)
+    check_recovery(cluster, sweep, whole["asha"])
+    assert add_row("driver killed, command repeated at once", sweep, known)
 
 
 def test_the_only_other_node_until_it_is_replaced(
@@ -55,18 +58,20 @@ def test_the_only_other_node_until_it_is_replaced(
     """Nothing has room for a trial until a new machine joins."""
     empty_cluster.start_head(cpus=0)
     node = empty_cluster.add_node(cpus=SLOTS)
-    sweep = slow_sweep(tmp_path, FIFO, empty_cluster)
-    with under_way(sweep) as process:
-        with fault() as known:
+    sweep = build_slow_sweep(tmp_path, FIFO, empty_cluster)
+    with run_until_under_way(sweep) as process:
+        with time_fault() as known:
             node.kill()
             empty_cluster.nodes.remove(node)
             wait_until(
-                process, lambda: any("waits for nodes" in w for w in told(sweep)), sweep.told
+                process,
+                lambda: any("waits for nodes" in w for w in list_incidents(sweep)),
+                sweep.read_errors,
             )
             empty_cluster.add_node(cpus=SLOTS)
-        assert process.wait() == 0, sweep.told()
-    came_back(empty_cluster, sweep, whole["fifo"])
-    assert row("only node killed, another one joined", sweep, known)
+        assert process.wait() == 0, sweep.read_errors()
+    check_recovery(empty_cluster, sweep, whole["fifo"])
+    assert add_row("only node killed, another one joined", sweep, known)
 
 
 @pytest.mark.parametrize("what", ["gcs_server", "all of it"])
@@ -74,22 +79,22 @@ def test_the_head(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, what:
     """It is started again at its address, with the other node; the same command goes on."""
     cluster = empty_cluster
     head, other = cluster.start(2, **NODE)
-    sweep = slow_sweep(tmp_path, ASHA, cluster)
-    with under_way(sweep) as process:
-        with fault() as known:
+    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    with run_until_under_way(sweep) as process:
+        with time_fault() as known:
             if what == "gcs_server":
                 head.server(what).kill()
             else:
                 head.kill()
             status = process.wait(300)
-        assert status == 1, sweep.told()
-        assert "a server of Ray is gone" in sweep.told()
+        assert status == 1, sweep.read_errors()
+        assert "a server of Ray is gone" in sweep.read_errors()
     for node in (head, other):  # what is left of them; nothing of it goes on writing
         node.kill()
         cluster.nodes.remove(node)
-    written = len(sweep.log())
+    written = len(sweep.read_log())
     cluster.start(2, **NODE)
-    assert len(sweep.log()) == written
+    assert len(sweep.read_log()) == written
     sweep.finish()
-    came_back(cluster, sweep, whole["asha"])
-    assert row(f"head killed ({what}), cluster and command begun again", sweep, known)
+    check_recovery(cluster, sweep, whole["asha"])
+    assert add_row(f"head killed ({what}), cluster and command begun again", sweep, known)

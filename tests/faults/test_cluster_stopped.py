@@ -21,16 +21,16 @@ from tests.support.cluster_sweeps import (
     NODE,
     VARIABLES,
     Whole,
-    came_back,
-    fault,
-    lasting,
-    row,
-    slow_sweep,
-    training,
-    under_way,
+    add_row,
+    build_slow_sweep,
+    check_recovery,
+    find_training_processes,
+    let_last,
+    run_until_under_way,
+    time_fault,
 )
 from tests.support.killed_sweeps import KilledSweep
-from tests.support.ray_nodes import RayCluster, RayNode, ray_nodes, short_folder
+from tests.support.ray_nodes import RayCluster, RayNode, make_short_directory, open_ray_cluster
 
 pytestmark = MARKS
 NETWORK = "10.231.77"
@@ -49,13 +49,13 @@ def disturbed(
     Returns:
         How many trials have felt it.
     """
-    with under_way(sweep, node) as process:
-        with fault() as known:
+    with run_until_under_way(sweep, node) as process:
+        with time_fault() as known:
             go_on = stop(process)
-            lasting(seconds, process)
+            let_last(seconds, process)
             go_on()
-        assert process.wait(600) == 0, sweep.told()
-    return row(name, sweep, known)
+        assert process.wait(600) == 0, sweep.read_errors()
+    return add_row(name, sweep, known)
 
 
 def stopped(process: psutil.Process) -> Callable[[], None]:
@@ -71,12 +71,14 @@ def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who:
     def stop(driver: subprocess.Popen[bytes]) -> Callable[[], None]:
         if who == "driver":
             return stopped(psutil.Process(driver.pid))
-        return stopped(training(sweep, node)[0] if who == "trial" else node.server("raylet"))
+        return stopped(
+            find_training_processes(sweep, node)[0] if who == "trial" else node.server("raylet")
+        )
 
-    sweep = slow_sweep(tmp_path, ASHA, cluster)
+    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
     hit = disturbed(sweep, node, stop, f"{who} stopped")
     assert hit or who == "raylet"  # those that run need none, and may be done before it is back
-    came_back(cluster, sweep, whole["asha"])
+    check_recovery(cluster, sweep, whole["asha"])
 
 
 def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
@@ -88,9 +90,9 @@ def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
         node.pause()
         return node.resume
 
-    sweep = slow_sweep(tmp_path, FIFO, cluster)
+    sweep = build_slow_sweep(tmp_path, FIFO, cluster)
     assert disturbed(sweep, node, stop, "node stopped")
-    came_back(cluster, sweep, whole["fifo"])
+    check_recovery(cluster, sweep, whole["fifo"])
 
 
 def ip(*words: str) -> None:
@@ -141,8 +143,8 @@ def test_the_network_of_a_node(
     given = {"ip": f"{NETWORK}.1", **VARIABLES}
     with (
         network(),
-        short_folder() as folder,
-        ray_nodes(folder, **given) as cluster,
+        make_short_directory() as folder,
+        open_ray_cluster(folder, **given) as cluster,
     ):
         cluster.start_head(**NODE)
         node = cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)
@@ -151,6 +153,6 @@ def test_the_network_of_a_node(
             ip("link", "set", "gdpo-cable", "down")
             return lambda: ip("link", "set", "gdpo-cable", "up")
 
-        sweep = slow_sweep(tmp_path, FIFO, cluster)
+        sweep = build_slow_sweep(tmp_path, FIFO, cluster)
         assert disturbed(sweep, node, cut, "network of a node cut", seconds)
-        came_back(cluster, sweep, whole["fifo"])
+        check_recovery(cluster, sweep, whole["fifo"])

@@ -19,13 +19,13 @@ from tests.support.cluster_sweeps import (
     MARKS,
     MINUTE,
     Whole,
-    came_back,
-    fault,
-    lasting,
-    row,
-    slow_sweep,
-    told,
-    under_way,
+    add_row,
+    build_slow_sweep,
+    check_recovery,
+    let_last,
+    list_incidents,
+    run_until_under_way,
+    time_fault,
 )
 from tests.support.killed_sweeps import KilledSweep
 from tests.support.mlflow_servers import postgres_server
@@ -53,15 +53,15 @@ def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: 
         given = (f"ledger={server.uri}", *ASHA)
         sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
         sweep.slow_down()
-        with under_way(sweep) as process:
-            with fault() as known:
+        with run_until_under_way(sweep) as process:
+            with time_fault() as known:
                 server.kill()
-                lasting(MINUTE, process)
+                let_last(MINUTE, process)
                 server.start()
-            assert process.wait(600) == 0, sweep.told()
-        assert "waiting for the ledger" in sweep.told()
-        came_back(cluster, sweep, whole["asha"])
-        assert row("database of the ledger killed", sweep, known)
+            assert process.wait(600) == 0, sweep.read_errors()
+        assert "waiting for the ledger" in sweep.read_errors()
+        check_recovery(cluster, sweep, whole["asha"])
+        assert add_row("database of the ledger killed", sweep, known)
 
 
 def mount(*words: str | Path) -> None:
@@ -93,30 +93,30 @@ def test_the_shared_folder(tmp_path: Path, cluster: RayCluster, whole: Whole, mo
             if mountpoint == "read-only":
                 mount("-o", "remount,ro", tmp_path / "place")
             given = (f"storage={place}", *FIFO)
-            sweep = slow_sweep(tmp_path, given, cluster)
-            with under_way(sweep) as process:
-                with fault() as known:
+            sweep = build_slow_sweep(tmp_path, given, cluster)
+            with run_until_under_way(sweep) as process:
+                with time_fault() as known:
                     unmount(place)
-                    lasting(MINUTE, process)
+                    let_last(MINUTE, process)
                     mount("--bind", tmp_path / "kept" / "runs", place)
-                assert process.wait(600) == 0, sweep.told()
-            came_back(cluster, sweep, whole["fifo"])
-            assert row(f"shared folder gone, its mountpoint {mountpoint}", sweep, known)
+                assert process.wait(600) == 0, sweep.read_errors()
+            check_recovery(cluster, sweep, whole["fifo"])
+            assert add_row(f"shared folder gone, its mountpoint {mountpoint}", sweep, known)
 
 
 @needs_root
 def test_the_disk(tmp_path: Path, cluster: RayCluster, whole: Whole):
     """It is full until somebody makes room; then the command is repeated."""
     with mounted(tmp_path / "runs", "-t", "tmpfs", "-o", "size=32m", "none"):
-        sweep = slow_sweep(tmp_path, FIFO, cluster)
-        with under_way(sweep) as process, fault() as known:
+        sweep = build_slow_sweep(tmp_path, FIFO, cluster)
+        with run_until_under_way(sweep) as process, time_fault() as known:
             fill(tmp_path / "runs" / "others")
             assert process.wait(300) == 1
             (tmp_path / "runs" / "others").unlink()
-        assert "no space left for" in sweep.told()
+        assert "no space left for" in sweep.read_errors()
         sweep.finish()
-        came_back(cluster, sweep, whole["fifo"])
-        assert row("disk full, room made, command repeated", sweep, known)
+        check_recovery(cluster, sweep, whole["fifo"])
+        assert add_row("disk full, room made, command repeated", sweep, known)
 
 
 def fill(file: Path) -> None:
@@ -142,6 +142,6 @@ def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
     assert "out of memory" in failed.pop(4).lower()
     assert "process died" in failed.pop(5)
     assert failed == {}
-    starts = [entry["trial"] for entry in sweep.starts()]
+    starts = [entry["trial"] for entry in sweep.list_starts()]
     assert [starts.count(trial) for trial in ("3", "4", "5")] == [1, 1, 3]
-    assert sum("is tried again" in what for what in told(sweep)) == 2
+    assert sum("is tried again" in what for what in list_incidents(sweep)) == 2

@@ -18,8 +18,8 @@ import pytest
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
-from tests.support.killed_sweeps import ROOT, SPACE, WAIT, step_lines, wait_until
-from tests.support.sweep_properties import mlflow_trials
+from tests.support.killed_sweeps import ROOT, SPACE, WAIT, read_steps_written, wait_until
+from tests.support.sweep_properties import find_mlflow_trials
 
 pytestmark = pytest.mark.fault
 
@@ -66,7 +66,7 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
     sweep = spec_in(tmp_path).directory
     moments: list[Callable[[], bool]] = [
         lambda: (sweep / "ledger.journal").exists(),
-        lambda: len(step_lines(sweep / "trials" / "1")) >= 3,
+        lambda: len(read_steps_written(sweep / "trials" / "1")) >= 3,
         lambda: newest_valid_checkpoint(sweep / "trials" / "2") is not None,
         lambda: (sweep / "trials" / "4").exists(),
     ]
@@ -97,7 +97,7 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
     assert sorted(ends) == [record.number for record in records]
     assert 1 <= sum("finished" not in session for session in sessions) <= len(moments)
 
-    runs = mlflow_trials(tmp_path, "code")
+    runs = find_mlflow_trials(tmp_path, "code")
     assert sorted(int(run.data.tags["trial"]) for run in runs) == [r.number for r in records]
     assert {run.info.status for run in runs} == {"FINISHED"}
 
@@ -105,21 +105,23 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
 def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(tmp_path: Path):
     trial = spec_in(tmp_path).directory / "trials" / "1"
     with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: len(step_lines(trial)) >= 3)
+        wait_until(process, lambda: len(read_steps_written(trial)) >= 3)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         _, told = process.communicate()
         assert process.returncode == 130, told
-    assert f"Go on with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
     checkpoint = newest_valid_checkpoint(trial)
     assert checkpoint is not None
     stopped = read_checkpoint(checkpoint).step
-    assert step_lines(trial) == list(range(1, stopped + 1))  # nothing after the checkpoint is lost
+    assert read_steps_written(trial) == list(
+        range(1, stopped + 1)
+    )  # nothing after the checkpoint is lost
 
     with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: len(step_lines(trial)) > stopped)
+        wait_until(process, lambda: len(read_steps_written(trial)) > stopped)
         os.killpg(process.pid, signal.SIGINT)
         process.communicate()
-    assert step_lines(trial) == list(range(1, len(step_lines(trial)) + 1))
+    assert read_steps_written(trial) == list(range(1, len(read_steps_written(trial)) + 1))
 
 
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
@@ -133,15 +135,15 @@ def test_a_killed_server_of_ray_ends_the_command_which_then_goes_on(tmp_path: Pa
         _, told = process.communicate(timeout=WAIT)
         assert process.returncode == 1, told
     assert "error: a server of Ray is gone" in told
-    assert f"Go on with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
     _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial goes on writing
     assert alive == []
-    written, checkpoint = step_lines(trial), newest_valid_checkpoint(trial)
+    written, checkpoint = read_steps_written(trial), newest_valid_checkpoint(trial)
     assert checkpoint is not None
 
     with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: len(step_lines(trial)) > len(written))
+        wait_until(process, lambda: len(read_steps_written(trial)) > len(written))
         os.killpg(process.pid, signal.SIGINT)
         process.communicate()
-    assert step_lines(trial)[: len(written)] == written
-    assert step_lines(trial)[len(written)] == read_checkpoint(checkpoint).step + 1
+    assert read_steps_written(trial)[: len(written)] == written
+    assert read_steps_written(trial)[len(written)] == read_checkpoint(checkpoint).step + 1

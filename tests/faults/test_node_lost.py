@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_sweeps import told
+from tests.support.cluster_sweeps import list_incidents
 from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from tests.support.killed_sweeps import KilledSweep, wait_until
 from tests.support.ray_nodes import RayCluster, RayNode
 from tests.support.sweep_properties import (
-    every_trial_is_there_once,
-    no_trial_goes_back_behind_a_checkpoint,
+    check_every_trial_once,
+    check_no_trial_goes_back,
 )
 
 
@@ -38,9 +38,9 @@ def just_lost(
 
 
 def check(sweep: KilledSweep, moved: int) -> None:
-    every_trial_is_there_once(sweep)
-    no_trial_goes_back_behind_a_checkpoint(sweep)
-    incidents = told(sweep)
+    check_every_trial_once(sweep)
+    check_no_trial_goes_back(sweep)
+    incidents = list_incidents(sweep)
     # of a node that does not answer, Ray says only after a while that it is gone
     assert any("was lost, with" in what or "was cut off" in what for what in incidents), incidents
     assert sum("goes on at node" in what for what in incidents) == moved, incidents
@@ -48,9 +48,9 @@ def check(sweep: KilledSweep, moved: int) -> None:
 
 def test_what_ran_on_a_lost_node_goes_on_elsewhere(tmp_path: Path, empty_cluster: RayCluster):
     with just_lost(tmp_path, empty_cluster, gpus=1, trials=3) as (sweep, process, node):
-        assert process.wait() == 0, sweep.told()
+        assert process.wait() == 0, sweep.read_errors()
     check(sweep, moved=2)
-    again = [entry for entry in sweep.starts() if entry["from"]]
+    again = [entry for entry in sweep.list_starts() if entry["from"]]
     assert [entry["from"] for entry in again] == [2, 2]
     assert node.id not in {entry["node"] for entry in again}
 
@@ -59,11 +59,15 @@ def test_what_ran_on_a_lost_node_goes_on_elsewhere(tmp_path: Path, empty_cluster
 def test_a_node_and_then_the_driver_are_lost(tmp_path: Path, empty_cluster: RayCluster):
     with just_lost(tmp_path, empty_cluster, gpus=2, trials=12) as (sweep, process, _):
         lost = time.monotonic()
-        wait_until(process, lambda: len(sweep.starts()) > 8, sweep.told)
+        wait_until(process, lambda: len(sweep.list_starts()) > 8, sweep.read_errors)
         print(f"{time.monotonic() - lost:.1f} s from the loss of the node to the next start")
-        wait_until(process, lambda: sum("goes on" in w for w in told(sweep)) == 4, sweep.told)
+        wait_until(
+            process,
+            lambda: sum("goes on" in w for w in list_incidents(sweep)) == 4,
+            sweep.read_errors,
+        )
         process.kill()
         process.wait()
     sweep.finish()
     check(sweep, moved=4)
-    print("\n".join(told(sweep)))
+    print("\n".join(list_incidents(sweep)))

@@ -9,7 +9,7 @@ import pytest
 
 from gdpo_tune.spec import local_cpus
 from tests.support.killed_sweeps import KilledSweep, kill_again_and_again
-from tests.support.sweep_properties import came_to, check
+from tests.support.sweep_properties import check, collect_facts
 
 FAKE = (
     "search.trials=14",
@@ -45,7 +45,7 @@ def finish_after(sweep: KilledSweep, kills: int, records: int, seed: int) -> Non
         sweep.slow_down()
     kill_again_and_again(sweep, kills, records, seed)
     sweep.finish()
-    trials = len(came_to(sweep)["trials"])
+    trials = len(collect_facts(sweep)["trials"])
     print(f"{kills} kills, {trials} trials, {time.monotonic() - began:.0f} s")
     check(sweep)
 
@@ -54,13 +54,13 @@ def assert_the_same(whole: KilledSweep, cut: KilledSweep, kills: int, seed: int)
     """One trial after the other, so what was killed has to come to the same in everything."""
     whole.finish()
     check(whole)
-    finish_after(cut, kills, len(whole.journal()), seed)
-    assert came_to(cut) == came_to(whole)
+    finish_after(cut, kills, len(whole.read_journal()), seed)
+    assert collect_facts(cut) == collect_facts(whole)
 
 
 def promotions(sweep: KilledSweep) -> int:
     """Waiting trials that were let go on."""
-    return sum('"waits":false' in record for record in sweep.journal())
+    return sum('"waits":false' in record for record in sweep.read_journal())
 
 
 def test_two_kills_change_nothing(tmp_path: Path):

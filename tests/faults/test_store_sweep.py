@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 
 from gdpo_tune.core.object_store import CACHE
 from gdpo_tune.ledger import Ledger
-from tests.support.cluster_sweeps import NODE, VARIABLES, told
+from tests.support.cluster_sweeps import NODE, VARIABLES, list_incidents
 from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from tests.support.killed_sweeps import KilledSweep, wait_until
 from tests.support.mlflow_servers import postgres
-from tests.support.ray_nodes import RayNode, ray_nodes, short_folder
-from tests.support.s3_servers import BUCKET, S3Server, s3_server
-from tests.support.sweep_properties import no_trial_goes_back_behind_a_checkpoint
+from tests.support.ray_nodes import RayNode, make_short_directory, open_ray_cluster
+from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
+from tests.support.sweep_properties import check_no_trial_goes_back
 
 pytestmark = pytest.mark.fault
 
@@ -32,7 +33,7 @@ class StoredSweep(KilledSweep):
 
 @pytest.fixture
 def store() -> Iterator[S3Server]:
-    with s3_server() as server:
+    with start_s3_server() as server:
         yield server
 
 
@@ -45,9 +46,9 @@ def sweep(
     monkeypatch.setenv(CACHE, str(tmp_path / "driver"))
     one, two = (("env", f"{CACHE}={tmp_path / name}") for name in ("one", "two"))
     with (
-        short_folder() as folder,
+        make_short_directory() as folder,
         postgres() as ledger,
-        ray_nodes(folder, **VARIABLES) as cluster,
+        open_ray_cluster(folder, **VARIABLES) as cluster,
     ):
         cluster.start_head(one, **NODE, gpus=1)
         node = cluster.add_node(within=two, **NODE, gpus=1)
@@ -59,7 +60,7 @@ def sweep(
 
 
 def incidents(sweep: StoredSweep) -> str:
-    return " ".join(told(sweep))
+    return " ".join(list_incidents(sweep))
 
 
 def check_end(sweep: StoredSweep, store: S3Server) -> None:
@@ -67,9 +68,9 @@ def check_end(sweep: StoredSweep, store: S3Server) -> None:
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         records = ledger.records()
     assert [record.state for record in records] == ["complete"] * 6
-    no_trial_goes_back_behind_a_checkpoint(sweep)
+    check_no_trial_goes_back(sweep)
     trials = f"night/{sweep.spec.name}/trials"
-    left = [name for name in store.names() if name.endswith("/complete.json")]
+    left = [name for name in store.list_names() if name.endswith("/complete.json")]
     kept = [f"{trials}/{r.number}/checkpoint-6/complete.json" for r in records if r.checkpoint]
     assert left == kept
     assert kept
@@ -81,9 +82,9 @@ def test_a_node_the_driver_and_its_disk_are_lost(
     night, node = sweep
     with night.running() as process:
         wait_at_gate(night, process, slots=4)
-        assert {entry["node"] for entry in night.starts()} > {node.id}
+        assert {entry["node"] for entry in night.list_starts()} > {node.id}
         node.kill()
-        wait_until(process, lambda: "was lost" in incidents(night), night.told)
+        wait_until(process, lambda: "was lost" in incidents(night), night.read_errors)
         process.kill()
         process.wait()
     shutil.rmtree(night.folder / "driver")
@@ -91,8 +92,25 @@ def test_a_node_the_driver_and_its_disk_are_lost(
     open_gate(night)
     night.finish()
     check_end(night, store)
-    assert [entry["from"] for entry in night.starts()[4:8]] == [2] * 4
+    assert [entry["from"] for entry in night.list_starts()[4:8]] == [2] * 4
     assert list((night.folder / "one" / "attempts").iterdir()) == []
+
+
+def test_ctrl_c_reaches_trials_that_share_no_disk_with_the_driver(
+    sweep: tuple[StoredSweep, RayNode], store: S3Server
+):
+    night, _ = sweep
+    with night.running() as process:
+        wait_at_gate(night, process, slots=4)
+        process.send_signal(signal.SIGINT)
+        wait_until(process, lambda: store.read(f"night/{night.spec.name}/stop") == b"all")
+        open_gate(night)
+        assert process.wait() == 0, night.read_errors()
+    stopped = [entry["checkpoint"] for entry in night.read_log() if "checkpoint" in entry]
+    assert max(stopped) < 6  # the last step, at which a trial would have ended by itself
+    night.finish()
+    check_end(night, store)
+    assert sorted(entry["from"] for entry in night.list_starts()[4:8]) == [3] * 4
 
 
 def test_a_store_that_is_away_for_a_while_costs_no_attempt(
@@ -103,10 +121,10 @@ def test_a_store_that_is_away_for_a_while_costs_no_attempt(
         wait_at_gate(night, process, slots=4)
         with store.away():
             open_gate(night)
-            wait_until(process, lambda: "waits for s3://" in incidents(night), night.told)
-        assert process.wait() == 0, night.told()
+            wait_until(process, lambda: "waits for s3://" in incidents(night), night.read_errors)
+        assert process.wait() == 0, night.read_errors()
     check_end(night, store)
-    assert [entry["from"] for entry in night.starts()] == [0] * 6
-    befell = told(night)
+    assert [entry["from"] for entry in night.list_starts()] == [0] * 6
+    befell = list_incidents(night)
     assert any("goes on: s3://" in w and "answers again after" in w for w in befell), befell
     print("\n".join(befell))

@@ -1,4 +1,4 @@
-"""What the single pictures hold: the data, not the looks."""
+"""Data of the single pictures; not their looks."""
 
 import itertools
 from dataclasses import replace
@@ -12,18 +12,22 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_estimate, mode_of
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.hover import heading, hover_text, standing
-from gdpo_tune.figures.hypervolume import hypervolume_figure
-from gdpo_tune.figures.learning import MAX_CURVES, learning_figure
-from gdpo_tune.figures.pairs import pairs_figure
-from gdpo_tune.figures.parallel import parallel_figure
-from gdpo_tune.figures.rung_curves import rungs_figure
-from gdpo_tune.figures.samples import samples
-from gdpo_tune.figures.shares import MAX_BARS, shares_figure
-from gdpo_tune.figures.slices import slices_figure
-from gdpo_tune.figures.step_curves import reward_names, steps_of
-from gdpo_tune.figures.surfaces import surfaces_figure
-from gdpo_tune.figures.timeline import timeline_figure, utilisation
+from gdpo_tune.figures.hypervolume import draw_hypervolume
+from gdpo_tune.figures.learning import (
+    MAX_CURVES,
+    draw_learning,
+    list_rewards,
+    read_all_steps,
+)
+from gdpo_tune.figures.pairs import describe_configuration, describe_standing, draw_pairs
+from gdpo_tune.figures.parallel import draw_parallel
+from gdpo_tune.figures.report_texts import build_samples
+from gdpo_tune.figures.rung_curves import draw_rungs
+from gdpo_tune.figures.shares import MAX_BARS, draw_shares
+from gdpo_tune.figures.slices import draw_slices
+from gdpo_tune.figures.surfaces import draw_surfaces
+from gdpo_tune.figures.timeline import describe_utilisation, draw_timeline
+from gdpo_tune.results.summary import name_configuration
 from gdpo_tune.spec.model import Constraint
 from tests.support.figures import make_records, make_spec, write_steps
 
@@ -58,14 +62,14 @@ def fill(trace, index):
 
 
 def test_every_configuration_is_drawn_in_every_panel(front):
-    points = drawn(pairs_figure(front))
+    points = drawn(draw_pairs(front))
     for configuration in front.configurations:
         a, b, c = configuration.values(front.objectives)
         assert {(a, b), (a, c), (b, c)} <= set(points)
 
 
 def test_hollow_means_one_seed_and_filled_means_more(front):
-    points = drawn(pairs_figure(front))
+    points = drawn(draw_pairs(front))
     seen = set()
     for configuration in front.members:
         trace, index = points[configuration.values(front.objectives)[:2]]
@@ -76,7 +80,7 @@ def test_hollow_means_one_seed_and_filled_means_more(front):
 
 
 def test_error_bars_are_the_standard_errors(front):
-    points = drawn(pairs_figure(front))
+    points = drawn(draw_pairs(front))
     for configuration in (*front.members, *front.baselines):
         trace, index = points[configuration.values(front.objectives)[:2]]
         errors = configuration.errors(front.objectives)
@@ -85,28 +89,28 @@ def test_error_bars_are_the_standard_errors(front):
 
 
 def test_colour_and_symbol_are_those_of_the_mode(front):
-    points = drawn(pairs_figure(front))
+    points = drawn(draw_pairs(front))
     for configuration in front.members:
         if configuration.role == "search":
             trace, _ = points[configuration.values(front.objectives)[:2]]
-            mark = style.mark_of(mode_of(configuration.params))
+            mark = style.get_mark(mode_of(configuration.params))
             assert trace.marker.symbol == mark.plotly
             assert trace.marker.line.color == mark.color
 
 
 def test_baselines_have_markers_of_their_own(front):
-    points = drawn(pairs_figure(front))
+    points = drawn(draw_pairs(front))
     symbols = {
         baseline.role: points[baseline.values(front.objectives)[:2]][0].marker.symbol
         for baseline in front.baselines
     }
     assert symbols == {"untrained": "x", "published": "star"}
-    legend = {trace.name for trace in pairs_figure(front).data if trace.name}
+    legend = {trace.name for trace in draw_pairs(front).data if trace.name}
     assert {"untrained policy", "published weights"} <= legend
 
 
 def test_an_infeasible_configuration_is_a_small_cross(front):
-    points = drawn(pairs_figure(front))
+    points = drawn(draw_pairs(front))
     broken = [c for c in front.configurations if not c.feasible]
     assert broken
     for configuration in broken:
@@ -116,45 +120,45 @@ def test_an_infeasible_configuration_is_a_small_cross(front):
 
 def test_a_minimised_objective_has_a_reversed_axis(tmp_path):
     spec = make_spec(tmp_path, 4)
-    figure = pairs_figure(build_front(make_records(spec, 6), spec.objective_list()))
+    figure = draw_pairs(build_front(make_records(spec, 6), spec.objective_list()))
     titles = {axis.title.text: axis.range for axis in figure.select_yaxes()}
-    first, last = titles["mean length (less is better)"]
+    first, last = titles["mean length (lower is better)"]
     assert first > last
 
 
 def test_the_hover_text_has_every_parameter_and_value(front):
     for member in front.members:
-        text = hover_text(member, front.objectives)
+        text = describe_configuration(member, front.objectives)
         assert all(name in text for name in member.params)
         assert all(format_estimate(member.mean[goal.name]) in text for goal in front.objectives)
 
 
 def test_the_hover_text_is_escaped(front):
     member = replace(front.members[0], params={"normalization": "<b>x</b>"})
-    assert "&lt;b&gt;x&lt;/b&gt;" in hover_text(member, front.objectives)
+    assert "&lt;b&gt;x&lt;/b&gt;" in describe_configuration(member, front.objectives)
 
 
 def test_headings(front):
     member = replace(front.members[0], first=3, role="search")
-    assert heading(replace(member, numbers=(3,))) == "trial 3"
-    assert heading(replace(member, numbers=(3, 7))) == "trial 3, again as 7"
-    assert heading(replace(member, numbers=(3, 7, 9))) == "trial 3, again as 7 and 9"
-    assert heading(replace(member, numbers=(3,), role="untrained")) == "untrained policy"
-    assert "provisional" in standing(replace(member, seeds=1))
-    assert "provisional" not in standing(replace(member, seeds=2))
+    assert name_configuration(replace(member, numbers=(3,))) == "trial 3"
+    assert name_configuration(replace(member, numbers=(3, 7))) == "trial 3, replicate 7"
+    assert name_configuration(replace(member, numbers=(3, 7, 9))) == "trial 3, replicates 7, 9"
+    assert name_configuration(replace(member, numbers=(3,), role="untrained")) == "untrained policy"
+    assert "provisional" in describe_standing(replace(member, seeds=1))
+    assert "provisional" not in describe_standing(replace(member, seeds=2))
 
 
 # Hypervolume
 
 
 def test_the_hypervolume_curve_is_the_trace(front):
-    curve = hypervolume_figure(front).data[0]
+    curve = draw_hypervolume(front).data[0]
     assert list(curve.y) == [point.hypervolume for point in front.hypervolume_over_trials]
     assert curve.y[-1] == pytest.approx(front.hypervolume)
 
 
 def test_every_trial_that_ended_has_one_mark_in_every_panel(front):
-    figure = hypervolume_figure(front)
+    figure = draw_hypervolume(front)
     for axis in ("x", "x2", "x3"):
         marks = [t for t in figure.data if t.mode == "markers" and t.xaxis == axis]
         assert sum(len(trace.x) for trace in marks) == len(front.hypervolume_over_trials)
@@ -164,7 +168,7 @@ def test_every_trial_that_ended_has_one_mark_in_every_panel(front):
 
 
 def test_hypervolume_stands_against_time_and_work(front):
-    figure = hypervolume_figure(front, gpus=2.0)
+    figure = draw_hypervolume(front, gpus=2.0)
     titles = [axis.title.text for axis in figure.select_xaxes()]
     assert titles == ["trials ended", "hours since the first start", "GPU-hours"]
     lines = [trace for trace in figure.data if trace.mode == "lines"]
@@ -172,14 +176,14 @@ def test_hypervolume_stands_against_time_and_work(front):
     hours = (max(r.finished for r in trained) - front.records[0].started) / 3600
     assert lines[1].x[-1] == pytest.approx(hours)
     assert lines[2].x[-1] == pytest.approx(2 * sum(r.cost.seconds for r in trained) / 3600)
-    assert "CPU-hours" in [axis.title.text for axis in hypervolume_figure(front).select_xaxes()]
+    assert "CPU-hours" in [axis.title.text for axis in draw_hypervolume(front).select_xaxes()]
 
 
 # Parallel coordinates
 
 
 def test_axes_are_the_searched_parameters_and_the_objectives(spec, front):
-    axes = parallel_figure(front, spec.space.dimensions).data[0].dimensions
+    axes = draw_parallel(front, spec.space.dimensions).data[0].dimensions
     labels = [axis.label for axis in axes]
     searched = {"normalization", "group size", "learning rate", "w format", "w length"}
     assert set(labels) == searched | {"correctness", "format", "length"}
@@ -191,7 +195,7 @@ def test_axes_are_the_searched_parameters_and_the_objectives(spec, front):
 def test_a_wide_parameter_has_a_logarithmic_axis_with_plain_ticks(spec, front):
     (axis,) = [
         axis
-        for axis in parallel_figure(front, ["learning_rate"]).data[0].dimensions
+        for axis in draw_parallel(front, ["learning_rate"]).data[0].dimensions
         if axis.label == "learning rate"
     ]
     shown = [c for c in front.configurations if c.role != "untrained"]
@@ -201,7 +205,7 @@ def test_a_wide_parameter_has_a_logarithmic_axis_with_plain_ticks(spec, front):
 
 
 def test_a_category_has_one_tick_a_value(front):
-    axis = parallel_figure(front, ["normalization"]).data[0].dimensions[0]
+    axis = draw_parallel(front, ["normalization"]).data[0].dimensions[0]
     shown = [c for c in front.configurations if c.role != "untrained"]
     named = [axis.ticktext[int(value)] for value in axis["values"]]
     assert named == [c.params["normalization"] for c in shown]
@@ -215,17 +219,17 @@ def measured(step, metrics):
 
 
 def test_no_file_is_no_steps(front):
-    assert steps_of(front.records) == {}
+    assert read_all_steps(front.records) == {}
 
 
 def test_rewards_are_found_by_their_metrics(front):
     write_steps(front.records[1])
-    assert reward_names(steps_of(front.records)) == ["correctness", "format", "length"]
+    assert list_rewards(read_all_steps(front.records)) == ["correctness", "format", "length"]
 
 
 def test_learning_curves_are_running_means(front):
     steps = {1: [measured(n, {"train/reward/format/mean": float(n)}) for n in range(1, 8)]}
-    figure = learning_figure(front, steps)
+    figure = draw_learning(front, steps)
     assert list(figure.data[0].y) == [1, 1.5, 2, 2.5, 3, 4, 5]
 
 
@@ -233,7 +237,7 @@ def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them
     spec = make_spec(tmp_path)
     front = build_front(make_records(spec, 90), spec.objective_list())
     one = [measured(1, {"train/reward/format/mean": 1.0})]
-    figure = learning_figure(front, {record.number: one for record in front.records})
+    figure = draw_learning(front, {record.number: one for record in front.records})
     names = {trace.name for trace in figure.data if trace.name.startswith("trial")}
     assert len(names) == MAX_CURVES
     assert {f"trial {member.first}" for member in front.members} <= names
@@ -247,7 +251,7 @@ def test_shares_are_means_over_steps_and_seeds(front):
         number: [measured(1, {f"{name}mean": 0.0, f"{name}share": share})]
         for number, share in zip(member.numbers, shares, strict=True)
     }
-    (bars,) = shares_figure(front, steps).data
+    (bars,) = draw_shares(front, steps).data
     assert list(bars.x) == pytest.approx([fmean(shares)])
 
 
@@ -256,7 +260,7 @@ def test_a_long_front_is_thinned_in_the_shares(tmp_path):
     front = build_front(make_records(spec, 150), spec.objective_list())
     assert len(front.members) > MAX_BARS
     one = [measured(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
-    (bars,) = shares_figure(front, {record.number: one for record in front.records}).data
+    (bars,) = draw_shares(front, {record.number: one for record in front.records}).data
     assert MAX_BARS / 2 <= len(bars.x) <= MAX_BARS + 1
 
 
@@ -264,27 +268,27 @@ def test_a_long_front_is_thinned_in_the_shares(tmp_path):
 
 
 def test_a_constraint_is_a_line_where_it_can_be_seen(front):
-    inside = pairs_figure(front, {"correctness": Constraint(op=">=", bound=0.5)})
+    inside = draw_pairs(front, {"correctness": Constraint(op=">=", bound=0.5)})
     assert [line.x0 for line in inside.layout.shapes if line.x0 == line.x1] == [0.5, 0.5]
-    outside = pairs_figure(front, {"correctness": Constraint(op=">=", bound=-3.0)})
+    outside = draw_pairs(front, {"correctness": Constraint(op=">=", bound=-3.0)})
     assert not outside.layout.shapes
 
 
 # Timeline
 
 
-def test_trials_side_by_side_have_lanes_of_their_own(front):
-    bars = timeline_figure(front.records).data
+def test_trials_side_by_side_have_different_slots(front):
+    bars = draw_timeline(front.records).data
     spans = [
-        (lane, start, start + length)
+        (slot, start, start + length)
         for trace in bars
-        for lane, start, length in zip(trace.y, trace.base, trace.x, strict=True)
+        for slot, start, length in zip(trace.y, trace.base, trace.x, strict=True)
     ]
     assert len(spans) == len(front.records)
-    for lane in {lane for lane, _, _ in spans}:
-        of_lane = sorted((start, end) for other, start, end in spans if other == lane)
-        ends = [end for _, end in of_lane]
-        assert all(end <= start for end, (start, _) in zip(ends, of_lane[1:], strict=False))
+    for slot in {slot for slot, _, _ in spans}:
+        of_slot = sorted((start, end) for other, start, end in spans if other == slot)
+        ends = [end for _, end in of_slot]
+        assert all(end <= start for end, (start, _) in zip(ends, of_slot[1:], strict=False))
 
 
 def test_utilisation_is_work_over_slots():
@@ -293,16 +297,17 @@ def test_utilisation_is_work_over_slots():
         for n, end in enumerate((50.0, 100.0, 260.0))
     ]
     killed = [{"started": 0.0, "slots": 1}, {"started": 200.0, "slots": 2, "finished": 250.0}]
-    assert "1 min 30 s of the 3 min 20 s" in utilisation(records, killed)
-    assert ": 45%." in utilisation(records, killed)
-    assert utilisation(records, []) == utilisation([], killed) == ""
+    text = describe_utilisation(records, killed)
+    assert text.startswith("Slot utilisation: 45 %. Trials ran for 1 min 30 s; slots were")
+    assert "available for 3 min 20 s." in text
+    assert describe_utilisation(records, []) == describe_utilisation([], killed) == ""
 
 
 # Attainment surfaces
 
 
-def test_surfaces_lie_between_nobody_and_everybody(front):
-    lines = [t for t in surfaces_figure(front).data if t.type == "contour"]
+def test_surfaces_lie_between_no_front_and_every_front(front):
+    lines = [t for t in draw_surfaces(front).data if t.type == "contour"]
     assert len(lines) == 9
     for line in lines:
         assert line.z[0][0] == 0.0
@@ -314,7 +319,7 @@ def test_surfaces_lie_between_nobody_and_everybody(front):
 
 
 def test_slices_show_every_configuration_once_a_panel(spec, front):
-    figure = slices_figure(front, spec.space.dimensions)
+    figure = draw_slices(front, spec.space.dimensions)
     trained = sum(c.role != "untrained" for c in front.configurations)
     panels = {(trace.xaxis, trace.yaxis) for trace in figure.data}
     assert len(panels) == 9
@@ -327,7 +332,7 @@ def test_a_cross_where_a_trial_was_stopped(front):
         for step in (2, 4)
     )
     stopped = replace(front.records[3], state="pruned", rungs=rungs)
-    curves = rungs_figure(replace(front, records=(stopped,))).data
+    curves = draw_rungs(replace(front, records=(stopped,))).data
     assert [tuple(curve.y) for curve in curves] == [(0.2, 0.4)] * 3
     assert [curve.marker.symbol[-1] for curve in curves] == ["x"] * 3
 
@@ -340,11 +345,11 @@ def test_completions_are_kept_short_and_shown_as_text(front):
     long = "<script>alert(1)</script>" + breaks + "!" * 5000
     said = shortened("?" * 5000, long, {"correctness": 1.0})
     assert max(len(said.prompt), len(said.completion)) == LONGEST + 1
-    assert samples(front) == ""
+    assert build_samples(front) == ""
     directory = front.members[0].numbers[0]
     write_completions(front.records[directory].directory, [said])
     assert read_completions(front.records[directory].directory) == [said]
-    shown = samples(front)
+    shown = build_samples(front)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" + breaks + "!!!" in shown
     assert "<script>" not in shown
     assert "correctness 1" in shown

@@ -13,9 +13,9 @@ from gdpo_tune.analysis import build_front
 from gdpo_tune.core.formatting import format_number, mode_of
 from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
-from gdpo_tune.figures.front_png import DPI, front_picture
-from gdpo_tune.figures.population_curves import population_figure
-from gdpo_tune.figures.report_page import report_html
+from gdpo_tune.figures.front_png import DPI, draw_front
+from gdpo_tune.figures.population_curves import draw_population
+from gdpo_tune.figures.report_page import build_report
 from tests.support.figures import NASTY, make_records, make_spec, write_steps
 
 VOID = {"meta", "br", "link", "img"}
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 
 def page_of(spec, records) -> Page:
-    return Page(report_html(spec, records).replace(get_plotlyjs(), ""))
+    return Page(build_report(spec, records).replace(get_plotlyjs(), ""))
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
@@ -73,7 +73,7 @@ def test_an_empty_sweep_says_so(tmp_path):
 
 def test_nothing_is_fetched_from_anywhere(tmp_path):
     spec = make_spec(tmp_path)
-    html = report_html(spec, make_records(spec, 6))
+    html = build_report(spec, make_records(spec, 6))
     assert html.count(get_plotlyjs()) == 1
     page = page_of(spec, make_records(spec, 6))
     assert not any("src" in attributes or "href" in attributes for _, attributes in page.tags)
@@ -164,7 +164,7 @@ def test_the_png_is_a_png_of_the_expected_size(tmp_path, objectives, search):
 def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
     spec = make_spec(tmp_path, 2)
     front = build_front(make_records(spec, 14, replicates=2), spec.objective_list())
-    axis = front_picture(front, "x").axes[0]
+    axis = draw_front(front, "x").axes[0]
     marks = {
         (line.get_xdata()[0], line.get_ydata()[0]): line
         for line in axis.lines
@@ -174,7 +174,7 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
     assert searched
     for member in searched:
         line = marks[member.values(front.objectives)]
-        mark = style.mark_of(mode_of(member.params))
+        mark = style.get_mark(mode_of(member.params))
         assert line.get_markeredgecolor() == mark.color
         assert line.get_marker() == mark.matplotlib
         assert (line.get_markerfacecolor() == style.PAPER) == member.provisional
@@ -182,7 +182,7 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
 
 def test_no_text_of_the_png_leaves_the_picture(tmp_path):
     spec = make_spec(tmp_path)
-    figure = front_picture(
+    figure = draw_front(
         build_front(make_records(spec, 16, replicates=3), spec.objective_list()), "name"
     )
     figure.draw_without_rendering()
@@ -198,7 +198,7 @@ def test_no_text_of_the_png_leaves_the_picture(tmp_path):
 
 def test_the_empty_png_says_so(tmp_path):
     spec = make_spec(tmp_path)
-    figure = front_picture(build_front([], spec.objective_list()), "x")
+    figure = draw_front(build_front([], spec.objective_list()), "x")
     assert {text.get_text() for axis in figure.axes for text in axis.texts} == {
         "no trial is complete yet"
     }
@@ -208,7 +208,7 @@ def test_the_report_says_why_the_sweep_ended(tmp_path):
     spec = make_spec(tmp_path)
     assert (
         "the budget of 2 hours is spent"
-        in Page(report_html(spec, make_records(spec, 3), "the budget of 2 hours is spent")).text
+        in Page(build_report(spec, make_records(spec, 3), "the budget of 2 hours is spent")).text
     )
 
 
@@ -283,7 +283,7 @@ def test_the_report_shows_how_members_of_a_population_moved(tmp_path):
     page = page_of(spec, [*plain[:2], *members])
     assert page.count("div", id="figure-population") == 1
     assert "member (model)" in page.text
-    figure = population_figure(build_front([*plain[:2], *members], spec.objective_list()))
+    figure = draw_population(build_front([*plain[:2], *members], spec.objective_list()))
     assert [axis.title.text for axis in figure.select_yaxes()] == ["w format", "learning rate"]
     assert [axis.type for axis in figure.select_yaxes()] == ["linear", "log"]
     line = figure.data[-1]
@@ -310,12 +310,12 @@ def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_befell_a_sweep_has_a_section_of_its_own(tmp_path):
+def test_node_losses_and_retries_have_a_section(tmp_path):
     spec = make_spec(tmp_path)
     records = make_records(spec, 4)
-    assert "What happened" not in report_html(spec, records)
+    assert "Node losses and retries" not in build_report(spec, records)
     session = {"started": 0.0, "finished": 9.0, "slots": 2}
     sessions = [{**session, "incidents": [Incident(0.0, "is tried again: <b>", (3,))]}]
-    text = Page(report_html(spec, records, sessions=sessions)).text
-    assert "What happened" in text
+    text = Page(build_report(spec, records, sessions=sessions)).text
+    assert "Node losses and retries" in text
     assert "trial 3 is tried again: <b>" in text

@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import CACHE, ObjectFolder
+from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.results.picking import chosen_in
@@ -21,11 +21,11 @@ LEDGER = "ledger=postgresql+psycopg2://me:secret@db/sweeps"
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectFolder:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    return ObjectFolder("memory://bucket/runs/sweep", patience=0.0)
+    return StoreDirectory("memory://bucket/runs/sweep", patience=0.0)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def spec(tmp_path: Path) -> SweepSpec:
     return spec_in(tmp_path, ["storage=memory://bucket/runs", LEDGER])
 
 
-def put_trial(store: ObjectFolder, folder: Path, number: int, *steps: int) -> None:
+def put_trial(store: StoreDirectory, folder: Path, number: int, *steps: int) -> None:
     """A trial's folder in the store, as its process has left it."""
     for step in steps:
         write_checkpoint(
@@ -49,7 +49,7 @@ def put_trial(store: ObjectFolder, folder: Path, number: int, *steps: int) -> No
 
 
 def test_the_folder_here_is_a_copy_of_what_is_small(
-    spec: SweepSpec, store: ObjectFolder, tmp_path: Path
+    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
     put_trial(store, tmp_path / "made", 1, 4, 6)
     put_trial(store, tmp_path / "made", 2)
@@ -67,7 +67,7 @@ def test_the_folder_here_is_a_copy_of_what_is_small(
     assert (here / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
 
 
-def test_checkpoints_that_are_not_kept_go(spec: SweepSpec, store: ObjectFolder, tmp_path: Path):
+def test_checkpoints_that_are_not_kept_go(spec: SweepSpec, store: StoreDirectory, tmp_path: Path):
     for number in (1, 2, 11):
         put_trial(store, tmp_path / "made", number, 4, 6)
     SweepStore(spec).keep_only({1: None})
@@ -82,7 +82,7 @@ def test_checkpoints_that_are_not_kept_go(spec: SweepSpec, store: ObjectFolder, 
 
 
 def test_a_member_takes_over_the_newest_whole_checkpoint(
-    spec: SweepSpec, store: ObjectFolder, tmp_path: Path
+    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
     put_trial(store, tmp_path / "made", 1, 2, 4)
     put_trial(store, tmp_path / "made", 2, 8)
@@ -98,13 +98,13 @@ def test_a_member_takes_over_the_newest_whole_checkpoint(
 
 
 def test_an_earlier_sweep_is_moved_aside_whole(
-    spec: SweepSpec, store: ObjectFolder, tmp_path: Path
+    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
     put_trial(store, tmp_path / "made", 1, 2)
     before = store.sizes()
     SweepStore(spec).move_aside("sweep.20261122")
     assert store.sizes() == {}
-    assert ObjectFolder("memory://bucket/runs/sweep.20261122").sizes() == before
+    assert StoreDirectory("memory://bucket/runs/sweep.20261122").sizes() == before
 
 
 def test_the_file_there_has_no_password_and_loads(spec: SweepSpec, tmp_path: Path):

@@ -21,12 +21,12 @@ import pytest
 
 from gdpo_tune.ledger import Ledger
 from tests.support.killed_sweeps import ROOT, KilledSweep, wait_until
-from tests.support.ray_nodes import RayCluster, RayNode, words_of
+from tests.support.ray_nodes import RayCluster, RayNode, read_command
 from tests.support.sweep_properties import (
-    every_trial_is_there_once,
-    no_trial_goes_back_behind_a_checkpoint,
-    rungs_decide_what_became_of_trials,
-    searched,
+    check_every_trial_once,
+    check_no_trial_goes_back,
+    check_rungs_decide,
+    collect_search_facts,
 )
 
 MARKS = [
@@ -74,20 +74,20 @@ class Fault:
 
 
 @contextmanager
-def fault() -> Iterator[Fault]:
+def time_fault() -> Iterator[Fault]:
     """What happens in this block goes wrong."""
     known = Fault(began=time.time())
     yield known
     known.ended = time.time()
 
 
-def lasting(seconds: float, process: subprocess.Popen[bytes]) -> None:
+def let_last(seconds: float, process: subprocess.Popen[bytes]) -> None:
     """Let a fault last, unless the sweep does without what is wrong and ends before."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
 
 
-def slow_sweep(folder: Path, given: tuple[str, ...], cluster: RayCluster) -> KilledSweep:
+def build_slow_sweep(folder: Path, given: tuple[str, ...], cluster: RayCluster) -> KilledSweep:
     """Not started yet."""
     sweep = KilledSweep(folder, given, fake=True, address=cluster.address)
     sweep.slow_down()
@@ -95,23 +95,27 @@ def slow_sweep(folder: Path, given: tuple[str, ...], cluster: RayCluster) -> Kil
 
 
 @contextmanager
-def under_way(sweep: KilledSweep, node: RayNode | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def run_until_under_way(
+    sweep: KilledSweep, node: RayNode | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A sweep that runs, once it is worth disturbing."""
     with sweep.running() as process:
-        wait_until(process, lambda: well_under_way(sweep, node), sweep.told)
+        wait_until(process, lambda: is_well_under_way(sweep, node), sweep.read_errors)
         yield process
 
 
-def well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
+def is_well_under_way(sweep: KilledSweep, node: RayNode | None = None) -> bool:
     """Whether two trials at least run side by side, one of them on a node. On a busy machine no
     more may be up before the first ones end."""
-    return len(training(sweep)) >= 2 and bool(training(sweep, node))
+    return len(find_training_processes(sweep)) >= 2 and bool(find_training_processes(sweep, node))
 
 
-def training(sweep: KilledSweep, node: RayNode | None = None) -> list[psutil.Process]:
+def find_training_processes(
+    sweep: KilledSweep, node: RayNode | None = None
+) -> list[psutil.Process]:
     """Processes that train a trial, beyond a checkpoint and with a way to go, on a node or all."""
     starts, newest = dict[str, dict[str, Any]](), dict[int, dict[str, Any]]()
-    for entry in sweep.log():
+    for entry in sweep.read_log():
         start = starts[entry["trial"]] = entry if "from" in entry else starts[entry["trial"]]
         newest[start["pid"]] = {**start, **entry}
     return [
@@ -123,14 +127,14 @@ def training(sweep: KilledSweep, node: RayNode | None = None) -> list[psutil.Pro
     ]
 
 
-def trials_on(*nodes: RayNode) -> list[psutil.Process]:
+def find_trial_processes(*nodes: RayNode) -> list[psutil.Process]:
     """Processes of trials that run there."""
-    return [p for node in nodes for p in node.processes() if words_of(p).startswith(TRIAL)]
+    return [p for node in nodes for p in node.processes() if read_command(p).startswith(TRIAL)]
 
 
-def row(name: str, sweep: KilledSweep, known: Fault) -> int:
+def add_row(name: str, sweep: KilledSweep, known: Fault) -> int:
     """Put what a fault has cost into the table; return how many trials have felt it."""
-    log = sweep.log()
+    log = sweep.read_log()
     hit, begun, again = dict[str, float](), 0, 0
     for trial in {entry["trial"] for entry in log}:
         entries = [entry for entry in log if entry["trial"] == trial]
@@ -157,28 +161,28 @@ def row(name: str, sweep: KilledSweep, known: Fault) -> int:
     return len(hit)
 
 
-def table() -> str:
+def format_table() -> str:
     """All rows so far, in Markdown."""
     lines = [HEADER, ("---",) * len(HEADER), *ROWS]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def came_back(cluster: RayCluster, cut: KilledSweep, whole: KilledSweep) -> None:
+def check_recovery(cluster: RayCluster, cut: KilledSweep, whole: KilledSweep) -> None:
     """All that holds of a sweep that was disturbed, beside one that was not."""
-    every_trial_is_there_once(cut)
-    no_trial_goes_back_behind_a_checkpoint(cut)
-    same_trials(cut, whole)
-    nothing_is_left(cluster)
+    check_every_trial_once(cut)
+    check_no_trial_goes_back(cut)
+    check_same_trials(cut, whole)
+    check_nothing_is_left(cluster)
 
 
-def same_trials(cut: KilledSweep, whole: KilledSweep) -> None:
+def check_same_trials(cut: KilledSweep, whole: KilledSweep) -> None:
     """First in, first out: all is equal. With rungs: who is stopped hangs on who came first, and
     everything else is equal."""
-    found, expected = searched(cut), searched(whole)
+    found, expected = collect_search_facts(cut), collect_search_facts(whole)
     if "fifo" in cut.overrides[-1]:
         assert found == expected
         return
-    rungs_decide_what_became_of_trials(cut)
+    check_rungs_decide(cut)
     for one, other in zip(found, expected, strict=True):
         for key in ("number", "role", "params", "seed"):
             assert one[key] == other[key]
@@ -186,17 +190,17 @@ def same_trials(cut: KilledSweep, whole: KilledSweep) -> None:
         assert one["rungs"][:both] == other["rungs"][:both]
 
 
-def nothing_is_left(cluster: RayCluster) -> None:
+def check_nothing_is_left(cluster: RayCluster) -> None:
     """No trial runs on after the end of the sweep, and no process waits to be buried."""
     deadline = time.monotonic() + 30
-    while trials_on(*cluster.nodes) and time.monotonic() < deadline:
+    while find_trial_processes(*cluster.nodes) and time.monotonic() < deadline:
         time.sleep(0.2)
     below = [process for node in cluster.nodes for process in node.processes()]
-    assert trials_on(*cluster.nodes) == []
+    assert find_trial_processes(*cluster.nodes) == []
     assert [p for p in below if p.is_running() and p.status() == psutil.STATUS_ZOMBIE] == []
 
 
-def told(sweep: KilledSweep) -> list[str]:
+def list_incidents(sweep: KilledSweep) -> list[str]:
     """What befell the sweep, as the ledger has it."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         return [str(what) for session in ledger.sessions() for what in session["incidents"]]

@@ -31,12 +31,12 @@ SECONDS = 0.05
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
     """Train nothing, in as many steps as asked, with a checkpoint at each."""
-    sweep = sweep_of(config)
-    fault = fault_of(config)
-    attempts = len(executions(sweep, config.directory.name))
+    sweep = find_sweep(config)
+    fault = read_fault(config)
+    attempts = len(list_executions(sweep, config.directory.name))
     known = read_checkpoint(resume) if resume else None
     start = known.step if known else 0
-    note(config, {"from": start, **place()})
+    note(config, {"from": start, **describe_place()})
     if known:
         report(Measurement(start, {}, known.cost, known.validation), resume)
     checkpoint = resume
@@ -60,7 +60,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         if fault == "die" or (fault == "die once" and step == 2 and not attempts):
             os.kill(os.getpid(), signal.SIGKILL)
         cost = Cost(step * config.training.completions_per_step, SECONDS)
-        found = measurement(config, step, cost)
+        found = build_measurement(config, step, cost)
         checkpoint = write_checkpoint(
             config.directory,
             step,
@@ -73,12 +73,12 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         report(found, checkpoint)
         if STORED:  # only then others can know of it
             note(config, {"checkpoint": step})
-    estimates = {name: Estimate(value, 0.01) for name, value in values(config).items()}
+    estimates = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
 
 
-def sweep_of(config: TrialConfig) -> Path:
+def find_sweep(config: TrialConfig) -> Path:
     """The folder of the log and of the faults."""
     return Path(STORED) if STORED else config.directory.parent.parent
 
@@ -90,7 +90,7 @@ def wait_at_gate(sweep: Path, step: int) -> None:
     time.sleep(0.1)
 
 
-def place() -> dict[str, str]:
+def describe_place() -> dict[str, str]:
     """On which node of a cluster this is, and which GPUs of it."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {"node": ray.get_runtime_context().get_node_id(), "gpus": gpus}
@@ -99,13 +99,13 @@ def place() -> dict[str, str]:
 def note(config: TrialConfig, entry: dict[str, object]) -> None:
     """Add a line to the log of the sweep: who, when, what."""
     known = {"trial": config.directory.name, "pid": os.getpid(), "time": time.time()}
-    with (sweep_of(config) / "log.jsonl").open("a") as log:
+    with (find_sweep(config) / "log.jsonl").open("a") as log:
         log.write(json.dumps({**known, **entry}) + "\n")
 
 
-def measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:
+def build_measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:
     """What an evaluation after each step finds."""
-    found = {name: Estimate(value, 0.01) for name, value in values(config).items()}
+    found = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
     flat = {f"validation/{name}": estimate.mean for name, estimate in found.items()}
     return Measurement(step, flat, cost, found)
 
@@ -120,7 +120,7 @@ def allocate_too_much(config: TrialConfig) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def values(config: TrialConfig) -> dict[str, float]:
+def compute_values(config: TrialConfig) -> dict[str, float]:
     """Objectives that trade off over the weight of `format`, with a little noise of the seed.
 
     A larger learning rate is better in all.
@@ -132,14 +132,14 @@ def values(config: TrialConfig) -> dict[str, float]:
     return {"correctness": correctness, "format": quality * weight / (1 + weight), "length": 0.5}
 
 
-def fault_of(config: TrialConfig) -> str:
+def read_fault(config: TrialConfig) -> str:
     """What this trial is to do wrong."""
-    path = sweep_of(config) / "faults.json"
+    path = find_sweep(config) / "faults.json"
     faults = json.loads(path.read_text()) if path.exists() else {}
     return faults.get(config.directory.name, faults.get("all", ""))
 
 
-def executions(sweep: Path, trial: str | None = None) -> list[dict[str, object]]:
+def list_executions(sweep: Path, trial: str | None = None) -> list[dict[str, object]]:
     """Which starts of `train` the log holds, of one trial or of all."""
     path = sweep / "log.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

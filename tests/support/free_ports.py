@@ -13,7 +13,7 @@ _left: list[int] = []
 """Not handed out yet, in an order of this process's own."""
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """One that nothing listens at, and that this process has not handed out before."""
     if not _left:
         _left.extend(random.sample(RANGE, len(RANGE)))

@@ -30,8 +30,8 @@ def wait_at_gate(sweep: KilledSweep, process: subprocess.Popen[bytes], slots: in
     """Until as many trials as there are slots wait, two on each GPU, beyond a checkpoint."""
 
     def all_wait() -> bool:
-        return sum(entry.get("checkpoint") == 2 for entry in sweep.log()) == slots
+        return sum(entry.get("checkpoint") == 2 for entry in sweep.read_log()) == slots
 
-    wait_until(process, all_wait, sweep.told)
-    taken = Counter((entry["node"], entry["gpus"]) for entry in sweep.starts())
+    wait_until(process, all_wait, sweep.read_errors)
+    taken = Counter((entry["node"], entry["gpus"]) for entry in sweep.list_starts())
     assert sorted(taken.values()) == [2] * (slots // 2), taken

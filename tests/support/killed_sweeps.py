@@ -32,7 +32,7 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 FAKE = """
 import sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 run_sweep(load_spec(space, overrides), train="tests.support.fake_training:train")
 """
@@ -96,19 +96,19 @@ class KilledSweep:
         """Run it to its end."""
         with self.running() as process:
             status = process.wait()
-        assert status == 0, self.told()
+        assert status == 0, self.read_errors()
 
-    def told(self) -> str:
+    def read_errors(self) -> str:
         """What it wrote on standard error."""
         return (self.folder / "errors.txt").read_text(errors="replace")
 
-    def journal(self) -> list[str]:
+    def read_journal(self) -> list[str]:
         """The records of the ledger's file that are whole."""
-        return whole_lines(self.spec.directory / "ledger.journal")
+        return read_whole_lines(self.spec.directory / "ledger.journal")
 
     def has_records(self, count: int) -> bool:
         """Whether so many were written."""
-        return len(self.journal()) >= count
+        return len(self.read_journal()) >= count
 
     @property
     def fake_folder(self) -> Path:
@@ -124,14 +124,14 @@ class KilledSweep:
         """Let each step of the fake training take a while, so that kills find it at work."""
         self.misbehave({"all": "slow"})
 
-    def log(self) -> list[dict[str, Any]]:
+    def read_log(self) -> list[dict[str, Any]]:
         """What trials of the fake training have done, line by line."""
         file = self.fake_folder / "log.jsonl"
-        return [json.loads(line) for line in whole_lines(file)]
+        return [json.loads(line) for line in read_whole_lines(file)]
 
-    def starts(self) -> list[dict[str, Any]]:
+    def list_starts(self) -> list[dict[str, Any]]:
         """Which trials have begun, where, and from which step on."""
-        return [entry for entry in self.log() if "from" in entry]
+        return [entry for entry in self.read_log() if "from" in entry]
 
 
 def kill_again_and_again(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:
@@ -146,16 +146,16 @@ def kill_again_and_again(sweep: KilledSweep, kills: int, records: int, seed: int
         )
         with sweep.running() as process:
             if not starting:
-                wait_until(process, partial(sweep.has_records, moment), sweep.told)
+                wait_until(process, partial(sweep.has_records, moment), sweep.read_errors)
             time.sleep(late * (STARTING if starting else LATE))
-            assert process.poll() is None, f"it ended before it was killed\n{sweep.told()}"
+            assert process.poll() is None, f"it ended before it was killed\n{sweep.read_errors()}"
             kill(process, whole_machine=whole_machine)
-        if whole_machine and sweep.journal():
+        if whole_machine and sweep.read_journal():
             with (sweep.spec.directory / "ledger.journal").open("ab") as file:
                 file.write(TORN)
         what = "the whole machine" if whole_machine else "the driver"
         when = "as it started" if starting else f"from record {moment} on"
-        print(f"killed {what} {when}, at record {len(sweep.journal())}")
+        print(f"killed {what} {when}, at record {len(sweep.read_journal())}")
 
 
 def kill(process: subprocess.Popen[bytes], *, whole_machine: bool) -> None:
@@ -172,7 +172,7 @@ def kill(process: subprocess.Popen[bytes], *, whole_machine: bool) -> None:
 def wait_until(
     process: subprocess.Popen[Any],
     condition: Callable[[], bool],
-    told: Callable[[], str] | None = None,
+    read_errors: Callable[[], str] | None = None,
 ) -> None:
     """Wait for a moment in the life of a sweep that must not end before it.
 
@@ -184,20 +184,20 @@ def wait_until(
     deadline = time.monotonic() + WAIT
     while not condition():
         if process.poll() is not None:
-            said = told() if told else process.stderr and process.stderr.read()
+            said = read_errors() if read_errors else process.stderr and process.stderr.read()
             raise AssertionError(f"it ended too soon\n{said}")
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 
 
-def step_lines(directory: Path) -> list[int]:
+def read_steps_written(directory: Path) -> list[int]:
     """The step of every line that a trial has written, repeated ones too."""
     file = directory / "steps.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
 
-def whole_lines(file: Path) -> list[str]:
+def read_whole_lines(file: Path) -> list[str]:
     """Those that were written to their end; none of a file that is not there yet."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [line for line in lines if line.endswith("\n")]

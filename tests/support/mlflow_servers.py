@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.support import tracking_driver
-from tests.support.free_ports import free_port
+from tests.support.free_ports import find_free_port
 
 DRIVER = Path(tracking_driver.__file__)
 ROOT = DRIVER.parents[2]
@@ -31,7 +31,7 @@ class MlflowServer:
     """One server at one address; it may be started again after it was killed."""
 
     def __init__(self, directory: Path, store: str, *options: str, **environment: str) -> None:
-        self.port = free_port()
+        self.port = find_free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._directory = directory
         self._process: subprocess.Popen | None = None
@@ -148,7 +148,7 @@ class PostgresServer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._data, port = directory / "postgres", free_port()
+        self._data, port = directory / "postgres", find_free_port()
         self._data.mkdir()
         self._user = {}
         if os.geteuid() == 0:

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.free_ports import free_port
+from tests.support.free_ports import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def ray_head(folder: Path, **variables: str) -> Iterator[str]:
+def start_ray_head(folder: Path, **variables: str) -> Iterator[str]:
     """The dashboard of a cluster of one node, which has these environment variables."""
-    port, dashboard = free_port(), free_port()
+    port, dashboard = find_free_port(), find_free_port()
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {
         "RAY_AUTH_MODE": "disabled",

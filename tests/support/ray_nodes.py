@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from ray._raylet import GcsClient
 
-from tests.support.free_ports import free_port
+from tests.support.free_ports import find_free_port
 from tests.support.ray_heads import ROOT, wait_for_dashboard
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block")
@@ -44,7 +44,7 @@ class RayNode:
 
         Most are of its session, and jobs have sessions of their own below it.
         """
-        found = {p.pid: p for p in psutil.process_iter() if session_of(p.pid) == self.process.pid}
+        found = {p.pid: p for p in psutil.process_iter() if read_session(p.pid) == self.process.pid}
         with suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.process.pid).children(recursive=True)
             found |= {process.pid: process for process in below}
@@ -54,7 +54,7 @@ class RayNode:
 
     def server(self, name: str) -> psutil.Process:
         """Its `raylet` or its `gcs_server`."""
-        (found,) = [process for process in self.processes() if name_of(process) == name]
+        (found,) = [process for process in self.processes() if read_name(process) == name]
         return found
 
     def kill(self) -> None:
@@ -98,7 +98,7 @@ class RayCluster:
             variables: of every node's environment.
         """
         self.ip = ip
-        self.port, self._dashboard = free_port(), free_port()
+        self.port, self._dashboard = find_free_port(), find_free_port()
         self.address = f"{ip}:{self.port}"
         self.url = f"http://{ip}:{self._dashboard}"
         self.nodes: list[RayNode] = []
@@ -176,7 +176,7 @@ class RayCluster:
         folder.mkdir()
         command = [
             *(*within, *RAY, *options, f"--node-name={name}", f"--temp-dir={folder}"),
-            *(f"--{port}={free_port()}" for port in PORTS),
+            *(f"--{port}={find_free_port()}" for port in PORTS),
             *(f"--num-{what}={count}" for what, count in resources.items()),
             # workers find their own: two nodes of one machine would hand out the same ones
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=134217728"),
@@ -201,14 +201,14 @@ class RayCluster:
 
 
 @contextmanager
-def short_folder() -> Iterator[Path]:
+def make_short_directory() -> Iterator[Path]:
     """A temporary folder with a short name: names of sockets have 107 characters at most."""
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 @contextmanager
-def ray_nodes(
+def open_ray_cluster(
     folder: Path, make: Callable[..., RayCluster] = RayCluster, **given: Any
 ) -> Iterator[RayCluster]:
     """A cluster without nodes yet; all that it gets are ended at the end."""
@@ -219,7 +219,7 @@ def ray_nodes(
         cluster.stop()
 
 
-def session_of(pid: int) -> int:
+def read_session(pid: int) -> int:
     """The session of a process; 0 if it is gone."""
     try:
         return os.getsid(pid)
@@ -235,7 +235,7 @@ def is_dead(process: psutil.Process) -> bool:
         return True
 
 
-def name_of(process: psutil.Process) -> str:
+def read_name(process: psutil.Process) -> str:
     """The name of a process; empty if it is gone."""
     try:
         return process.name()
@@ -243,7 +243,7 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
-def words_of(process: psutil.Process) -> str:
+def read_command(process: psutil.Process) -> str:
     """What a process was called with, or calls itself; empty if it is gone."""
     try:
         return " ".join(process.cmdline())

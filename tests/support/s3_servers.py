@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import fsspec
 from moto.core.models import DEFAULT_ACCOUNT_ID
-from moto.s3.models import s3_backends
+from moto.s3.models import FakeBucket, s3_backends
 from moto.server import ThreadedMotoServer
 
-from tests.support.free_ports import free_port
+from tests.support.free_ports import find_free_port
 
 BUCKET = "sweeps"
 
@@ -20,7 +20,7 @@ class S3Server:
     """moto's, whose buckets outlive a stop because they are in this process."""
 
     def __init__(self) -> None:
-        self.port = free_port()
+        self.port = find_free_port()
         self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
 
     @property
@@ -49,14 +49,21 @@ class S3Server:
             self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
             self.start()
 
-    def names(self) -> list[str]:
-        """Of all objects in the bucket, asked of nobody."""
-        bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
-        return sorted(bucket.keys.keys())
+    def list_names(self) -> list[str]:
+        """Names of all objects in the bucket, without a request."""
+        return sorted(self._bucket().keys.keys())
+
+    def read(self, name: str) -> bytes:
+        """The content of an object, without a request; empty if it does not exist."""
+        found = self._bucket().keys.get(name)
+        return found.value if found is not None else b""
+
+    def _bucket(self) -> FakeBucket:
+        return s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
+def start_s3_server() -> Iterator[S3Server]:
     """A server with an empty bucket; this process reaches it by its environment."""
     server = S3Server()
     before = {name: os.environ.get(name) for name in server.environment}

@@ -6,9 +6,20 @@ from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.events import Event
-from gdpo_tune.core.trials import Measurement, TrialConfig
+from gdpo_tune.core.trials import Measurement, Outcome, TrialConfig
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.spec.model import SPEC
+from gdpo_tune.tuning.ray.messages import (
+    Failed,
+    Fatal,
+    Finished,
+    Interrupted,
+    Setup,
+    TrialResult,
+    TrialUpdate,
+    pack,
+    unpack_attempt,
+)
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.tuning import trade_off
 
@@ -18,7 +29,7 @@ class Driver:
 
     def __init__(self, ledger: Ledger, slots: int = 2) -> None:
         self.events: list[Event] = []
-        setup = Setup("none:none", ledger.directory / "stop", 1.0)
+        setup = Setup("none:none", ledger.directory / SPEC)
         chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
         self.scheduler = registry.load(chosen.target)(ledger)
         self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)
@@ -33,19 +44,34 @@ class Driver:
         if not isinstance(answer, dict):
             return answer
         self._count += 1
-        self.flying[trial_id] = answer["trial"]
-        self.ends_at[trial_id] = answer["ends_at"]
+        attempt = unpack_attempt(answer)
+        self.flying[trial_id] = attempt.trial
+        self.ends_at[trial_id] = tuple(attempt.ends_at)
         return trial_id
 
-    def end(self, trial_id: str, **result: Any) -> None:
-        """One trial ends; by default well."""
+    def end(
+        self,
+        trial_id: str,
+        *,
+        outcome: Outcome | None = None,
+        failure: str = "",
+        fatal: Exception | None = None,
+        interrupted: bool = False,
+    ) -> None:
+        """End one trial; by default well."""
         config = self.flying.pop(trial_id)
-        result = result or {"outcome": trade_off(config.params)}
-        self.searcher.on_trial_complete(trial_id, result)
+        result: TrialResult = Finished(outcome or trade_off(config.params))
+        if failure:
+            result = Failed(failure)
+        elif fatal is not None:
+            result = Fatal(fatal)
+        elif interrupted:
+            result = Interrupted()
+        self.searcher.on_trial_complete(trial_id, pack(result))
 
     def report(self, trial_id: str, measurement: Measurement) -> None:
         """One trial has measured something."""
-        self.searcher.on_trial_result(trial_id, {"measurement": measurement})
+        self.searcher.on_trial_result(trial_id, pack(TrialUpdate(measurement)))
 
     def run(self) -> None:
         """Until the searcher says that there is nothing more."""

@@ -17,17 +17,17 @@ from gdpo_tune.ledger.encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.referee import NEVER_PROMOTED
-from tests.support.killed_sweeps import KilledSweep, step_lines
+from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
 
 def check(sweep: KilledSweep) -> None:
     """All that holds of any sweep under `asha`."""
-    every_trial_is_there_once(sweep)
-    no_trial_goes_back_behind_a_checkpoint(sweep)
-    rungs_decide_what_became_of_trials(sweep)
+    check_every_trial_once(sweep)
+    check_no_trial_goes_back(sweep)
+    check_rungs_decide(sweep)
 
 
-def every_trial_is_there_once(sweep: KilledSweep) -> None:
+def check_every_trial_once(sweep: KilledSweep) -> None:
     """One start, one end and one folder of each trial; none failed, none is left running."""
     spec = sweep.spec
     with Ledger.open(spec, read_only=True) as ledger:
@@ -35,7 +35,7 @@ def every_trial_is_there_once(sweep: KilledSweep) -> None:
         states = {trial.state.name for trial in ledger.study.trials}
     assert states <= {"COMPLETE", "PRUNED"}
     numbers = [record.number for record in records]
-    written = [json.loads(line) for line in sweep.journal()]
+    written = [json.loads(line) for line in sweep.read_journal()]
     begun = [entry for entry in written if "state" in entry and "trial_id" not in entry]
     assert len(begun) == len(numbers)
     closed = [entry["trial_id"] for entry in written if "state" in entry and "trial_id" in entry]
@@ -51,12 +51,12 @@ def every_trial_is_there_once(sweep: KilledSweep) -> None:
     assert 1 <= roles["replicate"] <= spec.search.replicates.max_runs
     assert len({record.seed for record in records}) == len(records)
     if not sweep.fake:
-        runs = mlflow_trials(sweep.folder, spec.tracking.experiment)
+        runs = find_mlflow_trials(sweep.folder, spec.tracking.experiment)
         assert sorted(int(run.data.tags["trial"]) for run in runs) == numbers
         assert "RUNNING" not in {run.info.status for run in runs}
 
 
-def no_trial_goes_back_behind_a_checkpoint(sweep: KilledSweep) -> None:
+def check_no_trial_goes_back(sweep: KilledSweep) -> None:
     """A trial begins at 0 once, unless it was killed before its first checkpoint; then it goes on
     from the newest one that is known to have been there."""
     spec = sweep.spec
@@ -64,7 +64,7 @@ def no_trial_goes_back_behind_a_checkpoint(sweep: KilledSweep) -> None:
         numbers = [record.number for record in ledger.records()]
     if sweep.fake:
         newest: dict[int, int] = {}
-        for entry in sweep.log():
+        for entry in sweep.read_log():
             number = int(entry["trial"])
             known = newest.get(number, 0)
             assert entry.get("from", known) >= known, entry
@@ -73,14 +73,14 @@ def no_trial_goes_back_behind_a_checkpoint(sweep: KilledSweep) -> None:
         return
     every = spec.training.checkpoint_every
     for number in numbers:
-        steps = step_lines(spec.directory / "trials" / str(number))
+        steps = read_steps_written(spec.directory / "trials" / str(number))
         for before, step in zip([0, *steps], steps, strict=False):
             # The checkpoint of a step is written before anything is of the next one.
             earliest = before + 1 if step > before else (before - 1) // every * every + 1
             assert earliest <= step <= before + 1, (number, steps)
 
 
-def rungs_decide_what_became_of_trials(sweep: KilledSweep) -> None:
+def check_rungs_decide(sweep: KilledSweep) -> None:
     """No rung is lost or there twice, and a scheduler that is told of all of them in their order
     decides what became of each trial."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
@@ -89,7 +89,7 @@ def rungs_decide_what_became_of_trials(sweep: KilledSweep) -> None:
         scheduler: Scheduler = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
     assert sorted(orders) == list(range(len(rungs)))
     for record in records:
-        assert [rung.step for rung in record.rungs] == expected_steps(sweep, record)
+        assert [rung.step for rung in record.rungs] == list_expected_steps(sweep, record)
 
     turned_away: dict[int, Rung] = {}
     paused_at: Counter[int] = Counter()
@@ -105,10 +105,10 @@ def rungs_decide_what_became_of_trials(sweep: KilledSweep) -> None:
         if verdict == "pause":
             paused_at[number] = rung.completions
             free.discard(number)
-        free |= promotable(scheduler)
+        free |= list_promotable(scheduler)
 
     assert scheduler.promotable() is None
-    promotes = settings(sweep).variant == "promote"
+    promotes = read_settings(sweep).variant == "promote"
     for record in records:
         rung = turned_away.get(record.number)
         assert record.paused_at == paused_at[record.number]
@@ -119,7 +119,7 @@ def rungs_decide_what_became_of_trials(sweep: KilledSweep) -> None:
             assert record.reason == (NEVER_PROMOTED + reason if promotes else reason)
 
 
-def promotable(scheduler: Scheduler) -> set[int]:
+def list_promotable(scheduler: Scheduler) -> set[int]:
     """Every trial that could go on now, if slots were free."""
     later, found = copy.deepcopy(scheduler), set[int]()
     while (number := later.promotable()) is not None:
@@ -128,12 +128,12 @@ def promotable(scheduler: Scheduler) -> set[int]:
     return found
 
 
-def expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
+def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
     """Steps at which a trial has measured something, up to its last one."""
     if record.role == "untrained" and not sweep.fake:
         return []
     training = sweep.spec.training
-    compared = settings(sweep).levels(training.steps)
+    compared = read_settings(sweep).levels(training.steps)
     last = training.steps if record.state == "complete" else record.rungs[-1].step
     return [
         step
@@ -145,28 +145,28 @@ def expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
     ]
 
 
-def settings(sweep: KilledSweep) -> AshaSettings:
+def read_settings(sweep: KilledSweep) -> AshaSettings:
     """Those of the scheduler."""
     chosen = sweep.spec.search.scheduler
     assert isinstance(chosen, AshaSettings)
     return chosen
 
 
-def came_to(sweep: KilledSweep) -> dict[str, Any]:
+def collect_facts(sweep: KilledSweep) -> dict[str, Any]:
     """Everything that a sweep has decided and measured, clocks aside."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         return {
             "order of rungs": [(number, rung.step) for number, rung in ledger.get_rungs()],
-            "trials": [facts(record) for record in ledger.records()],
+            "trials": [describe_record(record) for record in ledger.records()],
         }
 
 
-def searched(sweep: KilledSweep) -> list[dict[str, Any]]:
+def collect_search_facts(sweep: KilledSweep) -> list[dict[str, Any]]:
     """The facts of all trials but replicates: which ones get those is decided by who ends first."""
-    return [trial for trial in came_to(sweep)["trials"] if trial["role"] != "replicate"]
+    return [trial for trial in collect_facts(sweep)["trials"] if trial["role"] != "replicate"]
 
 
-def facts(record: TrialRecord) -> dict[str, Any]:
+def describe_record(record: TrialRecord) -> dict[str, Any]:
     """What there is to know of a trial that no clock is in."""
     return {
         "number": record.number,
@@ -184,7 +184,7 @@ def facts(record: TrialRecord) -> dict[str, Any]:
     }
 
 
-def mlflow_trials(folder: Path, experiment: str) -> list[mlflow.entities.Run]:
+def find_mlflow_trials(folder: Path, experiment: str) -> list[mlflow.entities.Run]:
     """MLflow's runs of the trials of the one sweep in a folder, which has a run of its own."""
     client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
     found = client.get_experiment_by_name(experiment)

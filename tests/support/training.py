@@ -89,7 +89,7 @@ RANGES = {"hits": (0.0, 8.0), "vowels": (0.0, 8.0), "length": (0.0, 1.0)}
 
 
 def toy_info(task: type = ToyTask) -> TaskInfo:
-    """The toy task as the registry has it."""
+    """Describe the toy task as the registry does."""
     target = f"{task.__module__}:{task.__name__}"
     return TaskInfo(
         target, RANGES, {}, {}, "embedded", length_reward="length", partial_reward="hits"
@@ -97,13 +97,13 @@ def toy_info(task: type = ToyTask) -> TaskInfo:
 
 
 def register(monkeypatch, task: type = ToyTask) -> None:
-    """Make `task: toy` known."""
+    """Register the toy task as `toy`."""
     info = toy_info(task)
     monkeypatch.setitem(registry.TASKS, "toy", info)
 
 
-def write_policy(folder: Path, layers: int = 2, kv_heads: int = 2) -> str:
-    """A random Llama policy over lower-case letters; its folder."""
+def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
+    """Write a random Llama policy over lower-case letters and return its directory."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
@@ -138,21 +138,21 @@ def write_policy(folder: Path, layers: int = 2, kv_heads: int = 2) -> str:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(**ends)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
 
 
 def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
-    """A complete config; parameters as `learning_rate=1e-3` or `**{"reward_weights.hits": 2}`."""
-    known = parameters_of(toy_info())
-    defaults = {name: info.default for name, info in known.items()}
+    """Build a complete config; `params` such as `group_size=8`."""
+    infos = parameters_of(toy_info())
+    defaults = {name: info.default for name, info in infos.items()}
     complete = {**defaults, "group_size": 4, "learning_rate": 1e-2, **params}
     return TrialConfig("toy", policy, seed, complete, settings, directory)
 
 
 def plain_trainer(policy: str, directory: Path, cls: type | None = None, **changes):
-    """TRL's trainer (or `cls`) on the tiny policy, with one reward unless told otherwise."""
+    """Build TRL's trainer (or `cls`) on the tiny policy, with one constant reward by default."""
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -197,7 +197,7 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
 
 
 def trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards):
-    """TRL's advantages in the dtype of `rewards`, out of its own code."""
+    """Compute advantages by TRL's own code, in the dtype of `rewards`."""
     import torch
 
     count = len(rewards)

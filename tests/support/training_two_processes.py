@@ -1,4 +1,4 @@
-"""Run by `test_training_processes.py`, once alone and once as two processes.
+"""Run by `tests/training/test_processes.py`, once alone and once as two processes.
 
 Every process scores its part of one generation batch, in which a group straddles the processes, and
 rank 0 writes everyone's advantages for each mode.
@@ -33,11 +33,11 @@ TABLE["two"][9] = 1.9
 
 
 def reward(name: str):
-    def looked_up(row, **_):
+    def look_up(row, **_):
         return [TABLE[name][index] for index in row]
 
-    looked_up.__name__ = name
-    return looked_up
+    look_up.__name__ = name
+    return look_up
 
 
 def build(mode: str, folder: str) -> GDPOTrainer:
@@ -80,7 +80,7 @@ def main(processes: int, folder: str) -> None:
     if trainer.accelerator.is_main_process:
         Path(folder, f"advantages-{processes}.json").write_text(json.dumps(result))
     trainer.accelerator.wait_for_everyone()
-    # Ends the process group: left to the interpreter's exit, its threads abort now and then.
+    # Ends the process group, whose threads sometimes abort at the interpreter's exit.
     trainer.accelerator.end_training()
 
 

@@ -1,7 +1,7 @@
-"""Run by `test_training_processes.py`, once alone and once as two processes.
+"""Run by `tests/training/test_processes.py`, once alone and once as two processes.
 
-Trains the toy task with completions that hang on the prompt and on nothing else, so that both runs
-see the same rewards; writes what each process saw.
+Trains the toy task with completions that depend on the prompt alone, so that both runs see the same
+rewards. Each process writes the metrics that it reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, ranks, train
+from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 from tests.support.training import SETTINGS, toy_info, trial
 
@@ -25,7 +25,7 @@ LETTERS = list(range(2, 28))
 
 
 def fixed_rollout(prompts, trainer):
-    """Completions by the prompt, the step and the place in the group."""
+    """Derive completions from the prompt, the step and the place in the group."""
     places: Counter[str] = Counter()
     completions = []
     for prompt in prompts:
@@ -64,23 +64,23 @@ def main(policy: str, folder: Path) -> None:
     result = {"sampled": run(trial(policy, folder / "sampled", settings=settings))}
     cut = trial(policy, folder / "cut", settings=settings)
     first, _ = run(cut, stop=3)
-    # As the adapter does: where to go on from is decided once, before the processes start.
+    # As tuning does: the checkpoint is chosen once, before the processes start.
     resume = ranks.from_first(newest_valid_checkpoint(cut.directory))
     rest, outcome = run(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
-    build.rollout = fixed_rollout
-    # Means over tokens, of all workers and of each: what micro-batches have to weigh.
+    rollout.sample_for_trainer = fixed_rollout
+    # Losses that are means over tokens, of all workers (dapo) and of each worker (bnpo).
     for name, loss_type, size in (
         ("fixed", "dapo", 0),
         ("parts", "dapo", 2),
         ("each", "bnpo", 0),
         ("each_parts", "bnpo", 2),
     ):
-        asked = dataclasses.replace(settings, micro_batch_size=size)
-        config = trial(policy, folder / name, settings=asked, loss_type=loss_type, beta=0.01)
+        parts = dataclasses.replace(settings, micro_batch_size=size)
+        config = trial(policy, folder / name, settings=parts, loss_type=loss_type, beta=0.01)
         result[name] = run(config)
         result[f"{name}_weights"] = weights(folder / name / "checkpoint-4")
-    (folder / f"seen-{ranks.rank()}.json").write_text(json.dumps(result))
+    (folder / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Params, TrialConfig
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import reporter
+from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unpack_message
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 
@@ -48,14 +51,27 @@ def measured(step: int, cost: Cost | None = None, se: float = 0.01, **values: fl
 
 
 def trial_in(folder: Path) -> TrialConfig:
-    """A trial of 100 steps."""
-    return TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=100), folder)
+    """Trial 3, of 100 steps, of the sweep in `folder`."""
+    (folder / SPEC).touch()
+    (folder / "trials" / "3").mkdir(parents=True)
+    training = TrainingSettings(steps=100)
+    return TrialConfig("code", "embedded", 0, {}, training, folder / "trials" / "3")
+
+
+def attempt_at(trial: TrialConfig, train: str = "none:none", **setup: Any) -> AttemptConfig:
+    """An attempt at a trial in the directory of its sweep."""
+    spec_file = trial.directory.parent.parent / SPEC
+    return AttemptConfig(trial, Setup(train, spec_file, **setup))
 
 
 def sent_to_ray(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Measurements that reach Ray from now on."""
     arrived: list[Measurement] = []
-    monkeypatch.setattr(
-        reporter.tune, "report", lambda result: arrived.append(result["measurement"])
-    )
+
+    def receive(result: dict[str, Any]) -> None:
+        message = unpack_message(result)
+        assert isinstance(message, TrialUpdate)
+        arrived.append(message.measurement)
+
+    monkeypatch.setattr(reporter.tune, "report", receive)
     return arrived

@@ -285,7 +285,7 @@ def test_few_failures_are_counted_and_told_once(caplog):
         assert values == [None] + [1.0] * 9
     assert logged == [("reward/a/failed", 0.1)] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "reward a raised, and will be told no more: E: x"
+        "reward a raised (reported once): E: x"
     ]
 
 

@@ -1,10 +1,9 @@
-"""Checkpoints are whole or not there; the steps' file survives a crash and a resume."""
+"""Checkpoints are complete or absent; the steps' file survives a crash and a resume."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import re
 import shutil
 import subprocess
@@ -28,10 +27,10 @@ from gdpo_tune.training.checkpoints import (
 )
 
 
-def fill(folder):
-    (folder / "weights").write_bytes(b"w" * 1000)
-    (folder / "inner").mkdir()
-    (folder / "inner" / "state").write_bytes(b"s" * 10)
+def fill(directory):
+    (directory / "weights").write_bytes(b"w" * 1000)
+    (directory / "inner").mkdir()
+    (directory / "inner" / "state").write_bytes(b"s" * 10)
 
 
 def test_round_trip(tmp_path):
@@ -44,44 +43,37 @@ def test_round_trip(tmp_path):
     assert (written.path / "inner" / "state").read_bytes() == b"s" * 10
 
 
-def test_what_was_measured_at_its_step_is_in_the_checkpoint(tmp_path):
-    found = {"format": Estimate(0.5, 0.01)}
-    written = write_checkpoint(tmp_path, 20, Cost(), fill, found)
-    assert read_checkpoint(written.path).validation == written.validation == found
-
-
-def test_a_checkpoint_from_before_that_is_whole(tmp_path):
-    marker = write_checkpoint(tmp_path, 20, Cost(), fill).path / MARKER
-    earlier = {k: v for k, v in json.loads(marker.read_text()).items() if k != "validation"}
-    marker.write_text(json.dumps(earlier))
-    assert read_checkpoint(marker.parent).validation == {}
+def test_a_checkpoint_holds_the_measurement_at_its_step(tmp_path):
+    estimates = {"format": Estimate(0.5, 0.01)}
+    written = write_checkpoint(tmp_path, 20, Cost(), fill, estimates)
+    assert read_checkpoint(written.path).validation == written.validation == estimates
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_an_adopted_checkpoint_is_all_that_there_is(tmp_path, monkeypatch, links):
+def test_an_adopted_checkpoint_replaces_all_others(tmp_path, monkeypatch, links):
     if not links:
-        monkeypatch.setattr(checkpoints.os, "link", refuse)
-    given = write_checkpoint(tmp_path / "donor", 20, Cost(7), fill, {"f": Estimate(1, 0)})
+        monkeypatch.setattr(checkpoints.os, "link", refuse_link)
+    donor = write_checkpoint(tmp_path / "donor", 20, Cost(7), fill, {"f": Estimate(1, 0)})
     write_checkpoint(tmp_path / "member", 20, Cost(9), fill)
     write_checkpoint(tmp_path / "member", 30, Cost(9), fill)
-    adopt_checkpoint(given.path, tmp_path / "member")
+    adopt_checkpoint(donor.path, tmp_path / "member")
     adopted = newest_valid_checkpoint(tmp_path / "member")
     assert adopted == tmp_path / "member" / "checkpoint-20"
-    assert dataclasses.replace(read_checkpoint(adopted), path=given.path) == given
+    assert dataclasses.replace(read_checkpoint(adopted), path=donor.path) == donor
     remove_all_but(tmp_path / "donor", None)
     assert read_checkpoint(adopted).cost == Cost(7)
 
 
-def refuse(*_):
+def refuse_link(*_):
     raise OSError(errno.EXDEV, "another disk")
 
 
 def test_no_room_for_an_adopted_checkpoint(tmp_path, monkeypatch):
-    given = write_checkpoint(tmp_path / "donor", 20, Cost(), fill)
-    monkeypatch.setattr(checkpoints.os, "link", refuse)
+    donor = write_checkpoint(tmp_path / "donor", 20, Cost(), fill)
+    monkeypatch.setattr(checkpoints.os, "link", refuse_link)
     monkeypatch.setattr(checkpoints.shutil, "copy2", full)
     with pytest.raises(DiskFullError, match="checkpoint of step 20"):
-        adopt_checkpoint(given.path, tmp_path / "member")
+        adopt_checkpoint(donor.path, tmp_path / "member")
     assert list((tmp_path / "member").iterdir()) == []
 
 
@@ -94,7 +86,7 @@ def test_no_checkpoint(tmp_path):
     assert newest_valid_checkpoint(tmp_path / "absent") is None
 
 
-def test_newest_by_step_and_not_by_name(tmp_path):
+def test_the_newest_checkpoint_is_that_of_most_steps(tmp_path):
     for step in (100, 20, 3):
         write_checkpoint(tmp_path, step, Cost(), fill)
     assert newest_valid_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
@@ -123,12 +115,12 @@ def damaged_marker(path):
         "foreign-marker",
         "short-file",
         "no-file",
-        "no-folder",
+        "no-directory",
         "last-byte",
         "other-content",
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
+def test_a_damaged_checkpoint_is_skipped(tmp_path, damage):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
     newer = write_checkpoint(tmp_path, 40, Cost(), fill)
     assert newest_valid_checkpoint(tmp_path) == newer.path
@@ -141,14 +133,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     assert note.endswith(": the trial goes on from checkpoint-20")
     damage(older.path)
     assert find_checkpoint(tmp_path).newest is None
-    assert find_checkpoint(tmp_path).note().endswith(": the trial begins anew")
+    assert find_checkpoint(tmp_path).note().endswith(": the trial starts over")
 
 
-def test_dying_while_writing_leaves_the_older_one(tmp_path):
+def test_a_death_while_writing_leaves_the_older_checkpoint(tmp_path):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
 
-    def dies(folder):
-        fill(folder)
+    def dies(directory):
+        fill(directory)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -160,12 +152,12 @@ def test_dying_while_writing_leaves_the_older_one(tmp_path):
 
 def test_writing_the_same_step_again_replaces_it(tmp_path):
     write_checkpoint(tmp_path, 20, Cost(1), fill)
-    write_checkpoint(tmp_path, 20, Cost(2), lambda folder: (folder / "other").write_text("x"))
+    write_checkpoint(tmp_path, 20, Cost(2), lambda directory: (directory / "other").write_text("x"))
     assert read_checkpoint(tmp_path / "checkpoint-20").cost == Cost(2)
     assert not (tmp_path / "checkpoint-20" / "weights").exists()
 
 
-def test_a_whole_checkpoint_leaves_nothing_to_say(tmp_path):
+def test_without_damage_there_is_no_note(tmp_path):
     assert find_checkpoint(tmp_path).note() == ""
     write_checkpoint(tmp_path, 20, Cost(), fill)
     assert find_checkpoint(tmp_path).note() == ""
@@ -186,7 +178,7 @@ def test_a_digest_covers_both_ends_of_a_large_file(tmp_path, monkeypatch):
     assert newest_valid_checkpoint(tmp_path) == written.path
 
 
-def test_the_two_newest_whole_checkpoints_stay(tmp_path):
+def test_the_two_newest_complete_checkpoints_stay(tmp_path):
     for step in (20, 40, 60, 100):
         write_checkpoint(tmp_path, step, Cost(), fill)
     (tmp_path / "checkpoint-60" / "weights").unlink()
@@ -198,31 +190,31 @@ def test_the_two_newest_whole_checkpoints_stay(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_with_folder_and_bytes(tmp_path, number):
+def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
 
-    def full(folder):
-        fill(folder)
+    def full(directory):
+        fill(directory)
         raise OSError(number, "no room")
 
     with pytest.raises(DiskFullError) as caught:
         write_checkpoint(tmp_path, 40, Cost(), full)
-    told = str(caught.value)
-    assert f"no space left for the checkpoint of step 40 in {tmp_path}: " in told
-    assert re.search(r": [\d,]+ bytes free\n", told)
+    message = str(caught.value)
+    assert f"no space left for the checkpoint of step 40 in {tmp_path}: " in message
+    assert re.search(r": [\d,]+ bytes free\n", message)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-20"], "makes room again"
     assert newest_valid_checkpoint(tmp_path) == older.path
 
 
-def test_what_fails_for_another_reason_is_no_full_disk(tmp_path):
-    def denied(folder):
+def test_another_error_is_no_full_disk(tmp_path):
+    def denied(directory):
         raise PermissionError("not allowed")
 
     with pytest.raises(PermissionError):
         write_checkpoint(tmp_path, 40, Cost(), denied)
 
 
-def test_all_checkpoints_can_go(tmp_path):
+def test_all_checkpoints_can_be_removed(tmp_path):
     write_checkpoint(tmp_path, 20, Cost(), fill)
     (tmp_path / ".unfinished-30").mkdir()
     (tmp_path / "steps.jsonl").touch()
@@ -231,7 +223,7 @@ def test_all_checkpoints_can_go(tmp_path):
     remove_all_but(tmp_path / "absent", None)
 
 
-def test_light_modules_import_no_torch():
+def test_modules_that_the_driver_needs_import_no_torch():
     code = (
         "import sys, gdpo_tune.training.checkpoints, gdpo_tune.core.steps;"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
@@ -254,7 +246,7 @@ def test_steps_round_trip(tmp_path):
     assert read_steps(tmp_path / "absent") == []
 
 
-def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path):
+def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
     for step in (1, 2, 3, 4, 5):
         append_step(tmp_path, measurement(step, loss=0.1))
     for step in (3, 4):
@@ -264,7 +256,7 @@ def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path):
     assert len((tmp_path / FILE).read_text().splitlines()) == 7, "only ever appended to"
 
 
-def test_a_line_cut_short_costs_that_line_alone(tmp_path):
+def test_a_torn_line_loses_that_line_alone(tmp_path):
     for step in (1, 2):
         append_step(tmp_path, measurement(step))
     whole = (tmp_path / FILE).read_bytes()

@@ -1,4 +1,4 @@
-"""A few steps of the real thing: the embedded policy, the code task, the sandbox."""
+"""A few steps with the embedded policy, the code task and the sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.rollout import Decoding, sample, supports
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
+from gdpo_tune.training.fast_cpu.sampler import sample
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +30,7 @@ SETTINGS = TrainingSettings(
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def close_cache():
     yield
     warm.release()
 
@@ -40,16 +41,16 @@ def trial(directory, task="code", settings=SETTINGS, **params) -> TrialConfig:
     return TrialConfig(task, "embedded", 0, complete, settings, directory)
 
 
-def test_the_embedded_policy_is_sampled_exactly():
+def test_the_sampler_matches_transformers_on_the_embedded_policy():
     model, tokenizer = load_policy("embedded")
-    assert supports(model)
+    assert is_small_llama(model)
     prompts = tokenizer([p.prompt for p in generate("validation", 64, 0)])
     padded = tokenizer.pad(prompts, return_tensors="pt")
     end = tokenizer.eos_token_id
     output = model.generate(**padded, max_new_tokens=64, do_sample=False)
     tails = output[:, padded["input_ids"].shape[1] :].tolist()
     expected = [row[: row.index(end) + 1] if end in row else row for row in tails]
-    drawn = sample(model, prompts["input_ids"], Decoding(64, None, (end,), tokenizer.pad_token_id))
+    drawn = sample(model, prompts["input_ids"], 64, None, (end,))
     assert drawn == expected
 
 
@@ -84,7 +85,7 @@ def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
         outcome = train(config, resume=None, report=lambda m, _: steps.append(m.metrics))
     whole, share = ({k: m[k] for k in m if k.startswith("train/reward/")} for m in steps)
     mean = "train/reward/{}/mean".format
-    # The first step samples the same completions, whatever is made of them.
+    # Both trials sample the same completions in the first step.
     assert whole[mean("correctness")] < share[mean("correctness")] < 1
     assert whole[mean("bug_free")] == share[mean("bug_free")] > 0
     assert set(outcome.test) == set(registry.TASKS["code"].metrics)

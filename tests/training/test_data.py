@@ -36,14 +36,14 @@ FEW = TrainingSettings(
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def close_cache():
     yield
     warm.release()
     dataset._kept.cache_clear()
 
 
 def problems(layout):
-    """Each usable problem of a file with its right program."""
+    """Yield each usable problem of a file with its right program."""
     adapter = registry.load(registry.LAYOUTS[layout].target)
     for row, solution in zip(rows(layout), solutions(layout), strict=True):
         try:
@@ -60,11 +60,11 @@ def task():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_right_programs_pass_and_those_of_other_problems_do_not(layout, task):
-    given, right = zip(*problems(layout), strict=True)
+    batch, right = zip(*problems(layout), strict=True)
     chats = [f"Sure:\n```python\n{program}\n```\nDone." for program in right]
-    assert task.score(given, chats, [9] * len(given)).rewards["correctness"] == [1.0] * len(given)
+    assert task.score(batch, chats, [9] * len(batch)).rewards["correctness"] == [1.0] * len(batch)
     other = [*chats[1:], chats[0]]
-    assert task.score(given, other, [9] * len(given)).rewards["correctness"] == [0.0] * len(given)
+    assert task.score(batch, other, [9] * len(batch)).rewards["correctness"] == [0.0] * len(batch)
 
 
 TEXT = {"mbpp": "text", "code_contests": "description"}
@@ -74,8 +74,8 @@ def trial(directory, layout, **changes) -> TrialConfig:
     defaults = {name: info.default for name, info in parameters_of(registry.TASKS["code"]).items()}
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
-    given = enlarged(layout, TEXT[layout], directory)
-    return dataclasses.replace(config, data=dataclasses.replace(given, **changes))
+    data = enlarged(layout, TEXT[layout], directory)
+    return dataclasses.replace(config, data=dataclasses.replace(data, **changes))
 
 
 @pytest.mark.parametrize("layout", ["mbpp", "code_contests"])
@@ -86,20 +86,19 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
     assert [report.step for report in reports] == [1, 2]
     assert set(outcome.test) == set(registry.TASKS["code"].metrics)
     prompts = {f"({time}) {problem.prompt}" for problem, _ in problems(layout) for time in range(5)}
-    with warm.warm(config) as state:
-        trained_on = {problem.prompt for problem in state.train_problems()}
-        held_out = {problem.prompt for problem in state.test().problems}
+    with warm.open_worker_cache(config) as cache:
+        trained_on = {problem.prompt for problem in cache.load_split("train").problems}
+        held_out = {problem.prompt for problem in cache.load_split("test").problems}
     assert trained_on <= prompts
     assert not trained_on & held_out
     assert f"{layout}.jsonl: {5 * len(rows(layout))} rows" in outcome.environment["data"]
 
 
-def test_prompts_that_are_too_long_are_left_out_counted_and_at_last_refused(tmp_path, caplog):
+def test_long_prompts_are_left_out_and_counted_and_too_many_are_refused(tmp_path, caplog):
     def kept(limit):
         config = trial(tmp_path, "mbpp", max_prompt_length=limit)
-        with warm.warm(config) as state:
-            tokens = state.tokenizer([p.prompt for p in state.train_problems()])["input_ids"]
-        return [len(prompt) for prompt in tokens]
+        with warm.open_worker_cache(config) as cache:
+            return [len(prompt) for prompt in cache.load_split("train").prompts]
 
     every = sorted(kept(1024))
     assert len(every) == FEW.train_prompts
@@ -118,29 +117,29 @@ def requirements(*overrides):
     )
 
 
-def test_the_command_reads_the_data_before_any_work_and_says_what_it_found(tmp_path, monkeypatch):
+def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     source = enlarged("mbpp", "text", tmp_path).source
-    given = f"data={{source: '{source}', layout: mbpp}}"
-    said = requirements(
-        given,
+    section = f"data={{source: '{source}', layout: mbpp}}"
+    description = requirements(
+        section,
         "training.train_prompts=6",
         "training.validation_prompts=1",
         "training.test_prompts=1",
     )
-    assert "80 rows, 75 distinct prompts" in said["data"]
-    assert "5 left out" in said["data"]
-    assert "needs Node of the solution" in said["data"]
+    assert "80 rows, 75 distinct prompts" in description["data"]
+    assert "5 left out" in description["data"]
+    assert "needs Node of the solution" in description["data"]
     with pytest.raises(DataError, match=r"training\.train_prompts = 2048"):
-        requirements(given)
+        requirements(section)
 
 
-def test_another_data_set_is_another_state(tmp_path):
+def test_another_data_set_gets_another_cache(tmp_path):
     config = trial(tmp_path, "mbpp")
-    with warm.warm(config) as first, warm.warm(config) as again:
+    with warm.open_worker_cache(config) as first, warm.open_worker_cache(config) as again:
         assert first is again
-    with warm.warm(trial(tmp_path, "code_contests")) as other:
+    with warm.open_worker_cache(trial(tmp_path, "code_contests")) as other:
         assert other is not first
     own = dataclasses.replace(config, data=DataSettings(), sandbox=SandboxSettings())
-    with warm.warm(own) as embedded:
-        assert embedded.train_problems()[0].family in ("rate", "chain", "list")
+    with warm.open_worker_cache(own) as embedded:
+        assert embedded.load_split("train").problems[0].family in ("rate", "chain", "list")

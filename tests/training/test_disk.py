@@ -1,4 +1,4 @@
-"""A trial on a disk that really is full: a small one in memory, where this user may mount one."""
+"""A trial on a full disk: a small one in memory, if this user may mount it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.training import train
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.training.checkpoints import find_checkpoint
 registry.TASKS["toy"] = toy_info()
 config = trial(sys.argv[1], Path(sys.argv[2]))
 blocker = config.directory / "blocker"
@@ -33,13 +33,16 @@ except DiskFullError as error:
     blocker.unlink()
     assert not list(config.directory.glob(".unfinished*"))
     print(error)
-    train(config, resume=newest_valid_checkpoint(config.directory), report=lambda *_: None)
+    newest = find_checkpoint(config.directory).newest
+    train(config, resume=newest, report=lambda *_: None)
     print([m.step for m in read_steps(config.directory)])
 """
 
 
-def in_small_disk(folder: Path, size: int, command: list[str]) -> subprocess.CompletedProcess[str]:
-    mount = f'mount -t tmpfs -o size={size} tmpfs "{folder}" && exec "$@"'
+def run_in_small_disk(
+    directory: Path, size: int, command: list[str]
+) -> subprocess.CompletedProcess[str]:
+    mount = f'mount -t tmpfs -o size={size} tmpfs "{directory}" && exec "$@"'
     return subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -52,15 +55,15 @@ SLOW = [pytest.param(left, marks=pytest.mark.slow) for left in (20_000, 60_000, 
 
 
 @pytest.mark.parametrize("left", [120_000, *SLOW])
-def test_a_full_disk_ends_a_trial_that_goes_on_later(tmp_path: Path, left: int):
-    """`left` bytes are free for the first checkpoint: it breaks off in another file each time."""
+def test_a_full_disk_ends_a_trial_that_can_be_resumed(tmp_path: Path, left: int):
+    """`left` bytes are free for the first checkpoint, so that each case fails in another file."""
     disk, size = tmp_path / "disk", 2**22
     disk.mkdir()
-    if not shutil.which("unshare") or in_small_disk(disk, size, ["true"]).returncode:
+    if not shutil.which("unshare") or run_in_small_disk(disk, size, ["true"]).returncode:
         pytest.skip("this user may mount nothing")
     policy = write_policy(tmp_path / "policy")
     command = [sys.executable, "-c", TRIAL, policy, str(disk / "t"), str(size - left)]
-    done = in_small_disk(disk, size, command)
+    done = run_in_small_disk(disk, size, command)
     assert done.returncode == 0, done.stderr[-2000:]
     first, *_, last = done.stdout.splitlines()
     assert first.startswith("no space left for the checkpoint of step 2 in ")

@@ -1,9 +1,11 @@
-"""Held-out evaluation: estimates, their errors, and that it disturbs nothing."""
+"""Held-out evaluation: estimates, their errors, and random states that stay as they are."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +14,17 @@ import torch
 from gdpo_tune.core.completions import MOST
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
-    HeldOut,
+    Evaluator,
     clustered_estimates,
-    end_tokens,
-    evaluate,
-    evaluation_seed,
+    derive_seed,
+    list_end_tokens,
 )
-from tests.support.training import SETTINGS, ToyTask, write_policy
+from gdpo_tune.training.rollout import generate
+from gdpo_tune.training.warm import WorkerCache
+from tests.support.training import SETTINGS, ToyTask, trial, write_policy
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +32,20 @@ def policy(tmp_path_factory):
     return load_policy(write_policy(tmp_path_factory.mktemp("policy")))
 
 
-def held_out(tokenizer, count: int = 6) -> HeldOut:
-    problems = ToyTask(SETTINGS).problems("validation", count, 0)
-    prompts = tokenizer([problem.prompt for problem in problems])["input_ids"]
-    return HeldOut("validation", problems, prompts)
+def build_evaluator(policy, task, seed=0, prompts=6) -> Evaluator:
+    """Build an evaluator of the toy task's first validation prompts."""
+    settings = dataclasses.replace(SETTINGS, validation_prompts=prompts)
+    config = trial("", Path(), seed=seed, settings=settings)
+    _, tokenizer = policy
+    cache = WorkerCache(config, task, tokenizer, PromptFormat(tokenizer), None)
+    return Evaluator(config, cache, generate)
 
 
-def test_estimates_are_reproducible_and_the_global_state_stays(policy):
-    model, tokenizer = policy
+def test_estimates_are_reproducible_and_leave_the_global_random_state(policy):
     task = ToyTask(SETTINGS)
 
     def run(seed):
-        return evaluate(model, tokenizer, task, held_out(tokenizer), SETTINGS, seed)
+        return build_evaluator(policy, task, seed).evaluate(policy[0], "validation", 0)
 
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     states = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -52,17 +58,19 @@ def test_estimates_are_reproducible_and_the_global_state_stays(policy):
     assert tuple(first) == task.metrics
 
 
-def test_the_first_completion_of_the_first_prompts_is_kept_and_changes_nothing(policy):
-    model, tokenizer = policy
-    task, data, kept = ToyTask(SETTINGS), held_out(tokenizer, MOST + 2), []
-    found = evaluate(model, tokenizer, task, data, SETTINGS, 3, kept=kept)
-    assert found == evaluate(model, tokenizer, task, data, SETTINGS, 3)
-    assert [said.prompt for said in kept] == [problem.prompt for problem in data.problems[:MOST]]
-    assert all(tuple(said.metrics) == task.metrics for said in kept)
+def test_keeping_completions_changes_no_estimate(policy):
+    task, kept = ToyTask(SETTINGS), []
+    evaluator = build_evaluator(policy, task, prompts=MOST + 2)
+    estimates = evaluator.evaluate(policy[0], "validation", 0, kept)
+    assert estimates == evaluator.evaluate(policy[0], "validation", 0)
+    problems = evaluator.cache.load_split("validation").problems
+    assert [completion.prompt for completion in kept] == [
+        problem.prompt for problem in problems[:MOST]
+    ]
+    assert all(tuple(completion.metrics) == task.metrics for completion in kept)
 
 
-def test_every_completion_is_judged_with_its_own_problem(policy):
-    model, tokenizer = policy
+def test_every_completion_is_scored_with_its_own_problem(policy):
     seen = []
 
     class Recorder(ToyTask):
@@ -70,22 +78,23 @@ def test_every_completion_is_judged_with_its_own_problem(policy):
             seen.extend(zip(problems, completions, lengths, strict=True))
             return super().score(problems, completions, lengths)
 
-    data = held_out(tokenizer, 13)  # 26 completions: one whole batch and a rest
-    evaluate(model, tokenizer, Recorder(SETTINGS), data, SETTINGS, 0)
-    assert [problem for problem, _, _ in seen] == [p for p in data.problems for _ in range(2)]
+    # 26 completions: one whole batch and a rest.
+    evaluator = build_evaluator(policy, Recorder(SETTINGS), prompts=13)
+    evaluator.evaluate(policy[0], "validation", 0)
+    problems = evaluator.cache.load_split("validation").problems
+    assert [problem for problem, _, _ in seen] == [p for p in problems for _ in range(2)]
     assert all(1 <= length <= SETTINGS.max_completion_length for _, _, length in seen)
     assert all(len(text) <= length for _, text, length in seen)
 
 
-def test_a_metric_that_is_no_number_ends_the_trial(policy):
+def test_a_metric_of_nan_ends_the_trial(policy):
     class Broken(ToyTask):
         def score(self, problems, completions, lengths):
             scores = super().score(problems, completions, lengths)
             return Scores(scores.rewards, {**scores.metrics, "hits": [math.nan] * len(lengths)})
 
-    model, tokenizer = policy
     with pytest.raises(NonFiniteError, match=r"metric hits .* on validation prompts"):
-        evaluate(model, tokenizer, Broken(SETTINGS), held_out(tokenizer), SETTINGS, 0)
+        build_evaluator(policy, Broken(SETTINGS)).evaluate(policy[0], "validation", 0)
 
 
 def test_mean_and_bootstrap_error():
@@ -95,7 +104,7 @@ def test_mean_and_bootstrap_error():
     assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
 
 
-def test_equal_completions_of_a_prompt_add_no_certainty():
+def test_equal_completions_of_a_prompt_leave_the_error():
     values = np.random.default_rng(0).normal(size=200)
     once = clustered_estimates({"m": values.tolist()}, 1, 0)["m"]
     copied = clustered_estimates({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
@@ -110,7 +119,7 @@ def test_a_constant_metric_and_a_single_prompt_have_no_error():
 
 def test_seeds_differ_by_trial_split_and_step():
     seeds = {
-        evaluation_seed(seed, split, step)
+        derive_seed(seed, split, step)
         for seed in (0, 1)
         for split in ("validation", "test")
         for step in (0, 30)
@@ -122,10 +131,10 @@ def test_end_tokens_are_the_tokenizers_and_the_models(policy):
     model, tokenizer = policy
     kept = model.generation_config.eos_token_id
     try:
-        found = []
+        listed = []
         for declared in (None, 1, 5, [7, 1]):
             model.generation_config.eos_token_id = declared
-            found.append(end_tokens(model, tokenizer))
+            listed.append(list_end_tokens(model, tokenizer))
     finally:
         model.generation_config.eos_token_id = kept
-    assert found == [(1,), (1,), (1, 5), (1, 7)]
+    assert listed == [(1,), (1,), (1, 5), (1, 7)]

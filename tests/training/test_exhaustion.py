@@ -1,4 +1,4 @@
-"""Memory that runs out becomes a failed trial that says what to change."""
+"""A trial that runs out of memory fails, and its message names the settings to change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.exhaustion import advice, memory_guard
+from gdpo_tune.training.exhaustion import list_remedies, memory_guard
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import register, trial, write_policy
 
@@ -31,7 +31,7 @@ def config(tmp_path):
         ValueError("No available memory for the cache blocks. Try increasing"),
     ],
 )
-def test_what_ran_out_is_a_failure_with_what_to_set(config, error):
+def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     with pytest.raises(TrialFailure) as caught, memory_guard(config):
         raise error
     message = str(caught.value)
@@ -57,8 +57,8 @@ def test_another_error_passes(config, error):
         (ModelSettings(gradient_checkpointing="on", lora_rank=32), "lower model.lora_rank (32)"),
     ],
 )
-def test_the_last_setting_is_one_that_is_left(config, model, third):
-    assert third in advice(dataclasses.replace(config, model=model))
+def test_the_last_setting_is_one_that_can_still_save_memory(config, model, third):
+    assert third in list_remedies(dataclasses.replace(config, model=model))
 
 
 @pytest.mark.parametrize(
@@ -69,22 +69,22 @@ def test_the_last_setting_is_one_that_is_left(config, model, third):
         (1, "lower training.completions_per_step (16), or "),
     ],
 )
-def test_the_first_setting_is_the_micro_batch_until_it_is_one(config, size, first):
+def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, first):
     training = dataclasses.replace(config.training, micro_batch_size=size)
-    told = advice(dataclasses.replace(config, training=training))
-    assert told.startswith(first)
-    assert told.count("completions_per_step") == 1
+    message = list_remedies(dataclasses.replace(config, training=training))
+    assert message.startswith(first)
+    assert message.count("completions_per_step") == 1
 
 
-def test_with_an_engine_its_share_is_named_and_not_what_is_sampled(config, monkeypatch):
+def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, monkeypatch):
     monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
-    told = advice(dataclasses.replace(config, rollout=settings))
-    assert "vllm_memory_share (0.3)" in told
-    assert "completions_per_step" not in told
+    message = list_remedies(dataclasses.replace(config, rollout=settings))
+    assert "vllm_memory_share (0.3)" in message
+    assert "completions_per_step" not in message
 
 
-def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeypatch):
+def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
     register(monkeypatch)
     policy = write_policy(tmp_path / "policy")
 
@@ -94,4 +94,4 @@ def test_a_trial_that_runs_out_fails_and_lets_go_of_everything(tmp_path, monkeyp
     monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
     with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
         train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
-    assert warm._kept is None
+    assert warm._cache is None

@@ -1,5 +1,7 @@
-"""A trial that dies anywhere in the writing of a checkpoint goes on bitwise equal; so does one
-whose disk was full, or whose newest checkpoint was damaged."""
+"""A trial resumes bitwise equal wherever it died while it wrote a checkpoint.
+
+So does a trial whose disk was full, or whose newest checkpoint is damaged.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import torch
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import checkpoints, state, train, warm
+from gdpo_tune.training import checkpoints, train, warm
 from gdpo_tune.training.checkpoints import find_checkpoint, newest_valid_checkpoint
 from tests.support.training import SETTINGS, ToyTask, register, trial, write_policy
 
@@ -27,7 +29,7 @@ RESUMABLE = dataclasses.replace(SETTINGS, steps=STEPS, checkpoint_every=1, evalu
 
 
 class Killed(BaseException):
-    """The end of the process, as far as the trial can tell: nothing after it runs."""
+    """Stands for the death of the process: no code of the trial handles it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def toy(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(policy, tmp_path_factory):
-    """A trial that nothing happened to."""
+    """A trial without any failure."""
     with pytest.MonkeyPatch.context() as patch:
         register(patch)
         return run(trial(policy, tmp_path_factory.mktemp("whole"), settings=RESUMABLE))
@@ -56,32 +58,30 @@ def run(config, resume=None):
 
 
 def assert_equal(done, expected):
-    (outcome, folder), (wanted, wanted_folder) = done, expected
-    assert (outcome.validation, outcome.test) == (wanted.validation, wanted.test)
-    assert [(m.step, m.metrics) for m in read_steps(folder)] == [
-        (m.step, m.metrics) for m in read_steps(wanted_folder)
+    (outcome, directory), (reference, reference_directory) = done, expected
+    assert (outcome.validation, outcome.test) == (reference.validation, reference.test)
+    assert [(m.step, m.metrics) for m in read_steps(directory)] == [
+        (m.step, m.metrics) for m in read_steps(reference_directory)
     ]
-    ours, theirs = (load_policy(str(o.checkpoint))[0].state_dict() for o in (outcome, wanted))
+    ours, theirs = (load_policy(str(o.checkpoint))[0].state_dict() for o in (outcome, reference))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-class Trouble:
-    """Raises at the n-th operation on the disk of all that checkpoints are written with."""
+class DiskFailure:
+    """Raises at the n-th of all disk operations that write checkpoints."""
 
     def __init__(self, monkeypatch, at: int, error: BaseException) -> None:
         self.count, self.at, self.error = 0, at, error
         for owner, name in (
             (torch, "save"),
             (checkpoints, "_sync"),
-            (checkpoints, "_digest"),
+            (checkpoints, "_hash"),
             (Path, "write_text"),
             (Path, "rename"),
             (Path, "mkdir"),
             (shutil, "rmtree"),
-            (state, "random_state"),
         ):
-            if hasattr(owner, name):
-                monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name)))
+            monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name)))
 
     def wrapped(self, operation):
         def counted(*arguments, **keywords):
@@ -93,21 +93,21 @@ class Trouble:
         return counted
 
 
-def operations(policy, folder, whole) -> int:
+def count_operations(policy, directory, whole) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        trouble = Trouble(patch, 0, Killed())
-        assert_equal(run(trial(policy, folder, settings=RESUMABLE)), whole)
-    return trouble.count
+        failure = DiskFailure(patch, 0, Killed())
+        assert_equal(run(trial(policy, directory, settings=RESUMABLE)), whole)
+    return failure.count
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_trial_that_dies_at_any_operation_goes_on_bitwise_equal(policy, tmp_path, whole, stride):
-    total = operations(policy, tmp_path / "count", whole)
+def test_a_trial_that_dies_at_any_operation_resumes_bitwise_equal(policy, tmp_path, whole, stride):
+    total = count_operations(policy, tmp_path / "count", whole)
     assert total > 10 * STEPS
     for point in range(stride % total, total + 1, stride):
         config = trial(policy, tmp_path / str(point), settings=RESUMABLE)
         with pytest.MonkeyPatch.context() as patch:
-            Trouble(patch, point, Killed())
+            DiskFailure(patch, point, Killed())
             with pytest.raises(Killed):
                 run(config)
         warm.release()
@@ -116,12 +116,12 @@ def test_a_trial_that_dies_at_any_operation_goes_on_bitwise_equal(policy, tmp_pa
         assert names[-2:] == [f"checkpoint-{STEPS - 1}", f"checkpoint-{STEPS}"]
 
 
-def test_a_full_disk_ends_the_trial_in_one_line_and_it_goes_on_later(policy, tmp_path, whole):
-    total = operations(policy, tmp_path / "count", whole)
+def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(policy, tmp_path, whole):
+    total = count_operations(policy, tmp_path / "count", whole)
     for number, point in ((errno.ENOSPC, total // 2), (errno.EDQUOT, total // 2 + 5)):
         config = trial(policy, tmp_path / str(point), settings=RESUMABLE)
         with pytest.MonkeyPatch.context() as patch:
-            Trouble(patch, point, OSError(number, os.strerror(number)))
+            DiskFailure(patch, point, OSError(number, os.strerror(number)))
             with pytest.raises((DiskFullError, OSError)) as caught:
                 run(config)
         if isinstance(caught.value, DiskFullError):
@@ -131,7 +131,7 @@ def test_a_full_disk_ends_the_trial_in_one_line_and_it_goes_on_later(policy, tmp
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
-def test_a_changed_checkpoint_is_passed_over_for_the_one_before(policy, tmp_path, whole, file):
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(policy, tmp_path, whole, file):
     config = trial(policy, tmp_path / "t", settings=RESUMABLE)
 
     def report(measurement, _):
@@ -144,13 +144,13 @@ def test_a_changed_checkpoint_is_passed_over_for_the_one_before(policy, tmp_path
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    found = find_checkpoint(config.directory)
-    assert found.newest == config.directory / "checkpoint-2"
-    assert found.note() == (
+    point_of_resume = find_checkpoint(config.directory)
+    assert point_of_resume.newest == config.directory / "checkpoint-2"
+    assert point_of_resume.note() == (
         f"checkpoint-3 is damaged ({file} has other content): the trial goes on from checkpoint-2"
     )
     warm.release()
-    assert_equal(run(config, found.newest), whole)
+    assert_equal(run(config, point_of_resume.newest), whole)
 
 
 KILLED = """
@@ -174,7 +174,7 @@ train(config, resume=None, report=lambda *_: None)
 
 
 @pytest.mark.integration
-def test_sigkill_between_writing_and_naming(policy, tmp_path, whole):
+def test_a_sigkill_before_the_checkpoint_gets_its_name(policy, tmp_path, whole):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", KILLED, policy, str(tmp_path / "t")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Micro-batches: little padding, and the gradients and figures of the step computed at once."""
+"""Micro-batches: little padding, and the gradients and metrics of the step computed at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint
 from gdpo_tune.training.fast_cpu import micro_batches, packing
-from gdpo_tune.training.rollout import rollout
+from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import (
@@ -41,7 +41,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """More of them wait for one another longer than they compute."""
+    """Several threads would wait for each other longer than they compute."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,41 +56,41 @@ def toy(monkeypatch):
     warm.release()
 
 
-# Which completions meet
+# Order of completions
 
 
-def test_completions_of_like_length_meet_the_longest_first():
-    order = micro_batches.by_length([3, 3, 3, 3, 3, 3], [1, 9, 5, 9, 1, 5], 2)
+def test_completions_are_sorted_by_length_longest_first():
+    order = micro_batches.order_by_length([3, 3, 3, 3, 3, 3], [1, 9, 5, 9, 1, 5], 2)
     assert order == [1, 3, 2, 5, 0, 4]
-    assert micro_batches.positions([3] * 6, [1, 9, 5, 9, 1, 5], order, 2) == 2 * (12 + 8 + 4)
+    assert micro_batches.count_positions([3] * 6, [1, 9, 5, 9, 1, 5], order, 2) == 2 * (12 + 8 + 4)
 
 
-def test_prompts_are_sorted_where_they_vary_more():
+def test_prompts_decide_the_order_where_they_vary_more():
     prompts, completions = [10, 900, 10, 900], [40, 30, 30, 40]
-    order = micro_batches.by_length(prompts, completions, 2)
+    order = micro_batches.order_by_length(prompts, completions, 2)
     assert order == [3, 1, 0, 2]
     by_completion = [3, 0, 1, 2]
-    assert micro_batches.positions(prompts, completions, order, 2) == 2 * (940 + 50)
-    assert micro_batches.positions(prompts, completions, by_completion, 2) == 2 * (940 + 930)
+    assert micro_batches.count_positions(prompts, completions, order, 2) == 2 * (940 + 50)
+    assert micro_batches.count_positions(prompts, completions, by_completion, 2) == 2 * (940 + 930)
 
 
-def test_no_order_pads_more_than_the_one_without_any():
+def test_the_order_never_pads_more_than_the_order_of_arrival():
     chance = random.Random(0)
     for _ in range(50):
         prompts = [chance.randint(1, 50) for _ in range(24)]
         completions = [chance.randint(1, 50) for _ in range(24)]
-        order = micro_batches.by_length(prompts, completions, 4)
+        order = micro_batches.order_by_length(prompts, completions, 4)
         assert sorted(order) == list(range(24))
-        before = micro_batches.positions(prompts, completions, range(24), 4)
-        assert micro_batches.positions(prompts, completions, order, 4) <= before
+        before = micro_batches.count_positions(prompts, completions, range(24), 4)
+        assert micro_batches.count_positions(prompts, completions, order, 4) <= before
 
 
 def test_a_prompt_keeps_its_completions_together():
-    order = micro_batches.by_group([2, 2, 5, 5, 2, 2], [1, 3, 1, 1, 9, 8], 2)
+    order = micro_batches.order_by_group([2, 2, 5, 5, 2, 2], [1, 3, 1, 1, 9, 8], 2)
     assert order == [4, 5, 2, 3, 1, 0]
 
 
-def test_what_is_padding_in_every_row_is_cut():
+def test_columns_that_are_padding_in_every_row_are_cut():
     batch = {
         "prompt_ids": torch.tensor([[0, 0, 7], [0, 8, 9]]),
         "prompt_mask": torch.tensor([[0, 0, 1], [0, 1, 1]]),
@@ -101,7 +101,7 @@ def test_what_is_padding_in_every_row_is_cut():
         "advantages": torch.tensor([1.0, -1.0]),
         "num_items_in_batch": torch.tensor(3),
     }
-    shapes = {name: tuple(value.shape) for name, value in micro_batches.cut(batch).items()}
+    shapes = {name: tuple(value.shape) for name, value in micro_batches.cut_padding(batch).items()}
     assert shapes == {
         "prompt_ids": (2, 2),
         "prompt_mask": (2, 2),
@@ -112,15 +112,15 @@ def test_what_is_padding_in_every_row_is_cut():
         "advantages": (2,),
         "num_items_in_batch": (),
     }
-    assert micro_batches.cut(batch)["prompt_ids"].tolist() == [[0, 7], [8, 9]]
-    assert micro_batches.cut(batch)["old_per_token_logps"].tolist() == [[0, 1], [4, 5]]
+    assert micro_batches.cut_padding(batch)["prompt_ids"].tolist() == [[0, 7], [8, 9]]
+    assert micro_batches.cut_padding(batch)["old_per_token_logps"].tolist() == [[0, 1], [4, 5]]
 
 
-def test_micro_batches_are_filled_in_their_order():
+def test_micro_batches_are_filled_in_the_order_of_places():
     order = [3, 1, 0, 2]
     lengths = torch.tensor([2, 3, 1, 4])
     mask = (torch.arange(5) < lengths[:, None]).long()
-    place = micro_batches.places(order, torch.device("cpu"))
+    place = torch.tensor(order).argsort()
     shuffled = [2, 0, 3, 1]
     parts = [
         {
@@ -130,11 +130,11 @@ def test_micro_batches_are_filled_in_their_order():
         }
         for rows in (shuffled[:2], shuffled[2:])
     ]
-    first, second = micro_batches.arranged(parts)
-    assert micro_batches.lengths(first["completion_mask"]) == [4, 3]
-    assert micro_batches.lengths(second["completion_mask"]) == [2, 1]
+    first, second = micro_batches.rearrange(parts)
+    assert first["completion_mask"].sum(dim=1).tolist() == [4, 3]
+    assert second["completion_mask"].sum(dim=1).tolist() == [2, 1]
     assert [part["completion_mask"].shape[1] for part in (first, second)] == [4, 2]
-    assert micro_batches.shares(torch.tensor([7, 3])) == pytest.approx([1.4, 0.6])
+    assert micro_batches.compute_shares(torch.tensor([7, 3])) == pytest.approx([1.4, 0.6])
 
 
 # The same step
@@ -148,8 +148,8 @@ class Kept(TrainerCallback):
         self.logs: list[dict[str, float]] = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        self.gradients.append(torch.cat(found).clone())
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        self.gradients.append(torch.cat(gradients).clone())
 
     def on_log(self, args, state, control, logs=None, **_):
         if "loss" in logs:
@@ -164,12 +164,12 @@ def short(completion_ids, **_):
     return [float(len(ids) < 5) for ids in completion_ids]
 
 
-def stepped(policy, tmp_path, size, **changes):
-    """Two steps of a trainer, and what was sampled in each."""
+def run_two_steps(policy, tmp_path, size, **changes):
+    """Run two steps; return gradients and logs, completions of each step, and the random state."""
     sampled = []
 
     def kept_rollout(prompts, trainer):
-        drawn = rollout(prompts, trainer)
+        drawn = sample_for_trainer(prompts, trainer)
         sampled.append(drawn["completion_ids"])
         return drawn
 
@@ -185,7 +185,7 @@ def stepped(policy, tmp_path, size, **changes):
         gradient_accumulation_steps=ROWS // size,
         max_steps=2 * passes,
         max_grad_norm=1e9,  # nothing is scaled, so that gradients are those of the loss
-        optim="sgd",  # Adam would blow up the rounding of gradients near 0
+        optim="sgd",  # Adam would enlarge the rounding error of gradients near 0
         **changes,
     )
     kept = Kept()
@@ -195,26 +195,28 @@ def stepped(policy, tmp_path, size, **changes):
 
 
 @contextmanager
-def only_padded(padded: bool):
+def pack_or_pad(padded: bool):
     with pytest.MonkeyPatch.context() as patch:
         if padded:
-            patch.setattr(packing, "supports", lambda _: False)
+            patch.setattr(packing, "can_pack", lambda _: False)
         yield
 
 
 @pytest.fixture(scope="module")
 def whole(policy, tmp_path_factory):
-    """The step computed at once, each setting the first time that it is asked for."""
-    known = {}
+    """Run the step at once, each setting only the first time."""
+    results = {}
 
-    def found(padded, **changes):
+    def run_once(padded, **changes):
         key = (padded, *changes.items())
-        if key not in known:
-            with only_padded(padded):
-                known[key] = stepped(policy, tmp_path_factory.mktemp("whole"), ROWS, **changes)
-        return known[key]
+        if key not in results:
+            with pack_or_pad(padded):
+                results[key] = run_two_steps(
+                    policy, tmp_path_factory.mktemp("whole"), ROWS, **changes
+                )
+        return results[key]
 
-    return found
+    return run_once
 
 
 EVERY_STEP = list(itertools.product(LOSS_TYPES, (0.0, 0.5), (1, 2)))
@@ -232,8 +234,8 @@ def test_a_step_in_micro_batches_equals_the_step_at_once(
 ):
     changes = {"loss_type": loss_type, "beta": beta, "num_iterations": passes, "learning_rate": 0.3}
     expected, sampled, state = whole(padded, **changes)
-    with only_padded(padded):
-        kept, again, state_again = stepped(policy, tmp_path, 4, **changes)
+    with pack_or_pad(padded):
+        kept, again, state_again = run_two_steps(policy, tmp_path, 4, **changes)
     assert again == sampled
     assert torch.equal(state, state_again), "no draw more or less"
     assert len(kept.gradients) == len(expected.gradients) == 2 * passes
@@ -253,10 +255,10 @@ def test_a_step_in_micro_batches_equals_the_step_at_once(
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-def test_any_size_will_do(policy, tmp_path, whole, size, padded):
+def test_every_size_gives_the_same_gradients(policy, tmp_path, whole, size, padded):
     expected, sampled, _ = whole(padded, beta=0.5)
-    with only_padded(padded):
-        kept, again, _ = stepped(policy, tmp_path, size, beta=0.5)
+    with pack_or_pad(padded):
+        kept, again, _ = run_two_steps(policy, tmp_path, size, beta=0.5)
     assert again == sampled
     for ours, theirs in zip(kept.gradients, expected.gradients, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
@@ -271,8 +273,8 @@ def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, mon
 
     inner = GDPOTrainer._log_probs
     monkeypatch.setattr(GDPOTrainer, "_log_probs", seen)
-    with only_padded(True):
-        _, sampled, _ = stepped(policy, tmp_path, 4, beta=0.5, num_iterations=2)
+    with pack_or_pad(True):
+        _, sampled, _ = run_two_steps(policy, tmp_path, 4, beta=0.5, num_iterations=2)
     assert len(shapes) == 2 * 4 * 4, "old, reference and two passes over both steps"
     assert all(rows == 4 and width == used for (rows, width), used in shapes)
     widths = [width for (_, width), _ in shapes[:4]]
@@ -290,11 +292,11 @@ def test_the_packed_pass_reads_each_prompt_once(policy, tmp_path, monkeypatch):
         prompts.append(set(texts))
         return inner(model, input_ids, attention_mask, completion_width, temperature)
 
-    inner = packing.token_log_probs
-    monkeypatch.setattr(packing, "token_log_probs", seen)
+    inner = packing.compute_log_probs
+    monkeypatch.setattr(packing, "compute_log_probs", seen)
     alike = [letter + "=" for letter in "abcdefgh"]  # so that lengths alone would mix them
-    stepped(policy, tmp_path, 2 * GROUP, beta=0.5, prompts=alike)
-    assert [len(found) for found in prompts] == [2] * len(prompts)
+    run_two_steps(policy, tmp_path, 2 * GROUP, beta=0.5, prompts=alike)
+    assert [len(distinct) for distinct in prompts] == [2] * len(prompts)
     for first, second in zip(prompts[::2], prompts[1::2], strict=True):
         assert not first & second
 
@@ -316,7 +318,7 @@ def weights(outcome):
     return load_policy(str(outcome.checkpoint))[0].state_dict()
 
 
-def test_the_setting_finds_its_place_in_TRL(policy, tmp_path, toy):
+def test_the_setting_becomes_arguments_of_TRL(policy, tmp_path, toy):
     def shape(size):
         config = trial(policy, tmp_path, settings=settings(micro_batch_size=size), num_iterations=2)
         arguments = trainer_arguments(config, ("hits", "vowels", "length"))
@@ -346,13 +348,13 @@ def test_a_size_that_does_not_divide_the_step_ends_the_trial(policy, tmp_path, t
 def test_a_trial_in_micro_batches_reports_what_it_reports_at_once(policy, tmp_path, toy, model):
     parameters = {"num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3}
 
-    def asked(folder, size):
+    def configure(directory, size):
         training = settings(micro_batch_size=size)
-        config = trial(policy, tmp_path / folder, settings=training, **parameters)
+        config = trial(policy, tmp_path / directory, settings=training, **parameters)
         return dataclasses.replace(config, model=model)
 
-    whole, expected = run(asked("whole", 0))
-    parts, outcome = run(asked("parts", 4))
+    whole, expected = run(configure("whole", 0))
+    parts, outcome = run(configure("parts", 4))
     assert [step for step, _ in parts] == [step for step, _ in whole] == [1, 2, 3]
     for (_, ours), (_, theirs) in zip(parts, whole, strict=True):
         assert set(ours) == set(theirs)
@@ -382,33 +384,33 @@ def stopped_at(config, step):
 )
 def test_a_resumed_trial_in_micro_batches_is_bitwise_equal(policy, tmp_path, toy, stop, passes):
     # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
-    asked = settings(steps=6, lr_schedule="cosine", warmup_share=0.3, micro_batch_size=4)
-    parameters = {"num_iterations": passes, "beta": 0.01, "settings": asked}
+    six_steps = settings(steps=6, lr_schedule="cosine", warmup_share=0.3, micro_batch_size=4)
+    parameters = {"num_iterations": passes, "beta": 0.01, "settings": six_steps}
     whole, expected = run(trial(policy, tmp_path / "whole", **parameters))
     config = trial(policy, tmp_path / "cut", **parameters)
     newest = stopped_at(config, stop)
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
-    assert newly_measured(rest) == whole[stop - stop % 2 :]
+    assert drop_repeated(rest) == whole[stop - stop % 2 :]
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     theirs = weights(expected)
     assert all(torch.equal(value, theirs[name]) for name, value in weights(outcome).items())
 
 
-def test_a_trial_goes_on_with_smaller_micro_batches(policy, tmp_path, toy):
-    """As after memory ran out."""
+def test_a_trial_resumes_with_smaller_micro_batches(policy, tmp_path, toy):
+    """A user does this after memory ran out."""
     config = trial(policy, tmp_path / "t", learning_rate=1e-3, settings=settings(steps=4))
     whole, _ = run(dataclasses.replace(config, directory=tmp_path / "whole"))
     newest = stopped_at(config, 2)
     smaller = dataclasses.replace(config.training, micro_batch_size=2)
     rest, _ = run(dataclasses.replace(config, training=smaller), resume=newest)
-    rest = newly_measured(rest)
+    rest = drop_repeated(rest)
     assert [step for step, _ in rest] == [3, 4]
     for (_, ours), (_, theirs) in zip(rest, whole[2:], strict=True):
         assert ours["train/mean_length"] == theirs["train/mean_length"]
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-6)
 
 
-def newly_measured(reports):
-    """Without what a trial says again where it goes on."""
+def drop_repeated(reports):
+    """Drop the measurement that a resumed trial reports again."""
     return [(step, metrics) for step, metrics in reports if metrics]

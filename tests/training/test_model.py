@@ -16,7 +16,7 @@ from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.lora import ADAPTER, adapter_config, linear_modules, with_adapter
+from gdpo_tune.training.lora import ADAPTER, build_adapter_config, load_adapter
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
@@ -28,8 +28,8 @@ CHAT = (
 LORA = ModelSettings(lora_rank=4)
 
 
-class ToldTask(ToyTask):
-    """The toy task with words for who does not know it."""
+class InstructedTask(ToyTask):
+    """The toy task with instructions."""
 
     instructions = "answer"
 
@@ -75,12 +75,12 @@ def chat(policy, tmp_path_factory):
     return str(folder)
 
 
-def with_model(policy, directory: Path, model: ModelSettings, **params):
+def configure(policy, directory: Path, model: ModelSettings, **params):
     return dataclasses.replace(trial(policy, directory, **params), model=model)
 
 
 def run(config, resume=None):
-    """What a trial reported and returned, without times."""
+    """Return the metrics that a trial reported, and its outcome."""
     reports = []
     outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
     return [dict(m.metrics) for m, _ in reports], outcome
@@ -90,8 +90,8 @@ def result(outcome):
     return outcome.validation, outcome.test
 
 
-def stopped_after(config, step):
-    """The checkpoint folder of a trial that was asked to stop."""
+def stop_after(config, step):
+    """Return the checkpoint of a trial that stopped after a step."""
     written = []
 
     def report(measurement, path):
@@ -107,10 +107,10 @@ def stopped_after(config, step):
 # --- precision and recomputation ------------------------------------------------------------------
 
 
-def test_bfloat16_changes_what_is_computed_and_not_what_is_kept(policy, tmp_path):
-    exact, _ = run(with_model(policy, tmp_path / "a", ModelSettings(dtype="float32")))
-    usual, _ = run(with_model(policy, tmp_path / "b", ModelSettings()))
-    coarse, outcome = run(with_model(policy, tmp_path / "c", ModelSettings(dtype="bfloat16")))
+def test_bfloat16_changes_the_arithmetic_and_not_the_stored_weights(policy, tmp_path):
+    exact, _ = run(configure(policy, tmp_path / "a", ModelSettings(dtype="float32")))
+    usual, _ = run(configure(policy, tmp_path / "b", ModelSettings()))
+    coarse, outcome = run(configure(policy, tmp_path / "c", ModelSettings(dtype="bfloat16")))
     assert exact == usual
     assert coarse != exact
     weights = load_file(outcome.checkpoint / "model.safetensors")
@@ -118,11 +118,11 @@ def test_bfloat16_changes_what_is_computed_and_not_what_is_kept(policy, tmp_path
     assert any(bool((value.bfloat16().float() != value).any()) for value in weights.values())
 
 
-def test_a_trial_in_bfloat16_that_only_evaluates_gives_the_same(policy, tmp_path):
-    config = with_model(policy, tmp_path, ModelSettings(dtype="bfloat16"))
+def test_a_finished_trial_in_bfloat16_evaluates_to_the_same(policy, tmp_path):
+    config = configure(policy, tmp_path, ModelSettings(dtype="bfloat16"))
     _, whole = run(config)
     reports, again = run(config, resume=whole.checkpoint)
-    assert reports == [{}], "what was measured there is said again, and no step is done"
+    assert reports == [{}], "the measurement is reported again, and no step is done"
     assert result(again) == result(whole)
 
 
@@ -137,13 +137,13 @@ def test_recomputation_saves_memory_and_changes_no_number(policy, tmp_path, monk
 
     monkeypatch.setattr(GDPOTrainer, "compute_loss", compute_loss)
     settings = ModelSettings(gradient_checkpointing=choice)
-    metrics, _ = run(with_model(policy, tmp_path / "a", settings))
+    metrics, _ = run(configure(policy, tmp_path / "a", settings))
     assert set(recomputed) == {choice == "on"}
-    assert metrics == run(with_model(policy, tmp_path / "b", ModelSettings()))[0]
+    assert metrics == run(configure(policy, tmp_path / "b", ModelSettings()))[0]
 
 
 def test_the_reference_is_of_the_same_revision(policy, tmp_path):
-    config = with_model(policy, tmp_path, ModelSettings(revision="v2"), beta=0.1)
+    config = configure(policy, tmp_path, ModelSettings(revision="v2"), beta=0.1)
     arguments = trainer_arguments(config, ToyTask.rewards)
     assert arguments.model_init_kwargs == {"revision": "v2"}
     assert trainer_arguments(trial(policy, tmp_path), ToyTask.rewards).model_init_kwargs is None
@@ -151,7 +151,7 @@ def test_the_reference_is_of_the_same_revision(policy, tmp_path):
 
 def test_a_folder_has_no_revision(policy, tmp_path):
     with pytest.raises(PolicyError, match=r"is a folder, so model\.revision = v2"):
-        run(with_model(policy, tmp_path, ModelSettings(revision="v2")))
+        run(configure(policy, tmp_path, ModelSettings(revision="v2")))
 
 
 # --- adapters -------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ def peft():
 
 
 def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
-    reports, outcome = run(with_model(policy, tmp_path, LORA))
+    reports, outcome = run(configure(policy, tmp_path, LORA))
     before, _ = load_policy(policy)
     merged, tokenizer = load_policy(str(outcome.checkpoint))
-    adapted = with_adapter(load_policy(policy)[0], outcome.checkpoint)
+    adapted = load_adapter(load_policy(policy)[0], outcome.checkpoint)
     tokens = torch.tensor([tokenizer("tabc=")["input_ids"]])
     with torch.no_grad():
         logits = [model(tokens).logits for model in (before, merged, adapted)]
@@ -183,15 +183,15 @@ def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
     [{"lora_rank": 2}, {"lora_alpha": 32.0}, {"lora_targets": ("q_proj",)}, {"dtype": "bfloat16"}],
 )
 def test_each_setting_of_an_adapter_changes_training(peft, policy, tmp_path, change):
-    usual, _ = run(with_model(policy, tmp_path / "a", LORA))
-    other, _ = run(with_model(policy, tmp_path / "b", dataclasses.replace(LORA, **change)))
+    usual, _ = run(configure(policy, tmp_path / "a", LORA))
+    other, _ = run(configure(policy, tmp_path / "b", dataclasses.replace(LORA, **change)))
     assert [m["train/grad_norm"] for m in usual] != [m["train/grad_norm"] for m in other]
 
 
-def test_adapters_begin_at_the_trials_seed_whatever_came_before(peft, policy, tmp_path):
-    first = run(with_model(policy, tmp_path / "a", LORA))
+def test_adapters_start_from_the_trials_seed_whatever_ran_before(peft, policy, tmp_path):
+    first = run(configure(policy, tmp_path / "a", LORA))
     torch.manual_seed(99)
-    again = run(with_model(policy, tmp_path / "b", LORA))
+    again = run(configure(policy, tmp_path / "b", LORA))
     assert first[0] == again[0]
     assert result(first[1]) == result(again[1])
 
@@ -202,12 +202,12 @@ def test_adapters_begin_at_the_trials_seed_whatever_came_before(peft, policy, tm
 )
 def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path, step, dtype):
     model = dataclasses.replace(LORA, dtype=dtype)
-    whole, outcome = run(with_model(policy, tmp_path / "a", model, beta=0.05))
-    config = with_model(policy, tmp_path / "b", model, beta=0.05)
-    checkpoint = stopped_after(config, step)
+    whole, outcome = run(configure(policy, tmp_path / "a", model, beta=0.05))
+    config = configure(policy, tmp_path / "b", model, beta=0.05)
+    checkpoint = stop_after(config, step)
     assert not (checkpoint / "model.safetensors").exists()
     rest, again = run(config, resume=checkpoint)
-    # What was measured at the checkpoint is said again, without step metrics.
+    # The measurement at the checkpoint is reported again, without step metrics.
     assert [metrics for metrics in rest if metrics] == whole[step:]
     assert result(again) == result(outcome)
     reports, evaluated = run(config, resume=again.checkpoint)
@@ -216,15 +216,17 @@ def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path
 
 
 def test_the_kl_of_an_adapter_is_against_the_policy_without_it(peft, policy, tmp_path):
-    reports, _ = run(with_model(policy, tmp_path, LORA, beta=0.5))
+    reports, _ = run(configure(policy, tmp_path, LORA, beta=0.5))
     assert reports[0]["train/kl"] == pytest.approx(0, abs=1e-7)
     assert reports[-1]["train/kl"] > 1e-4
 
 
-def test_a_target_that_no_module_answers_to_names_those_there_are(peft, policy, tmp_path):
+def test_a_target_that_matches_no_module_is_refused_with_the_names_of_modules(
+    peft, policy, tmp_path
+):
     settings = ModelSettings(lora_rank=4, lora_targets=("q_proj", "c_attn"))
     with pytest.raises(PolicyError) as caught:
-        run(with_model(policy, tmp_path, settings))
+        run(configure(policy, tmp_path, settings))
     message = str(caught.value)
     assert "no linear module c_attn" in message
     assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in message
@@ -232,9 +234,8 @@ def test_a_target_that_no_module_answers_to_names_those_there_are(peft, policy, 
 
 def test_the_output_head_is_no_target(peft, chat):
     model, _ = load_policy(chat)
-    assert not any("lm_head" in name for name in linear_modules(model))
     with pytest.raises(PolicyError, match="no linear module lm_head"):
-        adapter_config(model, ModelSettings(lora_rank=4, lora_targets=("lm_head",)), chat)
+        build_adapter_config(model, ModelSettings(lora_rank=4, lora_targets=("lm_head",)), chat)
 
 
 # --- chat templates -------------------------------------------------------------------------------
@@ -254,33 +255,35 @@ def seen_prompts(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("wanted", "first"), [("auto", "s=answer=u={}=a="), ("off", "u={}=a=")])
-def test_training_and_held_out_prompts_are_rendered_alike_and_once(
-    chat, tmp_path, monkeypatch, wanted, first
+@pytest.mark.parametrize(
+    ("instructions", "first"), [("auto", "s=answer=u={}=a="), ("off", "u={}=a=")]
+)
+def test_training_and_held_out_prompts_are_rendered_alike(
+    chat, tmp_path, monkeypatch, instructions, first
 ):
-    register(monkeypatch, ToldTask)
+    register(monkeypatch, InstructedTask)
     seen = seen_prompts(monkeypatch)
-    config = with_model(chat, tmp_path, ModelSettings(instructions=wanted))
-    with warm.warm(config) as state:
-        held_out = state.validation()
-        decode = state.tokenizer.decode
+    config = configure(chat, tmp_path, ModelSettings(instructions=instructions))
+    with warm.open_worker_cache(config) as cache:
+        held_out = cache.load_split("validation")
+        decode = cache.tokenizer.decode
         texts = [decode(tokens) for tokens in held_out.prompts]
         assert texts == [first.format(problem.prompt) for problem in held_out.problems]
     run(config)
-    known = {problem.prompt for problem in ToyTask(SETTINGS).problems("train", 12, 0)}
-    assert {prompt for prompt, _ in seen} <= known
+    prompts = {problem.prompt for problem in ToyTask(SETTINGS).problems("train", 12, 0)}
+    assert {prompt for prompt, _ in seen} <= prompts
     assert all(decode(tokens) == first.format(prompt) for prompt, tokens in seen)
 
 
-def test_a_policy_without_a_template_is_told_in_plain_text(policy, tmp_path, monkeypatch):
-    register(monkeypatch, ToldTask)
+def test_a_policy_without_a_template_gets_instructions_as_plain_text(policy, tmp_path, monkeypatch):
+    register(monkeypatch, InstructedTask)
     seen = seen_prompts(monkeypatch)
-    told, _ = run(with_model(policy, tmp_path / "a", ModelSettings()))
+    instructed, _ = run(configure(policy, tmp_path / "a", ModelSettings()))
     assert all(len(tokens) > len("answer") + len(prompt) for prompt, tokens in seen)
     seen.clear()
-    plain, _ = run(with_model(policy, tmp_path / "b", ModelSettings(instructions="off")))
+    plain, _ = run(configure(policy, tmp_path / "b", ModelSettings(instructions="off")))
     assert all(len(tokens) == len(prompt) for prompt, tokens in seen)
-    assert told != plain
+    assert instructed != plain
 
 
 def test_every_end_token_of_a_chat_policy_ends_a_completion(chat, tmp_path, monkeypatch):

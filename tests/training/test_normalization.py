@@ -1,4 +1,4 @@
-"""Every fact about the normalization modes, by closed forms and against TRL's own code."""
+"""Facts about the normalization modes, by closed forms and against TRL's own code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = 1e-12
 
 
 def draw(prompts: int, group: int, rewards: int, seed: int = 0) -> torch.Tensor:
-    """Binary rewards in float64, some groups unanimous in some rewards."""
+    """Binary rewards in float64, some groups dead in some rewards."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 2, (prompts * group, rewards), generator=generator).double()
 
@@ -99,7 +99,7 @@ def test_toy_table_needs_rounding_where_eps_is_not_small():
     assert unrounded == distinct(groups, "grpo_no_std", eps=1e-4, decimals=9) == 10
 
 
-def test_one_prompt_a_batch_collapses_gdpo_again():
+def test_one_prompt_per_batch_collapses_gdpo_again():
     for group, apart, together in ((4, 14, 9), (8, 81, 63)):
         groups = unordered(binary(2), group)
         assert distinct(groups, "gdpo_no_batch_norm") == apart
@@ -222,7 +222,7 @@ def test_modes_differ(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_unanimous_groups_get_exactly_zero(mode, dtype):
+def test_dead_groups_get_exactly_zero(mode, dtype):
     generator = torch.Generator().manual_seed(1)
     rewards = (6 * torch.rand(9, 1, 2, generator=generator, dtype=dtype) - 3).expand(9, 7, 2)
     rewards = rewards.reshape(63, 2) * 200
@@ -272,7 +272,7 @@ def test_a_missing_reward_counts_as_its_groups_mean(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reward_that_nobody_scored_is_as_if_dropped(mode):
+def test_a_reward_without_any_score_equals_a_dropped_one(mode):
     rewards = draw(6, 4, 3, seed=5)
     rewards[:, 1] = math.nan
     torch.testing.assert_close(
@@ -282,7 +282,7 @@ def test_a_reward_that_nobody_scored_is_as_if_dropped(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_scored_at_all(mode):
+def test_a_batch_without_any_score_gets_zeros(mode):
     assert torch.equal(
         advantages(torch.full((8, 2), math.nan), [1.0, 1.0], 4, mode), torch.zeros(8)
     )
@@ -342,7 +342,7 @@ def test_infinite_reward_is_refused():
         ([1.0, 1.0], 2, 0.0, "eps"),
     ],
 )
-def test_senseless_arguments_are_refused(weights, group, eps, message):
+def test_invalid_arguments_are_refused(weights, group, eps, message):
     with pytest.raises(ValueError, match=message):
         advantages(torch.zeros(4, 2), weights, group, "gdpo", eps)
 

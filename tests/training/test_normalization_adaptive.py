@@ -15,8 +15,8 @@ from gdpo_tune.training.normalization import compute_advantages
 
 TINY = 1e-12
 CALM = settings(deadline=None, database=None, derandomize=True)
-HEEDS_GAMMA = ("gdpo", "gdpo_no_batch_norm", "gdpo_no_std")
-HEEDS_BASELINE = ("grpo", "grpo_no_std", "grpo_batch", "gdpo_no_batch_norm", "dvao")
+USES_GAMMA = ("gdpo", "gdpo_no_batch_norm", "gdpo_no_std")
+USES_BASELINE = ("grpo", "grpo_no_std", "grpo_batch", "gdpo_no_batch_norm", "dvao")
 UNIT = [(0.0, 1.0)] * 2
 
 
@@ -51,16 +51,16 @@ def test_dvao_is_the_spread_weighted_average_of_gdpos_terms(case, weight):
     group, rows = case
     rewards = torch.tensor(rows).double()
     result = advantages(rewards, [1.0, weight], group, "dvao").view(-1, group)
-    for block, found in zip(rewards.view(-1, group, 2), result, strict=True):
+    for block, values in zip(rewards.view(-1, group, 2), result, strict=True):
         std = block.std(dim=0)
         terms = (block - block.mean(dim=0)) / std.clamp(min=1e-9)
         spread = std * torch.tensor([1.0, weight], dtype=torch.float64)
         if spread.sum() == 0:
-            assert torch.equal(found, torch.zeros(group, dtype=torch.float64))
+            assert torch.equal(values, torch.zeros(group, dtype=torch.float64))
             continue
-        torch.testing.assert_close(found, (terms * spread).sum(dim=1) / spread.sum())
+        torch.testing.assert_close(values, (terms * spread).sum(dim=1) / spread.sum())
         bound = terms[:, std > 0].abs().max(dim=1).values
-        assert (found.abs() <= bound + 1e-9).all(), "an average is within its terms"
+        assert (values.abs() <= bound + 1e-9).all(), "an average is within its terms"
 
 
 @CALM
@@ -103,20 +103,20 @@ def test_saw_is_gdpo_with_weights_times_the_coefficient_of_variation(case, weigh
     weights = ratio * torch.tensor([1.0, weight], dtype=torch.float64)
     if weights.max() < 1e-9:
         return
-    found = advantages(rewards, [1.0, weight], group, "saw", eps=1e-9)
+    result = advantages(rewards, [1.0, weight], group, "saw", eps=1e-9)
     expected = advantages(rewards, weights.tolist(), group, "gdpo", eps=1e-9)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_saw_counts_the_mean_from_the_bottom_of_the_range():
+def test_saw_counts_the_mean_from_the_lowest_value_of_the_range():
     """In [-3, 3], as in the authors' code: shifted by 3, the reward is one in [0, 6]."""
     rewards = draw(8, 4, 2)
     wide = rewards.clone()
     wide[:, 0] = 6 * rewards[:, 0] - 3
-    found = advantages(wide, [1.0, 1.0], 4, "saw", ranges=[(-3.0, 3.0), (0.0, 1.0)])
-    torch.testing.assert_close(found, advantages(rewards, [1.0, 1.0], 4, "saw", ranges=UNIT))
+    result = advantages(wide, [1.0, 1.0], 4, "saw", ranges=[(-3.0, 3.0), (0.0, 1.0)])
+    torch.testing.assert_close(result, advantages(rewards, [1.0, 1.0], 4, "saw", ranges=UNIT))
     ratio = rewards.std(dim=0) / rewards.mean(dim=0)
-    torch.testing.assert_close(found, advantages(rewards, ratio.tolist(), 4, "gdpo"))
+    torch.testing.assert_close(result, advantages(rewards, ratio.tolist(), 4, "gdpo"))
 
 
 def test_saw_does_not_depend_on_a_rewards_scale():
@@ -130,10 +130,10 @@ def test_saw_does_not_depend_on_a_rewards_scale():
 def test_saw_of_a_mean_of_zero_is_finite_and_leaves_that_reward_alone():
     rewards = draw(8, 4, 2)
     rewards[:, 0] -= rewards[:, 0].mean()
-    found = advantages(rewards, [1.0, 1.0], 4, "saw", eps=1e-8, ranges=[UNKNOWN_RANGE] * 2)
-    assert found.isfinite().all()
+    result = advantages(rewards, [1.0, 1.0], 4, "saw", eps=1e-8, ranges=[UNKNOWN_RANGE] * 2)
+    assert result.isfinite().all()
     alone = advantages(rewards[:, :1], [1.0], 4, "gdpo", eps=1e-8)
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, alone, atol=1e-5, rtol=1e-5)
 
 
 def test_saw_drops_a_reward_that_is_constant():
@@ -147,9 +147,9 @@ def test_saw_drops_a_reward_that_is_constant():
 # Saturation
 
 
-@pytest.mark.parametrize("mode", HEEDS_GAMMA)
+@pytest.mark.parametrize("mode", USES_GAMMA)
 @pytest.mark.parametrize("gamma", [0.25, 1.0])
-def test_gamma_weighs_by_what_is_left_to_the_top(mode, gamma):
+def test_gamma_weighs_by_the_distance_to_the_highest_value(mode, gamma):
     rewards = draw(8, 4, 2)
     rewards[:, 0] = 6 * rewards[:, 0].sqrt() - 3
     ranges = [(-3.0, 3.0), (0.0, 1.0)]
@@ -165,34 +165,34 @@ def test_gamma_weighs_by_what_is_left_to_the_top(mode, gamma):
 def test_gamma_zero_is_the_mode_itself_to_the_bit(mode):
     rewards = draw(8, 4, 2)
     expected = compute_advantages(rewards, torch.tensor([1.0, 0.5]), 4, mode)
-    found = compute_advantages(
+    result = compute_advantages(
         rewards, torch.tensor([1.0, 0.5]), 4, mode, gamma=0.0, baseline="group_mean"
     )
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("mode", NORMALIZATIONS)
-def test_gamma_changes_exactly_the_modes_that_heed_it(mode):
+def test_gamma_changes_exactly_the_modes_that_use_it(mode):
     rewards = draw(8, 4, 2) ** torch.tensor([0.3, 3.0])
     plain = advantages(rewards, [1.0, 1.0], 4, mode, ranges=UNIT)
     changed = advantages(rewards, [1.0, 1.0], 4, mode, ranges=UNIT, gamma=1.0)
-    assert torch.equal(plain, changed) == (mode not in HEEDS_GAMMA)
-    assert ("gamma" in NORMALIZATIONS[mode].ignores) == (mode not in HEEDS_GAMMA)
+    assert torch.equal(plain, changed) == (mode not in USES_GAMMA)
+    assert ("gamma" in NORMALIZATIONS[mode].ignores) == (mode not in USES_GAMMA)
 
 
 @CALM
 @given(
     batches,
     st.floats(0.01, 1),
-    st.sampled_from(HEEDS_GAMMA),
+    st.sampled_from(USES_GAMMA),
     st.sampled_from([0.0, 1.0, math.nan]),
 )
 def test_gamma_is_finite_whatever_is_saturated_or_missing(case, gamma, mode, constant):
     group, rows = case
     rewards = torch.tensor(rows).double()
     rewards[:, 1] = constant
-    found = advantages(rewards, [1.0, 1.0], group, mode, 1e-4, gamma=gamma, ranges=UNIT)
-    assert found.isfinite().all()
+    result = advantages(rewards, [1.0, 1.0], group, mode, 1e-4, gamma=gamma, ranges=UNIT)
+    assert result.isfinite().all()
     top = advantages(torch.ones_like(rewards), [1.0, 1.0], group, mode, gamma=gamma, ranges=UNIT)
     assert torch.equal(top, torch.zeros_like(top))
 
@@ -200,8 +200,8 @@ def test_gamma_is_finite_whatever_is_saturated_or_missing(case, gamma, mode, con
 def test_a_reward_outside_of_its_range_counts_as_at_its_end():
     rewards = 1 + draw(8, 4, 2)
     rewards[:, 1] -= 1
-    found = advantages(rewards, [1.0, 1.0], 4, "gdpo", gamma=0.5, ranges=UNIT)
-    torch.testing.assert_close(found, advantages(rewards[:, 1:], [1.0], 4, "gdpo"))
+    result = advantages(rewards, [1.0, 1.0], 4, "gdpo", gamma=0.5, ranges=UNIT)
+    torch.testing.assert_close(result, advantages(rewards[:, 1:], [1.0], 4, "gdpo"))
 
 
 @pytest.mark.parametrize("ranges", [None, [(0.0, 1.0), UNKNOWN_RANGE], [(0.0, 1.0), (1.0, 1.0)]])
@@ -210,8 +210,8 @@ def test_gamma_needs_ranges(ranges):
     with pytest.raises(ValueError, match="needs to know the range"):
         advantages(rewards, [1.0, 1.0], 4, "gdpo", gamma=0.5, ranges=ranges)
     if ranges is not None:
-        found = advantages(rewards, [1.0, 0.0], 4, "gdpo", gamma=0.5, ranges=ranges)
-        assert found.isfinite().all(), "a reward without a weight needs no range"
+        result = advantages(rewards, [1.0, 0.0], 4, "gdpo", gamma=0.5, ranges=ranges)
+        assert result.isfinite().all(), "a reward without a weight needs no range"
 
 
 # Leave one out
@@ -228,17 +228,17 @@ def others(rewards: torch.Tensor, group: int) -> torch.Tensor:
 def test_leave_one_out_of_a_sum_is_its_definition(case):
     group, rows = case
     rewards = torch.tensor(rows).double()
-    found = advantages(rewards, [1.0, 0.5], group, "grpo_no_std", baseline="leave_one_out")
+    result = advantages(rewards, [1.0, 0.5], group, "grpo_no_std", baseline="leave_one_out")
     expected = others(rewards @ torch.tensor([1.0, 0.5], dtype=torch.float64), group)
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(result, expected, atol=1e-9, rtol=1e-9)
 
 
 def test_leave_one_out_of_each_reward_before_the_sum_is_the_same_thing():
     rewards = draw(6, 4, 2)
-    found = advantages(rewards, [1.0, 0.5], 4, "gdpo_no_batch_norm", baseline="leave_one_out")
+    result = advantages(rewards, [1.0, 0.5], 4, "gdpo_no_batch_norm", baseline="leave_one_out")
     std = rewards.view(6, 4, 2).std(dim=1).repeat_interleave(4, dim=0)
     expected = others(rewards[:, 0], 4) / std[:, 0] + 0.5 * others(rewards[:, 1], 4) / std[:, 1]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("mode", NORMALIZATIONS)
@@ -246,28 +246,28 @@ def test_leave_one_out_of_each_reward_before_the_sum_is_the_same_thing():
 def test_leave_one_out_stretches_the_modes_that_do_not_whiten(mode, group):
     rewards = draw(8, group, 2)
     plain = advantages(rewards, [1.0, 0.5], group, mode)
-    found = advantages(rewards, [1.0, 0.5], group, mode, baseline="leave_one_out")
-    if mode in HEEDS_BASELINE:
-        torch.testing.assert_close(found, plain * group / (group - 1))
+    result = advantages(rewards, [1.0, 0.5], group, mode, baseline="leave_one_out")
+    if mode in USES_BASELINE:
+        torch.testing.assert_close(result, plain * group / (group - 1))
     else:
-        assert torch.equal(found, plain)
+        assert torch.equal(result, plain)
         # The algebra behind `ignores`: stretched before whitening, the result is what it was.
         stretched = {"gdpo": "gdpo_no_batch_norm", "gdpo_no_std": "grpo_no_std"}.get(mode)
         if stretched is not None:
             before = advantages(rewards, [1.0, 0.5], group, stretched, baseline="leave_one_out")
             torch.testing.assert_close((before - before.mean()) / before.std(), plain)
-    assert ("baseline" in NORMALIZATIONS[mode].ignores) == (mode not in HEEDS_BASELINE)
+    assert ("baseline" in NORMALIZATIONS[mode].ignores) == (mode not in USES_BASELINE)
 
 
 def test_leave_one_out_counts_only_completions_that_were_scored():
     rewards = draw(3, 4, 2)
     rewards[1] = math.nan
-    rewards[4:7] = math.nan  # one is left: there are no others, and nothing to learn from
-    found = advantages(rewards, [1.0, 0.5], 4, "grpo_no_std", baseline="leave_one_out")
+    rewards[4:7] = math.nan  # a group of one has no others, so nothing to learn from
+    result = advantages(rewards, [1.0, 0.5], 4, "grpo_no_std", baseline="leave_one_out")
     three = advantages(rewards[[0, 2, 3]], [1.0, 0.5], 3, "grpo_no_std", baseline="leave_one_out")
-    torch.testing.assert_close(found[[0, 2, 3]], three)
-    assert torch.equal(found[4:8], torch.zeros(4, dtype=torch.float64))
-    assert found[1] == 0
+    torch.testing.assert_close(result[[0, 2, 3]], three)
+    assert torch.equal(result[4:8], torch.zeros(4, dtype=torch.float64))
+    assert result[1] == 0
 
 
 def test_every_ignored_parameter_exists():

@@ -22,8 +22,8 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 pytestmark = pytest.mark.integration
 
 
-def launched(*command: object, processes: int) -> None:
-    """Run a script, alone or as two processes that know of each other."""
+def launch(*command: object, processes: int) -> None:
+    """Run a script, alone or as a group of two processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     prefix = LAUNCH if processes == 2 else ()
     whole = [sys.executable, *prefix, *map(str, command)]
@@ -31,10 +31,10 @@ def launched(*command: object, processes: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow  # a finer look at what the test below would notice, too
+@pytest.mark.slow  # the next test would notice a difference, too, but not show its mode
 def test_two_processes_give_the_advantages_of_one(tmp_path):
     for processes in (1, 2):
-        launched(SCRIPT, processes, tmp_path, processes=processes)
+        launch(SCRIPT, processes, tmp_path, processes=processes)
     one, two = (json.loads((tmp_path / f"advantages-{n}.json").read_text()) for n in (1, 2))
     assert set(one) == set(NORMALIZATIONS)
     assert one == two
@@ -42,8 +42,8 @@ def test_two_processes_give_the_advantages_of_one(tmp_path):
         assert max(map(abs, values)) > 0.1
 
 
-def same_training(seen, name, others, other) -> None:
-    """Figures of every step and the policy at the end, to rounding."""
+def assert_same_training(seen, name, others, other) -> None:
+    """Compare the metrics of every step and the final policy, up to rounding."""
     for (step, ours), (_, theirs) in zip(seen[name][0], others[other][0], strict=True):
         assert set(ours) == set(theirs)
         for key in ours:
@@ -56,7 +56,7 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     policy = write_policy(tmp_path / "policy")
     for processes in (1, 2):
         (tmp_path / str(processes)).mkdir()
-        launched(TRIAL, policy, tmp_path / str(processes), processes=processes)
+        launch(TRIAL, policy, tmp_path / str(processes), processes=processes)
     alone = json.loads((tmp_path / "1" / "seen-0.json").read_text())
     first, second = (json.loads((tmp_path / "2" / f"seen-{r}.json").read_text()) for r in (0, 1))
 
@@ -70,10 +70,10 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
     assert len((folder / FILE).read_text().splitlines()) == 4, "one process writes"
 
-    same_training(first, "fixed", alone, "fixed")
-    same_training(first, "parts", alone, "fixed")
-    same_training(alone, "parts", alone, "fixed")
-    same_training(first, "each_parts", first, "each")
+    assert_same_training(first, "fixed", alone, "fixed")
+    assert_same_training(first, "parts", alone, "fixed")
+    assert_same_training(alone, "parts", alone, "fixed")
+    assert_same_training(first, "each_parts", first, "each")
     means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
     assert len(set(means)) > 1
     assert set(first["fixed"][1]) == set(ToyTask.metrics)

@@ -1,4 +1,4 @@
-"""The lean sampler against Transformers' `generate`, and the packed forward pass against TRL's."""
+"""The fast sampler against Transformers' `generate`, and the packed forward pass against TRL's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training.fast_cpu import packing
-from gdpo_tune.training.rollout import Decoding, generate, rollout, sample, supports
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
+from gdpo_tune.training.fast_cpu.sampler import sample
+from gdpo_tune.training.rollout import Decoding, generate, sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import constant, plain_trainer, write_policy
 
@@ -39,12 +41,8 @@ def random_prompts(count: int) -> list[list[int]]:
     return [torch.randint(2, 41, (n,), generator=generator).tolist() for n in lengths]
 
 
-def greedy(tokens: int = 24) -> Decoding:
-    return Decoding(tokens, None, ENDS, PAD)
-
-
 def reference(model, prompts, tokens: int = 24) -> list[list[int]]:
-    """One row at a time, so that neither padding nor batching is involved."""
+    """Generate one row at a time, without padding or batching."""
     rows = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -77,22 +75,22 @@ LONG = {**ROPE, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 def test_greedy_equals_generate_on_64_rows(changes):
     model = tiny_llama(**changes)
     prompts = random_prompts(64)
-    assert supports(model)
-    completions = sample(model, prompts, greedy())
+    assert is_small_llama(model)
+    completions = sample(model, prompts, 24, None, ENDS)
     assert completions == reference(model, prompts)
     lengths = {len(completion) for completion in completions}
     assert len(lengths) > 3, "rows must end at different times, or compaction is not tried"
 
 
-def test_equal_prompts_in_any_order_are_told_apart():
+def test_equal_prompts_in_any_order_get_their_own_completions():
     model = tiny_llama()
     a, b = random_prompts(2)
-    completions = sample(model, [a, b, a, b, b], greedy())
+    completions = sample(model, [a, b, a, b, b], 24, None, ENDS)
     assert completions == reference(model, [a, b, a, b, b])
 
 
 def test_a_completion_ends_with_its_end_token_or_at_the_limit():
-    completions = sample(tiny_llama(), random_prompts(64), Decoding(6, 1.0, ENDS, PAD), seeded(0))
+    completions = sample(tiny_llama(), random_prompts(64), 6, 1.0, ENDS, seeded(0))
     for completion in completions:
         assert 1 <= len(completion) <= 6
         assert not set(completion[:-1]) & set(ENDS)
@@ -111,7 +109,7 @@ def test_tokens_are_drawn_with_the_models_probabilities(temperature):
         logits = model(torch.tensor([prompt])).logits[0, -1]
     expected = torch.softmax(logits / temperature, dim=-1)
     count = 20_000
-    drawn = sample(model, [prompt] * count, Decoding(1, temperature, ENDS, PAD), seeded(3))
+    drawn = sample(model, [prompt] * count, 1, temperature, ENDS, seeded(3))
     observed = torch.bincount(torch.tensor(drawn)[:, 0], minlength=41) / count
     deviation = (observed - expected).abs() / (expected * (1 - expected) / count).sqrt()
     assert deviation.max() < 4.5  # standard deviations; 41 tokens, a fixed seed
@@ -123,11 +121,11 @@ def test_no_token_of_probability_zero():
         model.lm_head.weight.zero_()
         model.lm_head.weight[4:] = 0
         model.model.norm.weight.zero_()
-    drawn = sample(model, [[5]] * 100, Decoding(1, 1.0, ENDS, PAD), seeded(0))
+    drawn = sample(model, [[5]] * 100, 1, 1.0, ENDS, seeded(0))
     assert len({tokens[0] for tokens in drawn}) > 20, "equal logits must spread over all tokens"
 
 
-def test_same_generator_same_completions_and_the_global_state_stays():
+def test_the_generator_decides_and_the_global_random_state_stays():
     model = tiny_llama()
     prompts = random_prompts(8)
     decoding = Decoding(10, 1.0, ENDS, PAD)
@@ -156,7 +154,7 @@ def tiny_gpt2() -> GPT2LMHeadModel:
 
 def test_other_architectures_are_sampled_by_transformers():
     model = tiny_gpt2()
-    assert not supports(model)
+    assert not is_small_llama(model)
     prompts = random_prompts(6)
     decoding = Decoding(10, 1.0, ENDS, PAD)
     before = torch.random.get_rng_state()
@@ -165,7 +163,8 @@ def test_other_architectures_are_sampled_by_transformers():
     assert first != generate(model, prompts, decoding, seeded(6))
     assert torch.equal(before, torch.random.get_rng_state())
     assert model.training, "the mode must be kept"
-    assert generate(model, prompts, greedy(10), seeded(0)) == reference(model.eval(), prompts, 10)
+    greedy = Decoding(10, None, ENDS, PAD)
+    assert generate(model, prompts, greedy, seeded(0)) == reference(model.eval(), prompts, 10)
 
 
 @pytest.mark.parametrize(
@@ -179,11 +178,11 @@ def test_other_architectures_are_sampled_by_transformers():
     ],
 )
 def test_unusual_llama_models_are_left_to_transformers(changes):
-    assert not supports(tiny_llama(**changes))
+    assert not is_small_llama(tiny_llama(**changes))
 
 
 def test_half_precision_is_left_to_transformers():
-    assert not supports(tiny_llama().to(torch.bfloat16))
+    assert not is_small_llama(tiny_llama().to(torch.bfloat16))
 
 
 # The packed forward pass
@@ -227,7 +226,7 @@ def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, w
     (theirs * pull).sum().backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    ours, our_entropies = packing.token_log_probs(model, ids, mask, tail, temperature)
+    ours, our_entropies = packing.compute_log_probs(model, ids, mask, tail, temperature)
     (ours * pull).sum().backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(our_entropies, entropies.detach(), rtol=1e-5, atol=1e-5)
@@ -248,13 +247,13 @@ def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, w
 )
 def test_packed_training_equals_unpacked_training(policy, tmp_path, monkeypatch, changes):
     def trained(packs: bool) -> list[torch.Tensor]:
-        monkeypatch.setattr(packing, "supports", lambda model: packs)
+        monkeypatch.setattr(packing, "can_pack", lambda model: packs)
         trainer = plain_trainer(
             policy,
             tmp_path,
             cls=GDPOTrainer,
             normalization="gdpo",
-            rollout_func=rollout,
+            rollout_func=sample_for_trainer,
             reward_funcs=[vowels],
             optim="sgd",  # Adam would turn rounding error in a gradient of 0 into a whole step
             **changes,
@@ -274,7 +273,7 @@ def vowels(completions, **_):
     return [float(sum(c in "aeiou" for c in text)) for text in completions]
 
 
-def test_packing_is_left_where_its_gradient_would_be_wrong(policy, tmp_path):
+def test_nothing_is_packed_where_the_gradient_would_be_wrong(policy, tmp_path):
     def packs(**changes) -> bool:
         trainer = plain_trainer(
             policy,
@@ -288,4 +287,4 @@ def test_packing_is_left_where_its_gradient_would_be_wrong(policy, tmp_path):
 
     assert packs()
     assert not packs(entropy_coef=0.1)
-    assert not packing.supports(tiny_gpt2())
+    assert not packing.can_pack(tiny_gpt2())

@@ -1,4 +1,4 @@
-"""Reward weights and learning rate that change on the way: exact from the start, and resumed."""
+"""Reward weights and learning rate that change while a trial trains."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def toy(monkeypatch):
 
 
 def run(config: TrialConfig, resume: Path | None = None):
-    """What a trial measured by step, and what it returned; measurements without times."""
+    """Return the metrics of each step, and the outcome."""
     reports = []
     outcome = train(config, resume=resume, report=lambda m, _: reports.append(m))
     return {m.step: dict(m.metrics) for m in reports if m.metrics}, outcome
 
 
-def scheduled(config: TrialConfig, *segments: Segment) -> TrialConfig:
+def add_schedule(config: TrialConfig, *segments: Segment) -> TrialConfig:
     return dataclasses.replace(config, schedule=segments)
 
 
-def cut_at(config: TrialConfig, step: int) -> Path:
-    """Run until it is asked to stop after a step; the checkpoint of that step."""
+def stop_after(config: TrialConfig, step: int) -> Path:
+    """Stop a trial after a step; return the checkpoint of that step."""
 
     def report(measurement, _):
         if measurement.step == step:
@@ -62,25 +62,25 @@ def cut_at(config: TrialConfig, step: int) -> Path:
 
 
 def assert_same(one, other):
-    (measured, outcome), (expected, wanted) = one, other
+    (measured, outcome), (expected, reference) = one, other
     assert measured == {step: expected[step] for step in measured}
-    assert (outcome.validation, outcome.test) == (wanted.validation, wanted.test)
-    ours, theirs = (load_policy(str(o.checkpoint))[0].state_dict() for o in (outcome, wanted))
+    assert (outcome.validation, outcome.test) == (reference.validation, reference.test)
+    ours, theirs = (load_policy(str(o.checkpoint))[0].state_dict() for o in (outcome, reference))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_values_that_hold_from_the_start_are_those_of_a_trial_without_a_schedule(policy, tmp_path):
+def test_a_schedule_from_the_start_equals_a_trial_without_one(policy, tmp_path):
     expected = run(trial(policy, tmp_path / "plain", settings=SHAPED, **OTHER))
     own = trial(policy, tmp_path / "own", settings=SHAPED, **OTHER)
-    assert_same(run(scheduled(own, Segment(0, OTHER))), expected)
+    assert_same(run(add_schedule(own, Segment(0, OTHER))), expected)
     replaced = trial(policy, tmp_path / "replaced", settings=SHAPED)
-    assert_same(run(scheduled(replaced, Segment(0, OTHER))), expected)
+    assert_same(run(add_schedule(replaced, Segment(0, OTHER))), expected)
 
 
-def test_new_values_hold_from_their_step_on_and_not_before(policy, tmp_path):
+def test_new_values_hold_from_their_step_on(policy, tmp_path):
     before, _ = run(trial(policy, tmp_path / "before", settings=SHAPED))
     changed, _ = run(
-        scheduled(trial(policy, tmp_path / "changed", settings=SHAPED), Segment(2, OTHER))
+        add_schedule(trial(policy, tmp_path / "changed", settings=SHAPED), Segment(2, OTHER))
     )
     assert changed[1] == before[1]
     assert changed[2] == before[2]
@@ -96,25 +96,25 @@ def test_new_values_hold_from_their_step_on_and_not_before(policy, tmp_path):
 @pytest.mark.parametrize(
     ("stop", "passes"), mostly_slow(product((1, 2, 3), (1, 2)), [(2, 2), (3, 1)])
 )
-def test_a_schedule_that_is_cut_anywhere_goes_on_bitwise_equal(policy, tmp_path, stop, passes):
+def test_a_trial_with_a_schedule_resumes_bitwise_equal(policy, tmp_path, stop, passes):
     segments = (Segment(2, OTHER), Segment(4, {"learning_rate": 1e-2}))
     parameters = {"settings": SHAPED, "num_iterations": passes}
-    expected = run(scheduled(trial(policy, tmp_path / "whole", **parameters), *segments))
-    config = scheduled(trial(policy, tmp_path / "cut", **parameters), *segments)
-    newest = cut_at(config, stop)
+    expected = run(add_schedule(trial(policy, tmp_path / "whole", **parameters), *segments))
+    config = add_schedule(trial(policy, tmp_path / "cut", **parameters), *segments)
+    newest = stop_after(config, stop)
     warm.release()
     torch.rand(3)
     assert_same(run(config, newest), expected)
 
 
-def test_another_trials_checkpoint_goes_on_as_the_one_training_that_both_are(policy, tmp_path):
+def test_an_adopted_checkpoint_continues_bitwise_as_one_training(policy, tmp_path):
     donor = trial(policy, tmp_path / "donor", settings=SHAPED)
-    config = scheduled(trial(policy, tmp_path / "member", settings=SHAPED), Segment(2, OTHER))
-    cut_at(trial(policy, tmp_path / "member", settings=SHAPED, seed=1), 3)
-    adopt_checkpoint(cut_at(donor, 2), config.directory)
+    config = add_schedule(trial(policy, tmp_path / "member", settings=SHAPED), Segment(2, OTHER))
+    stop_after(trial(policy, tmp_path / "member", settings=SHAPED, seed=1), 3)
+    adopt_checkpoint(stop_after(donor, 2), config.directory)
     adopted = newest_valid_checkpoint(config.directory)
     assert adopted is not None
-    assert adopted.name == "checkpoint-2"  # what the member had done itself is gone
+    assert adopted.name == "checkpoint-2"  # the member's own checkpoints are deleted
     one = dataclasses.replace(config, directory=tmp_path / "one")
     assert_same(run(config, adopted), run(one))
     assert (donor.directory / "checkpoint-2").is_dir()
@@ -123,16 +123,16 @@ def test_another_trials_checkpoint_goes_on_as_the_one_training_that_both_are(pol
 def test_the_order_in_which_segments_are_written_does_not_matter(policy, tmp_path):
     config = trial(policy, tmp_path)
     late, early = Segment(4, {"learning_rate": 2.0}), Segment(2, OTHER)
-    known = scheduled(config, late, early)
-    assert known.params_at(1) == config.params
-    assert known.params_at(3) == {**config.params, **OTHER}
-    assert known.params_at(4) == {**config.params, **OTHER, "learning_rate": 2.0}
-    assert known.reward_weights(2)["hits"] == 0.2
+    config_with_schedule = add_schedule(config, late, early)
+    assert config_with_schedule.params_at(1) == config.params
+    assert config_with_schedule.params_at(3) == {**config.params, **OTHER}
+    assert config_with_schedule.params_at(4) == {**config.params, **OTHER, "learning_rate": 2.0}
+    assert config_with_schedule.reward_weights(2)["hits"] == 0.2
 
 
 @pytest.mark.parametrize(
     ("step", "params"), [(1, {"group_size": 8}), (1, {"beta": 0.1}), (-1, {"learning_rate": 1e-3})]
 )
-def test_what_no_trial_can_change_is_refused(step, params):
+def test_parameters_that_cannot_move_are_refused(step, params):
     with pytest.raises(ValueError, match=f"at step {step}"):
         Segment(step, params)

@@ -1,4 +1,4 @@
-"""Length shapes and conditions: closed forms, what is not scored, and whom they leave alone."""
+"""Length shapes, conditions and partial credit: closed forms, and missing scores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CRE
 from gdpo_tune.tasks.rewards import length_reward
 from gdpo_tune.training.scoring import reward_functions
 from gdpo_tune.training.shaping import (
-    Condition,
+    RewardCondition,
     Shaping,
-    conditioned,
-    ramp,
-    shaping_of,
-    soft_overlong,
-    threshold,
+    apply_condition,
+    build_shaping,
+    compute_falling_reward,
+    compute_threshold,
 )
 from tests.support.training import SETTINGS, ToyTask, toy_info, trial
 
@@ -30,8 +29,8 @@ VALUE = st.one_of(st.none(), st.floats(-3, 3), st.sampled_from([0.0, 1.0]))
 # Lengths
 
 
-def test_ramp_falls_from_the_limit_to_the_longest():
-    values = [ramp(tokens, 4, 8) for tokens in range(10)]
+def test_a_ramp_falls_from_the_limit_to_the_longest():
+    values = [compute_falling_reward(tokens, longest=8, fall=8 - 4) for tokens in range(10)]
     assert values == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
@@ -39,20 +38,18 @@ def test_overlong_follows_equation_13_of_dapo():
     """The paper's own numbers: 20480 tokens at most, a cache of 4096, expected at most 16384."""
     punishment = {0: 0, 16384: 0, 16385: -1 / 4096, 18432: -0.5, 20479: -4095 / 4096, 20480: -1}
     for tokens, value in {**punishment, 20481: -1}.items():
-        assert soft_overlong(tokens, 20480, 4096) - 1 == pytest.approx(value, abs=1e-12)
+        assert compute_falling_reward(tokens, 20480, 4096) - 1 == pytest.approx(value, abs=1e-12)
     share = PARAMETERS["length_cache"].default
     assert share * 20480 == 4096
 
 
 @CALM
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 450))
-def test_ramp_is_the_formula_held_within_bounds(limit, width, tokens):
+def test_a_ramp_never_pays_less_than_the_step(limit, width, tokens):
     longest = limit + width
-    expected = min(1.0, max(0.0, (longest - tokens) / width))
-    assert ramp(tokens, limit, longest) == pytest.approx(expected)
-    assert ramp(tokens + 1, limit, longest) <= ramp(tokens, limit, longest)
-    # Within the limit every shape agrees with the step, and the step never pays more than the ramp.
-    assert length_reward(tokens, limit) <= ramp(tokens, limit, longest)
+    value = compute_falling_reward(tokens, longest, width)
+    assert compute_falling_reward(tokens + 1, longest, width) <= value
+    assert length_reward(tokens, limit) <= value
 
 
 @CALM
@@ -64,30 +61,24 @@ def test_overlong_is_equation_13_plus_1_at_any_length(longest, share, tokens):
         punishment = 0.0
     elif tokens <= longest:
         punishment = (longest - cache - tokens) / cache
-    value = soft_overlong(tokens, longest, cache)
+    value = compute_falling_reward(tokens, longest, cache)
     assert value == pytest.approx(punishment + 1, abs=1e-9)
-    assert 0 <= soft_overlong(tokens + 1, longest, cache) <= value <= 1
-
-
-@CALM
-@given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 450))
-def test_overlong_with_the_cache_from_the_limit_on_is_the_ramp(limit, width, tokens):
-    longest = limit + width
-    assert soft_overlong(tokens, longest, width) == pytest.approx(ramp(tokens, limit, longest))
+    assert 0 <= compute_falling_reward(tokens + 1, longest, cache) <= value <= 1
 
 
 # Conditions
 
 
 def test_a_condition_is_the_product_with_an_indicator():
-    assert conditioned([1.0, 0.5, -2.0, 1.0], [1.0, 0.9, 1.0, 0.0], 1.0) == [1.0, 0.0, -2.0, 0.0]
+    values, others = [1.0, 0.5, -2.0, 1.0], [1.0, 0.9, 1.0, 0.0]
+    assert apply_condition(values, others, 1.0) == [1.0, 0.0, -2.0, 0.0]
 
 
 @CALM
 @given(st.lists(st.tuples(VALUE, VALUE), max_size=8), st.floats(-3, 3))
-def test_conditions_in_general(rows, least):
+def test_conditions_on_random_rewards(rows, least):
     values, others = [row[0] for row in rows], [row[1] for row in rows]
-    result = conditioned(values, others, least)
+    result = apply_condition(values, others, least)
     for value, other, after in zip(values, others, result, strict=True):
         if value is None or other is None:
             assert after is None
@@ -95,23 +86,23 @@ def test_conditions_in_general(rows, least):
             assert after == value * (other >= least)
 
 
-def test_what_is_not_scored_stays_so():
-    assert conditioned([None, 1.0, 1.0], [1.0, None, math.nan], 0.5) == [None, None, None]
+def test_a_missing_score_stays_missing():
+    assert apply_condition([None, 1.0, 1.0], [1.0, None, math.nan], 0.5) == [None, None, None]
 
 
-def test_threshold_is_a_share_of_the_range_and_forgives_rounding():
-    assert threshold((-3, 3), 1.0) <= 6 * 0.1 / 0.1 - 3
-    assert threshold((-3, 3), 1.0) == pytest.approx(3)
-    assert threshold((-3, 3), 0.75) == pytest.approx(1.5)
-    assert threshold((0, 1), 0.0) <= 0
-    assert threshold((0, 1), 0.3) < 0.1 * 3 < 0.3 + 1e-6
+def test_a_threshold_is_a_share_of_the_range_and_tolerates_rounding():
+    assert compute_threshold((-3, 3), 1.0) <= 6 * 0.1 / 0.1 - 3
+    assert compute_threshold((-3, 3), 1.0) == pytest.approx(3)
+    assert compute_threshold((-3, 3), 0.75) == pytest.approx(1.5)
+    assert compute_threshold((0, 1), 0.0) <= 0
+    assert compute_threshold((0, 1), 0.3) < 0.1 * 3 < 0.3 + 1e-6
     with pytest.raises(ValueError, match="range of the reward"):
-        threshold(registry.UNKNOWN_RANGE, 1.0)
+        compute_threshold(registry.UNKNOWN_RANGE, 1.0)
 
 
-def test_chains_and_circles_look_at_the_rewards_as_they_were():
+def test_chains_and_circles_read_the_rewards_before_shaping():
     rewards = {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 1.0]}
-    chain = {"a": Condition("b", 1), "b": Condition("c", 1)}
+    chain = {"a": RewardCondition("b", 1), "b": RewardCondition("c", 1)}
     assert Shaping(conditions=chain).apply(rewards, [1, 1]) == {
         "a": [1.0, 1.0],
         "b": [0.0, 1.0],
@@ -121,7 +112,7 @@ def test_chains_and_circles_look_at_the_rewards_as_they_were():
     assert Shaping(conditions=backwards).apply(rewards, [1, 1]) == Shaping(conditions=chain).apply(
         rewards, [1, 1]
     )
-    circle = {"a": Condition("c", 1), "c": Condition("a", 1)}
+    circle = {"a": RewardCondition("c", 1), "c": RewardCondition("a", 1)}
     assert Shaping(conditions=circle).apply({"a": [1.0, 0.0], "c": [0.0, 1.0]}, [1, 1]) == {
         "a": [0.0, 0.0],
         "c": [0.0, 0.0],
@@ -129,9 +120,9 @@ def test_chains_and_circles_look_at_the_rewards_as_they_were():
     assert rewards["b"] == [1.0, 1.0], "the task's own values are left alone"
 
 
-def test_a_condition_on_length_asks_for_the_limit_whatever_the_shape():
+def test_a_condition_on_length_reads_the_step_whatever_the_shape():
     shape = {"length_reward": "length", "length": lambda tokens: 1 / tokens}
-    shaping = Shaping(**shape, conditions={"a": Condition("length", 1.0)})
+    shaping = Shaping(**shape, conditions={"a": RewardCondition("length", 1.0)})
     assert shaping.apply({"a": [1.0, 1.0], "length": [1.0, 0.0]}, [4, 8]) == {
         "a": [1.0, 0.0],
         "length": [0.25, 0.125],
@@ -158,25 +149,25 @@ def test_partial_credit_takes_the_place_of_all_or_nothing():
         (True, 1.0, [1.0, 0.0, 0.0, None]),
     ],
 )
-def test_a_condition_looks_at_the_share_and_its_top_asks_for_every_test(partial_credit, share, met):
-    condition = Condition("a", threshold((0, 1), share))
+def test_a_condition_reads_partial_credit_and_its_top_is_every_test(partial_credit, share, met):
+    condition = RewardCondition("a", compute_threshold((0, 1), share))
     shaping = Shaping(partial_credit, conditions={"b": condition})
     assert shaping.apply(WHOLE, [1] * 4, SHARES)["b"] == met
 
 
-def test_only_a_task_that_can_give_it_has_partial_credit(tmp_path):
+def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
     assert PARTIAL_CREDIT in parameters_of(toy_info())
     info = dataclasses.replace(toy_info(), partial_reward=None)
     assert PARTIAL_CREDIT not in parameters_of(info)
-    assert not shaping_of(trial("", tmp_path), toy_info()).partial_credit
-    assert shaping_of(trial("", tmp_path, partial_credit=True), toy_info()).partial_credit
+    assert not build_shaping(trial("", tmp_path), toy_info()).partial_credit
+    assert build_shaping(trial("", tmp_path, partial_credit=True), toy_info()).partial_credit
 
 
 # Out of a trial's parameters
 
 
 def shaped(tmp_path, rewards, lengths, **params):
-    return shaping_of(trial("", tmp_path, **params), toy_info()).apply(rewards, lengths)
+    return build_shaping(trial("", tmp_path, **params), toy_info()).apply(rewards, lengths)
 
 
 REWARDS = {"hits": [8.0, 1.0, None], "vowels": [0.0, 2.0, 1.0], "length": [1.0, 0.0, None]}
@@ -199,12 +190,18 @@ def test_parameters_reach_the_rewards(tmp_path):
     assert shaped(tmp_path, REWARDS, [4, 6, 8], **top)["vowels"] == [0.0, 0.0, None]
 
 
+def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):
+    settings = dataclasses.replace(SETTINGS, length_limit=SETTINGS.max_completion_length)
+    config = trial("", tmp_path, settings=settings, length_shape="ramp")
+    assert build_shaping(config, toy_info()).apply(REWARDS, [4, 6, 8]) == REWARDS
+
+
 def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
     info = dataclasses.replace(toy_info(), length_reward=None)
     assert not set(LENGTH_PARAMETERS) & set(parameters_of(info))
     assert set(LENGTH_PARAMETERS) < set(parameters_of(toy_info()))
     config = trial("", tmp_path, length_shape="ramp")
-    assert shaping_of(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
+    assert build_shaping(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
 def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
@@ -217,10 +214,10 @@ def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
     )
 
 
-def test_training_is_shaped_and_the_tasks_verdict_is_not(tmp_path):
+def test_shaping_changes_training_rewards_and_no_metric(tmp_path):
     task = ToyTask(SETTINGS)
     problems = task.problems("train", 2, 0)
-    shaping = shaping_of(trial("", tmp_path, length_shape="ramp"), toy_info())
+    shaping = build_shaping(trial("", tmp_path, length_shape="ramp"), toy_info())
     ids = [[2] * 4, [2] * 6]
     batch = {"completions": ["aeta", "aetaet"], "completion_ids": ids, "problem": [0, 1]}
     plain = [reward(**batch) for reward in reward_functions(task, problems)]

@@ -12,7 +12,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train, warm
-from gdpo_tune.training.rollout import supports
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from recipes.make_policy import RECIPES
 
 pytestmark = pytest.mark.integration
@@ -21,7 +21,7 @@ RECIPE_OF = {"math": "math", "gsm8k": "math", "tools": "tools"}
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def close_cache():
     yield
     warm.release()
 
@@ -47,7 +47,7 @@ def test_a_task_is_trained_and_measured_in_every_metric(task, tmp_path):
     reports = []
     outcome = train(trial(task, tmp_path), resume=None, report=lambda m, _: reports.append(m))
     info = registry.TASKS[task]
-    assert supports(load_policy(info.embedded)[0])
+    assert is_small_llama(load_policy(info.embedded)[0])
     assert set(outcome.test) == set(info.metrics)
     for name, metric in info.metrics.items():
         assert metric.low <= outcome.test[name].mean <= metric.high
@@ -60,12 +60,12 @@ def test_a_task_is_trained_and_measured_in_every_metric(task, tmp_path):
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
 def test_groups_without_a_right_call_train_the_other_rewards(mode, tmp_path, monkeypatch):
     def problems(self, split, count, seed):
-        asked = [
+        problems_of_split = [
             Problem(p.prompt, p.family, {**p.data}) for p in original(self, split, count, seed)
         ]
-        for problem in asked[::2]:
+        for problem in problems_of_split[::2]:
             problem.data.update(calls=[], response=True)
-        return asked
+        return problems_of_split
 
     original = ToolsTask.problems
     monkeypatch.setattr(ToolsTask, "problems", problems)

@@ -1,4 +1,4 @@
-"""GDPOTrainer: advantages in and out of TRL, figures of each reward, the guard on NaN."""
+"""GDPOTrainer: advantages, metrics of each reward, the guard on NaN."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.training.normalization import compute_advantages
-from gdpo_tune.training.rollout import rollout
-from gdpo_tune.training.trainer import GDPOTrainer, reward_metrics
+from gdpo_tune.training.rollout import sample_for_trainer
+from gdpo_tune.training.trainer import GDPOTrainer, compute_reward_metrics
 from tests.support.training import plain_trainer, write_policy
 
 pytestmark = pytest.mark.filterwarnings(
@@ -35,11 +35,13 @@ def short(completion_ids, **_):
 
 def build(policy, tmp_path, **changes):
     settings = {"normalization": "gdpo", "reward_funcs": [vowels, short], **changes}
-    return plain_trainer(policy, tmp_path, cls=GDPOTrainer, rollout_func=rollout, **settings)
+    return plain_trainer(
+        policy, tmp_path, cls=GDPOTrainer, rollout_func=sample_for_trainer, **settings
+    )
 
 
-def generated(trainer, prompts: int = 4):
-    """One generation batch, and the rewards that went into it."""
+def generate_batch(trainer, prompts: int = 4):
+    """Generate one batch; return it and its rewards."""
     trainer.model.train()
     kept = {}
     inner = trainer._calculate_rewards
@@ -57,7 +59,7 @@ def generated(trainer, prompts: int = 4):
 @pytest.mark.parametrize("mode", NORMALIZATIONS)
 def test_advantages_are_those_of_the_mode(policy, tmp_path, mode):
     trainer = build(policy, tmp_path, normalization=mode, reward_weights=[1.0, 0.25])
-    output, rewards = generated(trainer)
+    output, rewards = generate_batch(trainer)
     expected = compute_advantages(rewards, torch.tensor([1.0, 0.25]), 4, mode)
     assert torch.equal(output["advantages"], expected)
     assert list(trainer._logs["advantages"]) == expected.tolist()
@@ -84,7 +86,7 @@ def test_a_missing_reward_and_any_batching_keep_training_finite(policy, tmp_path
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_ends_training(policy, tmp_path, value):
+def test_a_reward_of_nan_or_inf_ends_training(policy, tmp_path, value):
     def broken(completions, **_):
         return [0.0] * (len(completions) - 1) + [value]
 
@@ -95,7 +97,7 @@ def test_a_reward_that_is_no_number_ends_training(policy, tmp_path, value):
         trainer.train()
 
 
-def test_a_loss_that_is_no_number_ends_training_with_its_step(policy, tmp_path):
+def test_a_loss_of_nan_ends_training_and_names_the_step(policy, tmp_path):
     trainer = build(policy, tmp_path)
     trainer.model.model.norm.weight.data[0] = math.nan
     with pytest.raises(NonFiniteError, match="loss is nan at step 1"):
@@ -109,7 +111,7 @@ def test_a_policy_that_diverges_ends_training(policy, tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_norm_that_is_no_number_ends_training_with_its_step(policy, tmp_path, value):
+def test_a_gradient_norm_of_nan_or_inf_ends_training_and_names_the_step(policy, tmp_path, value):
     trainer = build(policy, tmp_path)
     first = next(trainer.model.parameters())
     first.register_hook(lambda gradient: torch.full_like(gradient, value))
@@ -117,32 +119,32 @@ def test_a_gradient_norm_that_is_no_number_ends_training_with_its_step(policy, t
         trainer.train()
 
 
-def test_figures_of_each_reward():
+def test_metrics_of_each_reward():
     nan = math.nan
     rewards = torch.tensor(
         [[1, 5, nan, 2], [1, 5, nan, nan], [0, 5, nan, nan], [2, 5, nan, 4]],
     )
     weights = torch.tensor([1.0, 9.0, 1.0, 0.5])
-    figures = reward_metrics(rewards, weights, 2, ["a", "b", "c", "d"])
-    assert figures["reward/a/mean"] == 1
-    assert figures["reward/a/std"] == pytest.approx(math.sqrt(2 / 3))
-    assert figures["reward/a/dead_groups"] == 0.5
-    assert figures["reward/b/dead_groups"] == 1
-    assert figures["reward/d/mean"] == 3
+    metrics = compute_reward_metrics(rewards, weights, 2, ["a", "b", "c", "d"])
+    assert metrics["reward/a/mean"] == 1
+    assert metrics["reward/a/std"] == pytest.approx(math.sqrt(2 / 3))
+    assert metrics["reward/a/dead_groups"] == 0.5
+    assert metrics["reward/b/dead_groups"] == 1
+    assert metrics["reward/d/mean"] == 3
     # b never varies within a group, d has one value a group: all of the pull is a's.
-    shares = [figures[f"reward/{name}/share"] for name in "abcd"]
+    shares = [metrics[f"reward/{name}/share"] for name in "abcd"]
     assert shares == [1, 0, 0, 0]
-    assert "reward/c/mean" not in figures
-    assert all(math.isfinite(value) for value in figures.values())
+    assert "reward/c/mean" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_shares_are_weight_times_spread_within_groups():
     rewards = torch.tensor([[0, 0], [1, 4], [10, 0], [11, 4]], dtype=torch.float64)
-    figures = reward_metrics(rewards, torch.tensor([1.0, 0.5]), 2, ["a", "b"])
-    assert figures["reward/a/share"] == pytest.approx(1 / 3)
-    assert figures["reward/b/share"] == pytest.approx(2 / 3)
+    metrics = compute_reward_metrics(rewards, torch.tensor([1.0, 0.5]), 2, ["a", "b"])
+    assert metrics["reward/a/share"] == pytest.approx(1 / 3)
+    assert metrics["reward/b/share"] == pytest.approx(2 / 3)
 
 
-def test_no_pull_at_all_gives_no_share():
-    figures = reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
-    assert figures["reward/a/share"] == figures["reward/b/share"] == 0
+def test_without_any_spread_all_shares_are_zero():
+    metrics = compute_reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
+    assert metrics["reward/a/share"] == metrics["reward/b/share"] == 0

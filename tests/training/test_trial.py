@@ -1,4 +1,4 @@
-"""`train()`: reproducible to the bit, resumable to the bit, and every setting has an effect."""
+"""`train()`: bitwise reproducible, bitwise resumable, and every setting has an effect."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from gdpo_tune.core.parameters import PARAMETERS, parameters_of
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import step_reporter, train, warm
 from gdpo_tune.training.build import training_order
 from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
-from gdpo_tune.training.gpu_meter import GpuMeter
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import (
     RANGES,
@@ -39,7 +38,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    """The toy task is known, and no warm state passes from test to test."""
+    """Register the toy task; no cache passes from test to test."""
     register(monkeypatch)
     warm.release()
     ToyTask.opened = ToyTask.closed = 0
@@ -49,27 +48,27 @@ def toy(monkeypatch):
 
 @pytest.fixture(scope="module")
 def once(policy, tmp_path_factory):
-    """Run a trial the first time that its settings and parameters are asked for."""
-    known = {}
+    """Run each trial only the first time."""
+    results = {}
 
     def outcome(settings=SETTINGS, **params):
         key = (settings, tuple(params.items()))
-        if key not in known:
+        if key not in results:
             folder = tmp_path_factory.mktemp("once")
-            known[key] = run(trial(policy, folder, settings=settings, **params))
-        return known[key]
+            results[key] = run(trial(policy, folder, settings=settings, **params))
+        return results[key]
 
     return outcome
 
 
 def run(config, resume=None):
-    """What a trial reported and returned, without times."""
+    """Return the reports and the outcome of a trial."""
     reports = []
     outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
     return reports, outcome
 
 
-def figures(reports) -> list[tuple[int, dict[str, float]]]:
+def metrics_of(reports) -> list[tuple[int, dict[str, float]]]:
     return [(m.step, dict(m.metrics)) for m, _ in reports]
 
 
@@ -77,7 +76,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_policy(str(path))[0].state_dict()
 
 
-def same_weights(one: Path, other: Path) -> bool:
+def have_same_weights(one: Path, other: Path) -> bool:
     a, b = weights(one), weights(other)
     return all(torch.equal(a[name], b[name]) for name in a)
 
@@ -118,8 +117,8 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert outcome.checkpoint == tmp_path / "t" / "checkpoint-3"
     assert newest_valid_checkpoint(config.directory) == outcome.checkpoint
     assert (tmp_path / "t" / "checkpoint-2").exists(), "the one before is kept, in case"
-    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(reports)
-    assert not same_weights(Path(policy), outcome.checkpoint)
+    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == metrics_of(reports)
+    assert not have_same_weights(Path(policy), outcome.checkpoint)
 
 
 def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
@@ -130,7 +129,7 @@ def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
     assert [bool(m.validation) for m, _ in reports] == [True, True, True]
     assert reports[0][0].validation.keys() == outcome.validation.keys()
     assert (with_rung.test, with_rung.validation) == (outcome.test, outcome.validation)
-    assert figures(reports)[1:] == figures(plain)[1:]
+    assert metrics_of(reports)[1:] == metrics_of(plain)[1:]
 
 
 def test_untrained_baseline(policy, tmp_path):
@@ -154,8 +153,8 @@ def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
     tokenizer.save_pretrained(folder)
     first = run(trial(str(folder), tmp_path / "a"))
     again = run(trial(str(folder), tmp_path / "b"))
-    assert figures(first[0]) == figures(again[0])
-    assert not same_weights(folder, first[1].checkpoint)
+    assert metrics_of(first[0]) == metrics_of(again[0])
+    assert not have_same_weights(folder, first[1].checkpoint)
 
 
 # Reproducible
@@ -164,33 +163,33 @@ def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
 def test_equal_configs_are_bitwise_equal_in_a_fresh_and_a_reused_process(policy, tmp_path):
     fresh, outcome = run(trial(policy, tmp_path / "a"))
     run(trial(policy, tmp_path / "between", seed=9, learning_rate=0.5, group_size=8))
-    torch.rand(17)  # whatever else the process did
+    torch.rand(17)  # the process may have done anything else
     reused, again = run(trial(policy, tmp_path / "b"))
-    assert ToyTask.opened == 1, "the second and third trial found the task warm"
-    assert figures(fresh) == figures(reused)
+    assert ToyTask.opened == 1, "the second and third trial reuse the task"
+    assert metrics_of(fresh) == metrics_of(reused)
     assert (outcome.validation, outcome.test) == (again.validation, again.test)
-    assert same_weights(outcome.checkpoint, again.checkpoint)
+    assert have_same_weights(outcome.checkpoint, again.checkpoint)
 
 
 def test_another_seed_is_another_trial(policy, tmp_path):
     first, _ = run(trial(policy, tmp_path / "a"))
     second, _ = run(trial(policy, tmp_path / "b", seed=1))
-    assert figures(first) != figures(second)
+    assert metrics_of(first) != metrics_of(second)
 
 
-def test_other_settings_get_a_warm_state_of_their_own(policy, tmp_path):
+def test_other_settings_get_their_own_cache(policy, tmp_path):
     run(trial(policy, tmp_path / "a"))
     run(trial(policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
 
 
-def test_another_sandbox_gets_a_warm_state_of_its_own(policy, tmp_path):
+def test_another_sandbox_gets_its_own_cache(policy, tmp_path):
     run(trial(policy, tmp_path / "a"))
     settings = SandboxSettings(workers=2)
     run(dataclasses.replace(trial(policy, tmp_path / "b"), sandbox=settings))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
-    assert warm._kept is not None
-    assert warm._kept[1].task.sandbox == settings
+    assert warm._cache is not None
+    assert warm._cache.task.sandbox == settings
 
 
 def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
@@ -198,7 +197,7 @@ def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monk
     monkeypatch.setattr(warm, "_COPIED_PARAMETERS", 0)
     for name in ("b", "c"):
         loaded, again = run(trial(policy, tmp_path / name))
-        assert figures(loaded) == figures(kept)
+        assert metrics_of(loaded) == metrics_of(kept)
         assert again.test == outcome.test
 
 
@@ -217,8 +216,8 @@ class Stop(Exception):
     """Ends a trial from within its report."""
 
 
-def stopped_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
-    """Run until `report` of that step raises; the newest checkpoint."""
+def stop_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
+    """Run until `report` of that step raises; return the newest checkpoint."""
 
     def report(measurement, _):
         if measurement.step == step:
@@ -240,56 +239,54 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     parameters = {"num_iterations": passes, "beta": 0.01, "settings": settings}
     whole, expected = run(trial(policy, tmp_path / "whole", **parameters))
     config = trial(policy, tmp_path / "cut", **parameters)
-    newest = stopped_at(config, stop)
+    newest = stop_at(config, stop)
     start = read_checkpoint(newest)
     warm.release()
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
     if start.validation:
-        rest = rest[1:]  # what it had measured there, again
-    assert figures(rest) == figures(whole)[start.step :]
+        rest = rest[1:]  # the measurement at the checkpoint, reported again
+    assert metrics_of(rest) == metrics_of(whole)[start.step :]
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
-    assert same_weights(outcome.checkpoint, expected.checkpoint)
+    assert have_same_weights(outcome.checkpoint, expected.checkpoint)
     assert outcome.cost.completions == expected.cost.completions
     assert outcome.cost.seconds > start.cost.seconds
-    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == figures(whole)
+    assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == metrics_of(whole)
 
 
-def test_a_trial_that_is_asked_to_stop_loses_no_step(policy, tmp_path):
+def test_a_trial_that_stops_on_request_loses_no_step(policy, tmp_path):
     _, expected = run(trial(policy, tmp_path / "whole"))
     config = trial(policy, tmp_path / "cut")
-    newest = stopped_at(config, 1, SystemExit)
+    newest = stop_at(config, 1, SystemExit)
     assert read_checkpoint(newest).step == 1
     reports, outcome = run(config, resume=newest)
-    assert [step for step, _ in figures(reports)] == list(range(2, SETTINGS.steps + 1))
-    assert same_weights(outcome.checkpoint, expected.checkpoint)
+    assert [step for step, _ in metrics_of(reports)] == list(range(2, SETTINGS.steps + 1))
+    assert have_same_weights(outcome.checkpoint, expected.checkpoint)
 
 
-def test_a_resumed_trial_tells_again_what_it_had_measured_where_it_goes_on(policy, tmp_path):
+def test_a_resumed_trial_reports_the_measurement_at_its_checkpoint_again(policy, tmp_path):
     config = dataclasses.replace(trial(policy, tmp_path), evaluate_at=(1,))
-    told = []
+    reported = []
 
     def report(measurement, _):
-        told.append(measurement)
+        reported.append(measurement)
         raise SystemExit
 
     with pytest.raises(SystemExit):
         train(config, resume=None, report=report)
     reports, _ = run(config, resume=newest_valid_checkpoint(tmp_path))
-    assert told[0].validated
+    assert reported[0].validated
     again, path = reports[0]
-    assert (again.step, again.validation, dict(again.metrics)) == (1, told[0].validation, {})
+    assert (again.step, again.validation, dict(again.metrics)) == (1, reported[0].validation, {})
     assert path == tmp_path / "checkpoint-1"
     assert [m.step for m, _ in reports] == [1, 2, 3]
     assert [m.step for m in read_steps(tmp_path)] == [1, 2, 3]
 
 
-def test_a_trial_that_died_after_its_last_step_tells_what_it_measured_and_only_evaluates(
-    policy, tmp_path
-):
+def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(policy, tmp_path):
     whole, expected = run(trial(policy, tmp_path / "whole"))
     config = trial(policy, tmp_path / "cut")
-    newest = stopped_at(config, SETTINGS.steps)  # nobody has heard of what it measured there
+    newest = stop_at(config, SETTINGS.steps)  # the report of that step never arrived
     reports, outcome = run(config, resume=newest)
     ((again, path),) = reports
     assert (again.step, again.validation) == (SETTINGS.steps, expected.validation)
@@ -301,7 +298,7 @@ def test_a_trial_that_died_after_its_last_step_tells_what_it_measured_and_only_e
 
 def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
     config = trial(policy, tmp_path / "t")
-    newest = stopped_at(config, 2)
+    newest = stop_at(config, 2)
     (newest / "optimizer.pt").unlink()
     with pytest.raises(TrialFailure, match=r"checkpoint-2 is incomplete \(optimizer.pt is missing"):
         train(config, resume=newest, report=lambda *_: None)
@@ -311,7 +308,7 @@ def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
 
 
 @pytest.mark.parametrize("reason", [SystemExit, KeyboardInterrupt, Stop])
-def test_what_report_raises_passes_through_and_everything_closes(policy, tmp_path, reason):
+def test_an_exception_of_report_passes_through_and_closes_the_cache(policy, tmp_path, reason):
     def report(*_):
         raise reason
 
@@ -332,7 +329,7 @@ def test_the_older_checkpoint_stays_until_the_newer_one_was_reported(policy, tmp
 
 
 class BrokenTask(ToyTask):
-    """Its second batch has a reward that is no number."""
+    """Its second batch has a reward of NaN."""
 
     batches = 0
 
@@ -361,11 +358,11 @@ def test_group_size_has_to_divide_the_completions_of_a_step(policy, tmp_path):
 
 
 def on(reward: str, other: str, threshold: float = 0.125) -> dict:
-    """`reward` conditioned on an eighth of what `other` can be."""
+    """Return parameters: `reward` conditioned on `other`, at an eighth of its range by default."""
     return {f"conditioning.{reward}": other, f"conditioning_threshold.{reward}": threshold}
 
 
-def test_prompts_that_are_too_long_are_counted_with_every_trial(policy, tmp_path):
+def test_long_prompts_are_counted_in_every_trial(policy, tmp_path):
     settings = dataclasses.replace(QUICK, steps=1, test_prompts=12)
     data = DataSettings(max_prompt_length=5)
     for name in ("first", "again, in the same process"):
@@ -420,7 +417,7 @@ def test_each_parameter_changes_training(once, name):
     base, changed = PARAMETER_CHANGES[name]
     reports, outcome = once(QUICK, **base)
     others, other = once(QUICK, **changed)
-    assert not same_weights(outcome.checkpoint, other.checkpoint)
+    assert not have_same_weights(outcome.checkpoint, other.checkpoint)
     assert [m.metrics for m, _ in reports] != [m.metrics for m, _ in others]
     assert outcome.cost.completions == other.cost.completions, "the budget is the same"
     assert [m.step for m, _ in reports] == [m.step for m, _ in others] == [1, 2]
@@ -429,7 +426,7 @@ def test_each_parameter_changes_training(once, name):
 @pytest.mark.parametrize("loss_type", PARAMETERS["loss_type"].choices)
 def test_each_loss_type_trains(policy, once, loss_type):
     outcome = once(QUICK, loss_type=loss_type)[1]
-    assert not same_weights(Path(policy), outcome.checkpoint)
+    assert not have_same_weights(Path(policy), outcome.checkpoint)
 
 
 def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_path):
@@ -487,7 +484,7 @@ def on_test(_, outcome):
 CHANGES = {
     "steps": (2, steps, [1, 2, 3], [1, 2]),
     "completions_per_step": (32, completions, 48, 96),
-    "micro_batch_size": (4, training, None, None),  # rounding; more: test_training_micro_batches
+    "micro_batch_size": (4, training, None, None),  # rounding; more: test_micro_batches
     "max_completion_length": (2, longest, None, 2.0),
     "length_limit": (2, on_validation, None, None),
     "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),
@@ -508,9 +505,9 @@ def test_the_list_of_settings_is_complete():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_setting_has_its_effect(once, name):
-    value, look, expected, expected_changed = CHANGES[name]
-    before = look(*once())
-    after = look(*once(dataclasses.replace(SETTINGS, **{name: value})))
+    value, measure, expected, expected_changed = CHANGES[name]
+    before = measure(*once())
+    after = measure(*once(dataclasses.replace(SETTINGS, **{name: value})))
     assert before != after
     if expected is not None:
         assert before == pytest.approx(expected)
@@ -529,7 +526,7 @@ def test_threads(policy, tmp_path):
         torch.set_num_threads(before)
 
 
-def test_training_order_passes_over_all_prompts_before_any_comes_again():
+def test_training_order_repeats_no_prompt_within_a_pass():
     order = training_order(10, 25, seed=3)
     assert len(order) == 25
     assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
@@ -538,9 +535,9 @@ def test_training_order_passes_over_all_prompts_before_any_comes_again():
     assert order != training_order(10, 25, seed=4)
 
 
-def test_what_the_gpu_does_is_kept_with_each_step(policy, tmp_path, monkeypatch):
+def test_gpu_metrics_are_stored_with_each_step(policy, tmp_path, monkeypatch):
     seen = {"train/gpu_utilisation": 0.5, "train/gpu_memory_gib": 3.0}
-    monkeypatch.setattr(GpuMeter, "read", lambda _: dict(seen))
+    monkeypatch.setattr(step_reporter, "read_gpu_metrics", lambda: dict(seen))
     config = trial(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
     reports, _ = run(config)
     (measurement, _), *_ = reports

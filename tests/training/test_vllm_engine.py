@@ -1,6 +1,6 @@
-"""What surrounds vLLM in a trial, with stand-ins for a GPU and for vLLM.
+"""vLLM in a trial, with stand-ins for a GPU and for vLLM.
 
-The real engine is met in `tests/vllm_cpu`.
+`tests/vllm` tries the real engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from trl.generation import vllm_generation as trl_vllm
 from gdpo_tune.core.errors import EngineError
 from gdpo_tune.core.settings import DataSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, step_end, train, vllm_engine, warm
+from gdpo_tune.training import gpu as gpu_module
+from gdpo_tune.training import rollout, step_reporter, train, vllm_engine, warm
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import trainer_arguments
 from tests.support.training import register, trial, write_policy
@@ -42,7 +43,7 @@ def config(policy, tmp_path, monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
-    """A GPU of 80 GiB, as far as this module asks; the shares that torch was limited to."""
+    """A stand-in for a GPU of 80 GiB; yields the shares to which torch was limited."""
     limits = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -55,10 +56,10 @@ def gpu(monkeypatch, tmp_path):
     return limits
 
 
-# What TRL is told
+# Arguments of TRL
 
 
-def test_a_colocated_engine_gets_its_part_of_the_trial_s_share(config, policy):
+def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     model, _ = load_policy(policy)
     config = replace(config, gpu_share=0.5, rollout=RolloutSettings("vllm", vllm_memory_share=0.4))
     arguments = trainer_arguments(
@@ -74,7 +75,7 @@ def test_a_colocated_engine_gets_its_part_of_the_trial_s_share(config, policy):
     assert vllm_engine.arguments(config, model)["vllm_max_model_length"] == 38
 
 
-def test_a_server_is_asked_at_its_address(config, policy):
+def test_a_server_gets_its_address(config, policy):
     model, _ = load_policy(policy)
     config = replace(config, rollout=RolloutSettings("vllm", "server", "http://a:8000"))
     arguments = trainer_arguments(
@@ -86,20 +87,20 @@ def test_a_server_is_asked_at_its_address(config, policy):
 # The start
 
 
-def test_what_torch_allocates_is_kept_in_the_trial_s_share(gpu):
-    vllm_engine.limit_gpu_memory(1.0)
+def test_torch_allocates_at_most_the_trials_share(gpu):
+    gpu_module.limit_gpu_memory(1.0)
     assert gpu == []
-    vllm_engine.limit_gpu_memory(0.25)
-    vllm_engine.limit_gpu_memory(0.001)
+    gpu_module.limit_gpu_memory(0.25)
+    gpu_module.limit_gpu_memory(0.001)
     assert gpu == [pytest.approx(0.25 - 0.5 / 80), 0.0]
 
 
 def test_nothing_is_limited_without_a_gpu(monkeypatch):
     monkeypatch.delattr(torch.cuda, "set_per_process_memory_fraction")
-    vllm_engine.limit_gpu_memory(0.25)
+    gpu_module.limit_gpu_memory(0.25)
 
 
-def test_engines_of_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch):
+def test_engines_on_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch):
     file = tmp_path / f"gdpo-tune-{os.getuid()}" / "gpu-GPU-a.lock"
 
     def is_held():
@@ -110,32 +111,32 @@ def test_engines_of_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch
                 return True
             return False
 
-    with vllm_engine.gpu_lock():
+    with gpu_module.lock_gpu():
         assert is_held()
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-b")
         )
-        with vllm_engine.gpu_lock():
+        with gpu_module.lock_gpu():
             assert is_held()
     assert not is_held()
-    with pytest.raises(RuntimeError, match="no memory"), vllm_engine.gpu_lock():
+    with pytest.raises(RuntimeError, match="no memory"), gpu_module.lock_gpu():
         raise RuntimeError("no memory")
     assert not is_held()
 
 
 def test_without_a_gpu_there_is_no_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with vllm_engine.gpu_lock():
+    with gpu_module.lock_gpu():
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
 def engine(monkeypatch):
-    """A stand-in for vLLM's class; the options of every engine that was made."""
-    Accelerator(cpu=True)  # a trainer has made one by the time that seeds are set
-    made = []
-    monkeypatch.setattr(trl_vllm, "LLM", lambda **options: made.append(options), raising=False)
-    return made
+    """A stand-in for vLLM's class; yields the options of every engine."""
+    Accelerator(cpu=True)  # as a trainer does before it sets seeds
+    engines = []
+    monkeypatch.setattr(trl_vllm, "LLM", lambda **options: engines.append(options), raising=False)
+    return engines
 
 
 def start(config, policy, **changes):
@@ -191,14 +192,14 @@ def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch)
 
 
 class FakeEngine:
-    """Repeats each prompt's first token, and notes what it was asked."""
+    """Repeats each prompt's first token, and records its requests."""
 
     def __init__(self):
-        self.asked = []
+        self.requests = []
 
-    def generate(self, inputs, wanted, use_tqdm):
+    def generate(self, inputs, settings, use_tqdm):
         assert not use_tqdm
-        self.asked.append((inputs, wanted))
+        self.requests.append((inputs, settings))
         return [
             SimpleNamespace(outputs=[SimpleNamespace(token_ids=(one["prompt_token_ids"][0],))])
             for one in inputs
@@ -207,7 +208,7 @@ class FakeEngine:
 
 @pytest.fixture
 def trainer(monkeypatch, gpu):
-    """With an engine on a GPU that counts how often it is given weights."""
+    """A trainer whose engine counts how often it gets weights."""
     fake = ModuleType("vllm")
     fake.SamplingParams = lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
@@ -229,14 +230,14 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     sampler = vllm_engine.ColocatedEngine(trainer)
     prompts = [[3, 4], [3, 4], [8]]
 
-    def asked(seed):
+    def sample(seed):
         drawn = sampler.generate(None, prompts, DECODING, torch.Generator().manual_seed(seed))
         assert drawn == [[3], [3], [8]]
-        inputs, wanted = trainer.vllm_generation.llm.asked[-1]
+        inputs, settings = trainer.vllm_generation.llm.requests[-1]
         assert inputs == [{"prompt_token_ids": prompt} for prompt in prompts]
-        return wanted
+        return settings
 
-    once, again, other = asked(0), asked(0), asked(1)
+    once, again, other = sample(0), sample(0), sample(1)
     assert once == again != other
     assert len({one["seed"] for one in once}) == 3
     del once[0]["seed"]
@@ -247,10 +248,10 @@ def test_no_temperature_is_greedy(trainer):
     sampler = vllm_engine.ColocatedEngine(trainer)
     decoding = replace(DECODING, temperature=None)
     sampler.generate(None, [[3]], decoding, torch.Generator())
-    assert trainer.vllm_generation.llm.asked[0][1][0]["temperature"] == 0
+    assert trainer.vllm_generation.llm.requests[0][1][0]["temperature"] == 0
 
 
-def test_weights_are_given_once_a_step(trainer):
+def test_weights_are_sent_once_per_step(trainer):
     sampler = vllm_engine.ColocatedEngine(trainer)
     for step, synced in ((0, 1), (0, 1), (1, 2), (2, 3)):
         trainer.state.global_step = step
@@ -263,7 +264,7 @@ def test_weights_are_given_once_a_step(trainer):
 
 
 def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
-    monkeypatch.setattr(build, "installed_vllm", lambda: None)
+    monkeypatch.setattr(rollout, "installed_vllm", lambda: None)
     with pytest.raises(EngineError, match="pip install"):
         train(
             replace(config, rollout=RolloutSettings("vllm")),
@@ -273,19 +274,19 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
 
 
 @pytest.mark.parametrize(("engine", "lean"), [("auto", True), ("transformers", False)])
-def test_only_the_engine_that_was_asked_for_samples(config, engine, lean, monkeypatch):
+def test_only_the_chosen_engine_samples(config, engine, lean, monkeypatch):
     calls = []
 
-    def counted(prompts, trainer, sample=build.rollout):
+    def counted(prompts, trainer, sample=rollout.sample_for_trainer):
         calls.append(len(prompts))
         return sample(prompts, trainer)
 
-    monkeypatch.setattr(build, "rollout", counted)
+    monkeypatch.setattr(rollout, "sample_for_trainer", counted)
     train(replace(config, rollout=RolloutSettings(engine)), resume=None, report=lambda *_: None)
     assert bool(calls) is lean
 
 
-def test_the_mismatch_has_names_of_ours():
+def test_the_mismatch_gets_our_metric_names():
     logs = {
         "loss": 1.0,
         "sampling/importance_sampling_ratio/mean": 0.99,
@@ -293,7 +294,7 @@ def test_the_mismatch_has_names_of_ours():
         "sampling/sampling_logp_difference/mean": 0.01,
         "sampling/sampling_logp_difference/max": 0.2,
     }
-    assert step_end.step_metrics(logs) == {
+    assert step_reporter.select_metrics(logs) == {
         "train/loss": 1.0,
         "train/rollout/importance_ratio": 0.99,
         "train/rollout/logp_difference": 0.01,

@@ -12,8 +12,8 @@ from gdpo_tune.core.events import TrialFinished, TrialPaused
 from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.kept_checkpoints import tidy
-from gdpo_tune.tuning.ray.reporter import HALT
+from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
+from gdpo_tune.tuning.ray.stopping import HALT
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 from gdpo_tune.tuning.search.plan import is_finished
 from tests.support.search_driver import Driver
@@ -397,6 +397,6 @@ def test_checkpoints_of_stopped_trials_stay_only_if_all_do(tmp_path: Path, keep:
         driver.end(trials[1], interrupted=True)
         assert (folder / "checkpoint-7").exists() is stays
         driver.end(trials[0])
-        tidy(ledger)
+        delete_unkept_checkpoints(ledger)
         assert (folder / "checkpoint-7").exists() is stays
         assert ledger.record(3).state == "pruned"

@@ -1,4 +1,4 @@
-"""What is remembered of Ray's processes, so that the next start ends what a killed run left."""
+"""Ray's processes: how they are started and watched, and what the next start ends of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +18,9 @@ import ray
 from ray._private.accelerators import accelerator
 
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.tuning.ray import cluster, leftovers
-from gdpo_tune.tuning.ray.interruption import ClusterLost, Interruption
-from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.ray import cluster, stopping
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS
+from gdpo_tune.tuning.ray.stopping import STOP, ClusterLost, Interruption, StopFlag
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -55,11 +57,11 @@ def test_only_processes_of_the_cluster_are_remembered(
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     spawn()  # a server of somebody else, say
-    with cluster.ray_cluster(file) as up:
-        assert [pid for pid, _ in leftovers.remembered(file)] == new
+    with cluster.open_cluster(file) as up:
+        assert [pid for pid, _ in json.loads(file.read_text())] == new
         new.append(spawn().pid)
         up.remember()
-        assert sorted(pid for pid, _ in leftovers.remembered(file)) == sorted(new)
+        assert sorted(pid for pid, _ in json.loads(file.read_text())) == sorted(new)
     assert not file.exists()
 
 
@@ -88,7 +90,7 @@ def test_servers_that_take_too_long_are_ended_and_started_again(
 ):
     other = spawn()
     started = slow_starts(spawn, monkeypatch, times=2)
-    with cluster.ray_cluster(file):
+    with cluster.open_cluster(file):
         first, second, third = started
         assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
         assert third.poll() is None
@@ -100,7 +102,7 @@ def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
 ):
     started = slow_starts(spawn, monkeypatch, times=cluster.STARTS)
     late = pytest.raises(ClusterLostError, match="did not start in time, 4 times over")
-    with late, cluster.ray_cluster(file):
+    with late, cluster.open_cluster(file):
         pytest.fail("there is no cluster")
     assert len(started) == cluster.STARTS
 
@@ -108,15 +110,15 @@ def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
 def test_another_error_of_ray_is_its_own(file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch):
     slow_starts(spawn, monkeypatch, times=0)
     monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
-    with pytest.raises(ZeroDivisionError), cluster.ray_cluster(file):
+    with pytest.raises(ZeroDivisionError), cluster.open_cluster(file):
         pytest.fail("there is no cluster")
 
 
 def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path, spawn: Spawn):
     left, other = spawn(), spawn()
     created = psutil.Process(left.pid).create_time()
-    leftovers.remember(file, [(left.pid, created), (other.pid, created - 3600)])
-    leftovers.end_orphans(file)
+    file.write_text(json.dumps([(left.pid, created), (other.pid, created - 3600)]))
+    cluster.end_orphans(file)
     assert left.wait() != 0
     assert other.poll() is None
     assert not file.exists()
@@ -125,7 +127,7 @@ def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path,
 @pytest.mark.parametrize("content", ["", "[[12", "[3]", "{}", '[["a", 1]]', "\0\0"])
 def test_a_torn_file_remembers_nothing(file: Path, content: str):
     file.write_text(content)
-    leftovers.end_orphans(file)
+    cluster.end_orphans(file)
     assert not file.exists()
 
 
@@ -136,60 +138,86 @@ def test_a_process_of_another_user_is_left_alone(
         raise psutil.AccessDenied(process.pid)
 
     process = spawn()
-    leftovers.remember(file, leftovers.children())
-    assert process.pid in [pid for pid, _ in json.loads(file.read_text())]
+    assert process.pid in [child.pid for child in cluster.list_children()]
+    created = psutil.Process(process.pid).create_time()
+    file.write_text(json.dumps([(process.pid, created)]))
     monkeypatch.setattr(psutil.Process, "kill", refuse)
-    leftovers.end_orphans(file)
+    cluster.end_orphans(file)
     assert not file.exists()
     assert process.poll() is None
 
 
+@pytest.mark.parametrize("buried", [False, True])
 def test_a_cluster_of_our_own_lives_as_long_as_every_server_of_it(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, buried: bool
 ):
-    servers = {spawn().pid: "raylet", spawn().pid: "gcs_server"}
-    other = spawn()
-    monkeypatch.setattr(cluster, "name_of", lambda pid: servers.get(pid, "monitor"))
-    is_up = cluster.servers_watched()
-    assert is_up()
-    other.kill()
-    other.wait()
-    assert is_up()
-    psutil.Process(next(iter(servers))).kill()  # nobody has asked for its exit status yet
-    while is_up():
-        pass
+    """Whether or not the exit status of the server that has ended was asked for."""
+    (started := slow_starts(spawn, monkeypatch, times=0)).extend([spawn(), spawn()])
+    names = {started[0].pid: "raylet", started[1].pid: "monitor"}
+    monkeypatch.setattr(cluster, "read_name", lambda process: names.get(process.pid, "gcs_server"))
+    monkeypatch.setattr(cluster, "CHECK_SERVERS", -1.0)
+    with cluster.open_cluster(file) as up:
+        assert up.is_alive()
+        started[1].kill()
+        started[1].wait()
+        assert up.is_alive()
+        started[0].kill()
+        if buried:
+            started[0].wait()
+        while up.is_alive():
+            pass
+    assert started[2].wait() == -signal.SIGKILL  # trials would go on writing
 
 
-def test_a_server_whose_exit_status_was_asked_for_is_gone_too(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
-    process = spawn()
-    monkeypatch.setattr(cluster, "name_of", lambda pid: "raylet")
-    is_up = cluster.servers_watched()
-    process.kill()
-    process.wait()
-    assert not is_up()
+class Joined:
+    """A cluster that was joined: its head, its table of nodes, and the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.watch, self.alive, self.asked = SimpleNamespace(silence=0.0), True, 0
+        context = SimpleNamespace(get_node_id=lambda: "ours", gcs_address="head:6379")
+        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+        for name in cluster.ENVIRONMENT:
+            monkeypatch.setenv(name, "")
+        monkeypatch.setattr(cluster, "CHECK_NODE", -1.0)
+        monkeypatch.setattr(cluster, "join", lambda options, environment: None)
+        monkeypatch.setattr(cluster, "watch_head", lambda head: nullcontext(self.watch))
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(ray, "nodes", self.nodes)
+        monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    def nodes(self) -> list[dict[str, object]]:
+        self.asked += 1
+        about = {"NodeManagerHostname": "here", "Resources": {}}
+        ours = {"NodeID": "ours", "Alive": self.alive, **about}
+        return [ours, {"NodeID": "other", "Alive": not self.alive, **about}]
 
 
-@pytest.mark.parametrize(("alive", "answer"), [(True, True), (False, False)])
 def test_a_cluster_that_was_joined_is_asked_for_our_node(
-    alive: bool, answer: bool, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    about = {"NodeManagerHostname": "here", "Resources": {}}
-    nodes = [
-        {"NodeID": "ours", "Alive": alive, **about},
-        {"NodeID": "other", "Alive": not alive, **about},
-    ]
-    context = SimpleNamespace(get_node_id=lambda: "ours")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    assert cluster.our_node_is_alive(Nodes(lambda: nodes)) is answer
+    joined = Joined(monkeypatch)
+    with cluster.open_cluster(file) as up:
+        assert up.is_alive()
+        joined.alive = False
+        assert not up.is_alive()
+
+
+def test_a_silent_head_is_not_asked_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
+    joined = Joined(monkeypatch)
+    with cluster.open_cluster(file) as up:
+        joined.watch.silence = LOST_SECONDS
+        asked = joined.asked
+        assert up.is_alive()
+        joined.watch.silence += 1.0
+        assert not up.is_alive()
+        assert joined.asked == asked
 
 
 def test_a_cluster_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now))
     answers = [True, False]
-    ask = cluster.asked_every(5.0, lambda: answers.pop(0))
+    ask = cluster.call_every(5.0, lambda: answers.pop(0))
     assert ask()
     assert len(answers) == 2
     now = 105.0
@@ -202,11 +230,36 @@ def test_a_cluster_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: Path):
     alive = [True, False]
-    interruption = Interruption(tmp_path / "stop", lambda: alive.pop(0))
+    interruption = Interruption(StopFlag(tmp_path), lambda: alive.pop(0))
     assert not interruption.stop_all()
     with pytest.raises(ClusterLost):
         interruption.stop_all()
     assert not interruption.requested
+
+
+def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stopping, "GRACE", 0.05)
+    interruption = Interruption(StopFlag(tmp_path), lambda: True)
+    assert not interruption.stop_all()
+    assert not (tmp_path / STOP).exists()
+    interruption.request()
+    assert not interruption.stop_all()
+    assert (tmp_path / STOP).exists()
+    time.sleep(0.06)
+    assert interruption.stop_all()
+
+
+def test_requests_of_an_earlier_run_are_taken_back(tmp_path: Path):
+    flag = StopFlag(tmp_path)
+    flag.request(3)
+    assert (flag.is_set(3), flag.is_set(4)) == (True, False)
+    flag.request()
+    assert flag.is_set(4)
+    StopFlag(tmp_path).clear()
+    assert not flag.is_set(3)
+    flag.withdraw(3)
 
 
 def test_a_trial_without_a_gpu_sees_none():

@@ -18,14 +18,29 @@ from gdpo_tune.core.events import Disturbed
 from gdpo_tune.core.trials import Incident
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.ray import failures, workers
-from gdpo_tune.tuning.ray.attempts import LOSSES, RETRIES, Accounts
-from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts, cause
-from gdpo_tune.tuning.ray.lost import NODE_DIED, ActorWornOut, NodeLostError, StoreAwayError
-from gdpo_tune.tuning.ray.nodes import Node, Nodes
-from gdpo_tune.tuning.ray.setup import Setup
-from gdpo_tune.tuning.ray.trainable import GIVEN_UP, run_trial
+from gdpo_tune.tuning.ray.failures import (
+    FOR_EVER,
+    LOSSES,
+    RETRIES,
+    Attempts,
+    TrialHistory,
+    classify_error,
+)
+from gdpo_tune.tuning.ray.messages import (
+    NODE_DIED,
+    AttemptError,
+    Failed,
+    Fatal,
+    TrialNotice,
+    TrialUpdate,
+    pack,
+    unpack_attempt,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray.trainable import run_trial
 from tests.support.search_driver import Driver
-from tests.support.tuning import spec_in
+from tests.support.tuning import attempt_at, measured, spec_in
 
 NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
 DIED = ActorDiedError()
@@ -43,9 +58,10 @@ def in_task(error: Exception) -> RayTaskError:
     [
         (in_task(BROKEN), False, "own"),
         (in_task(BROKEN), True, "own"),
-        (in_task(ActorWornOut()), False, "changed"),
-        (in_task(NodeLostError()), False, "lost"),
-        (in_task(StoreAwayError(StoreUnreachableError("s3://b", "no route", 1))), False, "away"),
+        (in_task(AttemptError("changed", "the process has grown too large")), False, "changed"),
+        (in_task(AttemptError("lost", "a node died")), False, "lost"),
+        (in_task(AttemptError("store", "no route")), False, "store"),
+        (in_task(AttemptError("directory", "waited 3 s for it")), True, "directory"),
         (DIED, False, "died"),
         (DIED, True, "lost"),
         (NODE_LOST, False, "lost"),
@@ -55,42 +71,44 @@ def in_task(error: Exception) -> RayTaskError:
     ],
 )
 def test_what_an_attempt_ended_of(error, gone, expected):
-    assert cause(error, gone=gone) == expected
+    assert classify_error(error, node_lost=gone) == expected
 
 
 def test_a_process_of_several_that_lost_its_node_is_no_failure():
     failed = TrainingFailedError("two processes")
     failed.worker_failures = {0: ValueError("connection closed by peer"), 1: NODE_LOST}
-    assert isinstance(workers.cause(failed, 2), NodeLostError)
+    cause = workers.find_cause(failed, 2)
+    assert isinstance(cause, AttemptError)
+    assert cause.cause == "lost"
 
 
 def test_failures_of_its_own_are_counted():
-    accounts = Accounts(retries=2)
-    assert [accounts.failed("a") for _ in range(3)] == [True, True, False]
-    assert accounts.failed("b")
-    accounts.close("a")
-    assert accounts.failed("a")
+    history = TrialHistory()
+    assert [history.count("own", "a", 0.0) for _ in range(RETRIES + 1)] == [True] * RETRIES + [
+        False
+    ]
+    assert TrialHistory().count("own", "a", 0.0)
 
 
-def test_lost_nodes_are_counted_as_long_as_nothing_comes_of_the_trial():
-    accounts = Accounts(losses=2)
-    for _ in range(3):
-        assert [accounts.lost("a"), accounts.lost("a")] == [True, True]
-        accounts.progressed("a")
-    assert accounts.failed("a"), "losses are no failures"
-    assert [accounts.lost("a") for _ in range(3)] == [True, True, False]
+def test_lost_nodes_are_no_failures_and_are_counted_apart():
+    history = TrialHistory()
+    assert all(history.count("lost", "a", 0.0) for _ in range(LOSSES))
+    assert history.count("own", "a", 0.0)
+    assert not history.count("store", "a", 0.0)
 
 
 def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
-    accounts = Accounts(retries=1, soon=60.0)
-    assert accounts.died("a", "node1", now=100.0)
-    assert accounts.died("b", "node2", now=100.0)
-    assert accounts.died("late", "node1", now=39.0)
-    assert accounts.excuse("node1", now=100.0) == ["a"]
-    assert accounts.excuse("node1", now=100.0) == []
-    assert accounts.failed("a")
-    assert not accounts.failed("b")
-    assert not accounts.failed("late")
+    one, other, late = TrialHistory(), TrialHistory(), TrialHistory()
+    assert one.count("died", "node1", 100.0)
+    assert other.count("died", "node2", 100.0)
+    assert late.count("died", "node1", 39.0)
+    assert [history.excuse("node1", 100.0) for history in (one, other, late)] == [
+        True,
+        False,
+        False,
+    ]
+    assert not one.excuse("node1", 100.0)
+    assert [history.failed for history in (one, other, late)] == [0, 1, 1]
 
 
 class Table:
@@ -111,19 +129,19 @@ def test_nodes_that_go_and_come_are_told_once():
     table = Table(a=True, b=True, dead=False)
     nodes, told = Nodes(table), list[tuple[list[str], list[str]]]()
 
-    def watch(gone: Sequence[Node], come: Sequence[Node]) -> None:
-        told.append(([node.id for node in gone], [node.id for node in come]))
+    def listen(lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
+        told.append(([node.id for node in lost], [node.id for node in joined]))
 
-    nodes.watch(watch)
-    nodes.look()
-    assert [node.id for node in nodes.alive()] == ["a", "b"]
-    nodes.lose("b")
-    assert not nodes.has("b")
+    nodes.on_change = listen
+    nodes.refresh()
+    assert [node.id for node in nodes.list_alive()] == ["a", "b"]
+    nodes.mark_lost("b")
+    assert not nodes.is_alive("b")
     table.alive = {"a": True, "b": False, "c": True}
-    nodes.look()
-    nodes.look()
+    nodes.refresh()
+    nodes.refresh()
     assert told == [(["b"], []), ([], ["c"])]
-    assert str(nodes.alive()[0]) == "h (a)"
+    assert str(nodes.list_alive()[0]) == "h (a)"
 
 
 class RayTrial:
@@ -144,15 +162,16 @@ class Sweep:
         self.ledger, self.driver = ledger, Driver(ledger, slots=4)
         self.table = Table(a=True, b=True)
         self.nodes = Nodes(self.table)
-        self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None, "".join)
-        monkeypatch.setattr(failures, "last_error", lambda trial: trial.error)
+        self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None)
+        monkeypatch.setattr(failures, "read_error", lambda trial: trial.error)
+        monkeypatch.setattr(failures, "find_node", str)
         self.trials = [RayTrial(*self._suggested()) for _ in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
             self.start(trial, actor)
 
     def _suggested(self) -> tuple[str, dict[str, Any]]:
         name = self.driver.ask()
-        return name, {"trial": self.driver.flying[name], "ends_at": ()}
+        return name, pack(attempt_at(self.driver.flying[name]))
 
     def start(self, trial: RayTrial, actor: str) -> None:
         trial.temporary_state.ray_actor = actor
@@ -161,6 +180,9 @@ class Sweep:
     def fail(self, trial: RayTrial, error: BaseException) -> None:
         trial.error = error
         self.attempts.on_trial_recover(0, [], trial)
+
+    def given_up(self, trial: RayTrial) -> str | Exception | None:
+        return unpack_attempt(trial.config).given_up
 
     def told(self) -> list[str]:
         events = self.driver.events
@@ -194,12 +216,12 @@ def test_a_node_whose_processes_died_first_excuses_them(sweep: Sweep):
     sweep.fail(trial, DIED)
     sweep.start(trial, "a")
     sweep.table.alive["b"] = False
-    sweep.nodes.look()
+    sweep.nodes.refresh()
     assert sweep.told()[0].startswith("trial 2 is tried again: the trial's process died")
     assert sweep.told()[1] == "node h (b) was lost, with trials 2, 3"
     for _ in range(RETRIES):
         sweep.fail(trial, in_task(BROKEN))
-    assert GIVEN_UP not in trial.config
+    assert sweep.given_up(trial) is None
 
 
 def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_was_told(sweep: Sweep):
@@ -210,20 +232,20 @@ def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_was_told(s
     for broken in (trial, other):
         sweep.start(broken, "b")
         sweep.fail(broken, DIED)
-        assert GIVEN_UP in broken.config
+        assert sweep.given_up(broken)
     sweep.start(other, "a")  # where it finds that it is given up
     sweep.table.alive["b"] = False
-    sweep.nodes.look()
-    assert GIVEN_UP not in trial.config
+    sweep.nodes.refresh()
+    assert sweep.given_up(trial) is None
     assert trial.max_failures == FOR_EVER
-    assert GIVEN_UP in other.config
+    assert sweep.given_up(other)
 
 
 def test_a_node_that_does_not_answer_is_lost_later(sweep: Sweep):
     sweep.fail(sweep.trials[2], ActorUnavailableError("connection reset", None))
     sweep.start(sweep.trials[2], "a")
     sweep.table.alive["b"] = False
-    sweep.nodes.look()
+    sweep.nodes.refresh()
     sweep.fail(sweep.trials[3], NODE_LOST)
     assert sweep.told() == [
         "trial 2 was cut off from node h (b)",
@@ -236,16 +258,15 @@ def test_a_trial_that_fails_by_itself_is_given_up(sweep: Sweep):
     trial = sweep.trials[0]
     for _ in range(RETRIES):
         sweep.fail(trial, in_task(BROKEN))
-        assert GIVEN_UP not in trial.config
+        assert sweep.given_up(trial) is None
     sweep.fail(trial, NODE_LOST)
-    assert GIVEN_UP not in trial.config
+    assert sweep.given_up(trial) is None
     sweep.fail(trial, in_task(BROKEN))
-    assert trial.config[GIVEN_UP] == "ValueError: bad reward"
+    assert sweep.given_up(trial) == "ValueError: bad reward"
     assert trial.max_failures == 0
-    setup = Setup("none:none", Path("stop"), 1.0)
-    ended = run_trial({"setup": setup, **trial.config})
-    assert ended == {"failure": "ValueError: bad reward"}
-    assert "a long traceback" in (trial.config["trial"].directory / "error.txt").read_text()
+    assert unpack_message(run_trial(trial.config)) == Failed("ValueError: bad reward")
+    error_file = unpack_attempt(trial.config).trial.directory / "error.txt"
+    assert "a long traceback" in error_file.read_text()
 
 
 def test_a_trial_that_cannot_even_end_is_given_up_all_the_same(sweep: Sweep):
@@ -264,63 +285,66 @@ def test_a_trial_that_kills_node_after_node_is_given_up(sweep: Sweep):
     for _ in range(LOSSES):
         sweep.fail(trial, RayActorError(preempted=True))
         sweep.start(trial, "a")
-    assert GIVEN_UP not in trial.config
-    sweep.attempts.on_trial_result(0, [], trial, {"measurement": None})
+    assert sweep.given_up(trial) is None
+    sweep.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(measured(1))))
     for _ in range(LOSSES):
         sweep.fail(trial, RayActorError(preempted=True))
-        sweep.attempts.on_trial_result(0, [], trial, {"note": "waits for the store"})
-    assert GIVEN_UP not in trial.config
+        sweep.attempts.on_trial_result(0, [], trial, pack(TrialNotice("waits for the store")))
+    assert sweep.given_up(trial) is None
     for _ in range(1):
         sweep.fail(trial, RayActorError(preempted=True))
-    assert trial.config[GIVEN_UP] == failures.LOST_AGAIN
+    assert sweep.given_up(trial) == failures.LOST_AGAIN
 
 
 def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials(sweep: Sweep):
     trial = sweep.trials[0]
     away = StoreUnreachableError("s3://bucket/night", "no route", 600)
     for _ in range(LOSSES):
-        sweep.fail(trial, in_task(StoreAwayError(away)))
+        sweep.fail(trial, in_task(AttemptError("store", away.what, away)))
         sweep.start(trial, "a")
-    assert GIVEN_UP not in trial.config
-    assert not (trial.config["trial"].directory / "error.txt").exists()
+    assert sweep.given_up(trial) is None
+    assert not (unpack_attempt(trial.config).trial.directory / "error.txt").exists()
     assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.what}"
-    sweep.fail(trial, in_task(StoreAwayError(away)))
-    ended = run_trial({"setup": Setup("none:none", Path("stop"), 1.0), **trial.config})
-    assert str(ended["fatal"]) == str(away)
-    sweep.attempts._searcher.on_trial_complete(trial.trial_id, ended)
-    assert sweep.attempts._searcher.fatal is ended["fatal"]
+    sweep.fail(trial, in_task(AttemptError("store", away.what, away)))
+    ended = run_trial(trial.config)
+    result = unpack_message(ended)
+    assert isinstance(result, Fatal)
+    assert str(result.error) == str(away)
+    sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
+    assert sweep.driver.searcher.fatal is result.error
     assert sweep.ledger.record(0).state == "running"  # the same command goes on with it
 
 
 def test_a_store_that_is_away_survives_the_way_between_processes():
-    error = StoreAwayError(StoreUnreachableError("s3://bucket/night", "no route", 600))
+    outage = StoreUnreachableError("s3://bucket/night", "no route", 600)
+    error = AttemptError("store", outage.what, outage)
     again = pickle.loads(pickle.dumps(error))
-    assert again.preempted
-    assert str(again.error) == str(error.error)
+    assert str(again) == str(error)
+    assert str(again.outage) == str(outage)
 
 
 def test_a_change_of_process_uses_up_no_attempt(sweep: Sweep):
     trial = sweep.trials[0]
     for _ in range(10):
-        sweep.fail(trial, in_task(ActorWornOut()))
+        sweep.fail(trial, in_task(AttemptError("changed", "the process has grown too large")))
         sweep.start(trial, "a")
-    assert GIVEN_UP not in trial.config
+    assert sweep.given_up(trial) is None
     assert sweep.told() == []
 
 
 def test_as_many_trials_are_handed_out_as_the_nodes_have_room_for(sweep: Sweep):
     assert sweep.driver.ask() is None
     sweep.table.alive["c"] = True
-    sweep.nodes.look()
+    sweep.nodes.refresh()
     assert sweep.told() == ["node h (c) has joined"]
     assert [sweep.driver.ask() is None for _ in range(3)] == [False, False, True]
     sweep.table.alive = {}
-    sweep.nodes.look()
+    sweep.nodes.refresh()
     for name in list(sweep.driver.flying):
         sweep.driver.end(name)
     assert sweep.driver.ask() is None
     waits = "the sweep waits for nodes: a trial wants 1 CPUs and 0 GPUs, which no node has"
     assert any(what.startswith(waits) for what in sweep.told())
     sweep.table.alive["d"] = True
-    sweep.nodes.look()
+    sweep.nodes.refresh()
     assert sweep.driver.ask() is not None

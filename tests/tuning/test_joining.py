@@ -1,10 +1,11 @@
-"""A cluster of others is asked before Ray is: who is nobody, who wants a token, who is no node."""
+"""A cluster that exists already: its head is asked before Ray is, and watched from then on."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -109,3 +110,52 @@ def test_a_name_that_no_host_can_have(monkeypatch, tmp_path):
     without_tokens(monkeypatch, tmp_path)
     with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
         joining.check_head("a..b:6379")
+
+
+# The head, once joined
+
+
+class Head:
+    """A head that answers until it does not, and a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.there, self.left = 100.0, True, 0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(joining, "time", clock)
+        monkeypatch.setattr(joining, "find_silence", lambda *_: "" if self.there else "refused")
+        monkeypatch.setattr(joining, "leave", self.leave)
+        self.watch = joining.HeadWatch("head:6379")
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def after(self, seconds: float) -> joining.HeadWatch:
+        self.now += seconds
+        self.watch.check()
+        return self.watch
+
+
+def test_the_process_leaves_some_time_after_the_head_is_lost(monkeypatch):
+    found = Head(monkeypatch)
+    assert found.after(1000.0).silence == 0
+    found.there = False
+    assert found.after(joining.LOST_SECONDS).silence == joining.LOST_SECONDS
+    assert found.after(joining.LEAVE_SECONDS).silence > joining.LOST_SECONDS
+    assert found.left == 0
+    found.after(1.0)
+    assert found.left == 1
+
+
+def test_a_head_that_answers_again_was_never_lost(monkeypatch):
+    found = Head(monkeypatch)
+    found.there = False
+    found.after(joining.LOST_SECONDS - 1)
+    found.there = True
+    assert found.after(2.0).silence == 0
+
+
+def test_who_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert not joining.find_silence(address, 1.0)
+    assert "refused" in joining.find_silence(address, 1.0)

@@ -95,7 +95,7 @@ class Population(Driver):
         """Report an evaluation; whether the trial goes on."""
         config = self.flying[trial_id]
         values = {name: found.mean for name, found in worth(state).validation.items()}
-        self.searcher.on_trial_result(trial_id, {"measurement": measured(step, **values)})
+        self.report(trial_id, measured(step, **values))
         if step not in ends_at and not (config.directory / "halt").exists():
             return True
         if not saved:

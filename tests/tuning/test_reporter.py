@@ -12,8 +12,10 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
 from gdpo_tune.tracking.run_content import select_curve_values
 from gdpo_tune.tuning.ray import reporter
-from gdpo_tune.tuning.ray.reporter import HALT, Reporter, pace_of
-from tests.support.tuning import measured, sent_to_ray, trial_in
+from gdpo_tune.tuning.ray.messages import TrialUpdate, unpack_message
+from gdpo_tune.tuning.ray.reporter import Reporter, choose_interval
+from gdpo_tune.tuning.ray.stopping import HALT
+from tests.support.tuning import attempt_at, measured, sent_to_ray, trial_in
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def test_a_fast_trial_ends_with_at_least_twenty_points_a_curve_and_at_most_sixty
     """Through both that thin: what goes to the driver, and what of that goes to the tracker."""
     monkeypatch.setattr(reporter.time, "monotonic", lambda: 100.0)
     training = TrainingSettings(steps=steps)
-    report = Reporter(replace(config, training=training), config.directory / "stop")
+    report = Reporter(attempt_at(replace(config, training=training)))
     for step in range(1, steps + 1):
         report(Measurement(step, {"train/loss": 1.0}, Cost()), None)
     curve = [m.step for m in sent if select_curve_values(m, training)]
@@ -47,7 +49,7 @@ def test_an_evaluation_is_always_sent(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(reporter.time, "monotonic", lambda: 100.0)
-    report = Reporter(config, config.directory / "stop")
+    report = Reporter(attempt_at(config))
     for step in range(1, 101):
         plain = Measurement(step, {"train/loss": 1.0}, Cost())
         report(measured(33, format=0.5) if step == 33 else plain, None)
@@ -58,12 +60,14 @@ def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
     def halt(result: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
-        sent.append(result["measurement"])
-        if result["measurement"].validated:
+        message = unpack_message(result)
+        assert isinstance(message, TrialUpdate)
+        sent.append(message.measurement)
+        if message.measurement.validated:
             (config.directory / HALT).touch()
 
     monkeypatch.setattr(reporter.tune, "report", halt)
-    report = Reporter(config, config.directory / "stop")
+    report = Reporter(attempt_at(config))
     report(Measurement(1, {}, Cost()), None)
     with pytest.raises(SystemExit):
         report(measured(2, format=0.5), None)
@@ -76,7 +80,7 @@ def test_a_process_that_begins_with_a_request_to_halt_ends_at_its_first_step(
 ):
     (config.directory / HALT).touch()
     with pytest.raises(SystemExit):
-        Reporter(config, config.directory / "stop")(Measurement(1, {}, Cost()), None)
+        Reporter(attempt_at(config))(Measurement(1, {}, Cost()), None)
     assert not sent
 
 
@@ -84,16 +88,16 @@ def test_what_is_held_back_goes_with_the_next_result(
     config: TrialConfig, monkeypatch: pytest.MonkeyPatch
 ):
     """A step a second, of 120 steps every second one is kept; a result every five seconds."""
-    results: list[dict[str, Any]] = []
+    results: list[Any] = []
     clock = iter(range(1, 1000))
-    monkeypatch.setattr(reporter.tune, "report", results.append)
+    monkeypatch.setattr(reporter.tune, "report", lambda told: results.append(unpack_message(told)))
     monkeypatch.setattr(reporter.time, "monotonic", lambda: float(next(clock)))
     training = TrainingSettings(steps=120)
-    report = Reporter(replace(config, training=training), config.directory / "stop", pace=5.0)
+    report = Reporter(attempt_at(replace(config, training=training), interval=5.0))
     for step in range(1, 121):
         plain = Measurement(step, {"train/loss": 1.0}, Cost())
         report(measured(step, format=0.5) if step in (33, 120) else plain, None)
-    told = [[m.step for m in (*r["earlier"], r["measurement"])] for r in results]
+    told = [[m.step for m in (*r.earlier, r.measurement)] for r in results]
     assert told[:3] == [[1], [2, 4, 6], [8, 10, 11]]
     assert [32, 33] in told  # what is validated waits for nothing
     assert len(results) <= 27
@@ -101,8 +105,8 @@ def test_what_is_held_back_goes_with_the_next_result(
 
 
 def test_few_slots_hold_nothing_back_and_many_share_what_the_driver_takes():
-    assert pace_of(200) == 0
-    assert pace_of(1000) == 5
+    assert choose_interval(200) == 0
+    assert choose_interval(1000) == 5
 
 
 def test_a_slow_trial_sends_every_point(
@@ -110,7 +114,7 @@ def test_a_slow_trial_sends_every_point(
 ):
     clock = iter(range(0, 1000, 2))
     monkeypatch.setattr(reporter.time, "monotonic", lambda: float(next(clock)))
-    report = Reporter(config, config.directory / "stop")
+    report = Reporter(attempt_at(config))
     for step in range(1, 8):
         report(Measurement(step, {}, Cost()), None)
     assert [m.step for m in sent] == list(range(1, 8))

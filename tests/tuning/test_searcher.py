@@ -21,9 +21,11 @@ from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.ray.failures import Attempts, reason
+from gdpo_tune.tuning.ray import failures
+from gdpo_tune.tuning.ray.failures import Attempts, describe_error
+from gdpo_tune.tuning.ray.messages import unpack_attempt
 from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.runner import run_sweep
 from gdpo_tune.tuning.search.plan import is_finished, planned, trial_seed
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
@@ -199,7 +201,7 @@ def test_an_error_is_recorded_with_the_reason_that_ray_knows(spec: SweepSpec):
         driver = Driver(ledger)
         trial_id = driver.ask()
         spent = Cost(completions=64, seconds=1.5)
-        driver.searcher.on_trial_result(trial_id, {"measurement": Measurement(1, {}, spent)})
+        driver.report(trial_id, Measurement(1, {}, spent))
         driver.searcher.on_trial_complete(trial_id, None, error=True)
         driver.searcher.on_failure(trial_id, "RuntimeError: broken")
         record = ledger.record(0)
@@ -214,9 +216,9 @@ def test_an_error_is_recorded_with_the_reason_that_ray_knows(spec: SweepSpec):
 
 def test_reasons_are_one_line_for_a_person():
     task = RayTaskError("train", "a long traceback", ValueError("bad reward"))
-    assert reason(task) == "ValueError: bad reward"
-    assert "process died" in reason(ActorDiedError())
-    assert reason(None) == "unknown"
+    assert describe_error(task) == "ValueError: bad reward"
+    assert "process died" in describe_error(ActorDiedError())
+    assert describe_error(None) == "unknown"
 
 
 def ray_trial(config: dict[str, Any], actor: object) -> Any:
@@ -231,7 +233,8 @@ def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(Trial, "local_path", None)
     looked: list[str] = []
     nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
-    callback = Attempts(searcher, nodes, lambda: looked.append("again"), lambda _: "node")
+    monkeypatch.setattr(failures, "find_node", lambda actor: "node")
+    callback = Attempts(searcher, nodes, lambda: looked.append("again"))
     for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
         callback.on_trial_start(0, [], ray_trial({}, actor))
     assert looked == ["again"] * 2
@@ -258,7 +261,7 @@ def test_a_config_is_copied_by_ray_at_no_cost_and_named_in_short(spec: SweepSpec
     assert isinstance(config, dict)
     copied = copy.deepcopy(config)
     assert all(copied[key] is value for key, value in config.items())
-    assert [str(config["trial"]), str(config["setup"])] == ["0", "none:none"]
+    assert str(unpack_attempt(config)) == "0"
     assert pickle.loads(cloudpickle.dumps(config)) == config
 
 
@@ -306,7 +309,7 @@ def test_listeners_hear_of_every_trial(spec: SweepSpec):
         driver = Driver(ledger)
         trial_id = driver.ask()
         measurement = measured(30, format=0.5)
-        driver.searcher.on_trial_result(trial_id, {"measurement": measurement})
+        driver.report(trial_id, measurement)
         driver.end(trial_id)
         done = ledger.record(0)
     started, progressed, finished = driver.events

@@ -9,9 +9,9 @@ import pytest
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning import run_sweep
-from gdpo_tune.tuning.ray.reporter import HALT
-from tests.support.fake_training import executions
+from gdpo_tune.tuning.ray.stopping import HALT
+from gdpo_tune.tuning.runner import run_sweep
+from tests.support.fake_training import list_executions
 
 pytestmark = [
     pytest.mark.integration,
@@ -59,12 +59,12 @@ def test_stopped_trials_take_no_step_past_their_rung_and_leave_nothing(
         assert not list(folder.glob("checkpoint-*"))
         assert not (folder / HALT).exists()
 
-    starts = [execution["from"] for execution in executions(spec.directory)]
+    starts = [execution["from"] for execution in list_executions(spec.directory)]
     if variant == "stop":
         assert starts == [0] * len(result.records)
     else:
         assert sum(bool(start) for start in starts) == len(starts) - len(result.records)
         promoted = [r for r in result.records if r.paused_at and len(r.rungs) == 4]
         for record in promoted:
-            again = executions(spec.directory, str(record.number))
+            again = list_executions(spec.directory, str(record.number))
             assert [64 * int(str(start["from"])) for start in again][-1] == record.paused_at

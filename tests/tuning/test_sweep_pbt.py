@@ -18,8 +18,8 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import from_sweep, trial_config
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training import train, warm
-from gdpo_tune.tuning import run_sweep
-from tests.support.fake_training import executions
+from gdpo_tune.tuning.runner import run_sweep
+from tests.support.fake_training import list_executions
 
 pytestmark = [
     pytest.mark.integration,
@@ -42,7 +42,7 @@ TINY = (
 SWEEP = """
 import sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
 """
@@ -131,5 +131,5 @@ def test_a_population_whose_driver_is_killed_comes_to_the_same(tmp_path: Path):
     assert told(cut) == told(whole)
     with Ledger.open(cut, read_only=True) as ledger:
         assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE"}
-    begun = [entry["trial"] for entry in executions(cut.directory) if entry["from"] == 0]
+    begun = [entry["trial"] for entry in list_executions(cut.directory) if entry["from"] == 0]
     assert all(begun.count(str(number)) <= 2 for number in range(2, 2 + MEMBERS))

@@ -28,9 +28,10 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.tuning import run_sweep, runner
 from gdpo_tune.tuning.ray import cluster
-from tests.support.fake_training import executions
+from gdpo_tune.tuning.ray.failures import RETRIES
+from gdpo_tune.tuning.runner import run_sweep
+from tests.support.fake_training import list_executions
 
 pytestmark = [
     pytest.mark.integration,
@@ -51,7 +52,7 @@ SMALL = [
 SWEEP = """
 import json, sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 result = run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
 print(json.dumps({"interrupted": result.interrupted, "trials": len(result.records)}))
@@ -96,7 +97,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert "process died" in reasons[6]
     assert "broken at step 1" in (spec.directory / "trials" / "4" / "error.txt").read_text()
 
-    attempts = {n: executions(spec.directory, str(n)) for n in range(2, 7)}
+    attempts = {n: list_executions(spec.directory, str(n)) for n in range(2, 7)}
     assert [a["from"] for a in attempts[2]] == [0, 1]  # a retry goes on from the checkpoint
     assert [a["from"] for a in attempts[5]] == [0, 1]
     assert len({a["pid"] for a in attempts[5]}) == 2
@@ -116,18 +117,18 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert not (spec.directory / "ray").exists()
 
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "ray_cluster", unwanted)
+        patch.setattr(cluster, "open_cluster", unwanted)
         again = run_sweep(spec, train=TRAIN)
     assert again.records == result.records
     assert again.reason == result.reason == "all 6 configurations were tried"
 
-    before = len(executions(spec.directory))
+    before = len(list_executions(spec.directory))
     faults(spec)
     larger = run_sweep(spec_in(tmp_path, "search.trials=7"), train=TRAIN)
     assert larger.records[: len(records)] == result.records
     new = larger.records[len(records) :]
     assert [record.role for record in new].count("search") == 1
-    ran = executions(spec.directory)[before:]
+    ran = list_executions(spec.directory)[before:]
     assert len(ran) == len(new)
     with Ledger.open(spec, read_only=True) as ledger:
         assert [set(s) for s in ledger.sessions()] == [
@@ -149,7 +150,7 @@ def test_a_trial_that_runs_out_of_memory_is_not_tried_again_and_the_sweep_goes_o
     reason = result.records[2].reason
     for key in ("micro_batch_size", "max_completion_length", "gradient_checkpointing"):
         assert key in reason
-    assert len(executions(spec.directory, "2")) == 1
+    assert len(list_executions(spec.directory, "2")) == 1
 
 
 def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
@@ -190,9 +191,9 @@ def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
     faults(spec, t0="grow", t1="grow", t2="grow", t3="raise")
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 3 + ["failed"]
-    ran = executions(spec.directory)
+    ran = list_executions(spec.directory)
     assert len({entry["pid"] for entry in ran}) == len(ran)
-    assert len(executions(spec.directory, "3")) == 1 + runner.RETRIES
+    assert len(list_executions(spec.directory, "3")) == 1 + RETRIES
 
 
 @contextmanager
@@ -232,9 +233,9 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
         process.wait()
 
     faults(spec, t3="slow")
-    begun = len(executions(spec.directory, "3"))
+    begun = len(list_executions(spec.directory, "3"))
     with sweep_process(spec) as process:
-        wait_for(lambda: len(executions(spec.directory, "3")) > begun)
+        wait_for(lambda: len(list_executions(spec.directory, "3")) > begun)
         wait_for(lambda: state_of(spec, 1) == "complete")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         assert process.stdout is not None
@@ -248,17 +249,17 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
     assert (states[0], states[1], states[3]) == ("complete", "complete", "running")
 
     faults(spec)
-    before = len(executions(spec.directory))
+    before = len(list_executions(spec.directory))
     larger = spec_in(tmp_path, "search.trials=6", "training.steps=12")
     result = run_sweep(larger, train=TRAIN)
-    ran = executions(spec.directory)[before:]
+    ran = list_executions(spec.directory)[before:]
     assert len({entry["pid"] for entry in ran}) <= local_cpus()  # warm actors
     assert {record.state for record in result.records} == {"complete"}
     assert [record.role for record in result.records].count("search") == 6
-    resumed = [entry["from"] for entry in executions(spec.directory, "1")]
+    resumed = [entry["from"] for entry in list_executions(spec.directory, "1")]
     assert len(resumed) == 2
     assert int(str(resumed[1])) >= 2  # from its newest checkpoint
-    assert len(executions(spec.directory, "0")) == 1  # what was finished is not run again
+    assert len(list_executions(spec.directory, "0")) == 1  # what was finished is not run again
 
 
 def state_of(spec: SweepSpec, number: int) -> str:

@@ -103,13 +103,12 @@ def test_a_module_that_cannot_be_loaded_is_refused_before_any_work(tmp_path, mon
 def test_requirements_tell_the_tier_and_the_command_says_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(sweep, "run", lambda *_, **__: 0)
-    assert sweep.main([str(SPACE)]) == 0
+    sweep.print_environment(load_spec(SPACE))
     said = capsys.readouterr()
     assert said.out.startswith("sandbox: ")
     assert said.out.count("\n") == 1
     assert said.err == ""
-    assert sweep.main([str(SPACE), "--set", "sandbox.type=unsafe_no_isolation"]) == 0
+    sweep.print_environment(load_spec(SPACE, ["sandbox.type=unsafe_no_isolation"]))
     said = capsys.readouterr()
     assert said.out == "sandbox: unsafe\n"
     assert said.err.startswith("warning: sandbox.type = unsafe_no_isolation: code that the policy")

@@ -16,7 +16,7 @@ import pytest
 
 from gdpo_tune.core.steps import FILE, read_steps
 from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 
 pytestmark = [
     pytest.mark.integration,
@@ -42,7 +42,7 @@ SMALL = [
 SWEEP = """
 import sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning import run_sweep
+from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 sys.exit(130 if run_sweep(load_spec(space, overrides, "sweep")).interrupted else 0)
 """

@@ -24,14 +24,21 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Resources
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import trainable, workers
-from gdpo_tune.tuning.ray.cluster import Cluster
-from gdpo_tune.tuning.ray.lost import ActorWornOut
-from gdpo_tune.tuning.ray.nodes import Node, Nodes
+from gdpo_tune.tuning.ray.messages import (
+    AttemptError,
+    Failed,
+    Fatal,
+    Finished,
+    Interrupted,
+    TrialMessage,
+    pack,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.resources import slots, slots_of
-from gdpo_tune.tuning.ray.setup import Setup
-from gdpo_tune.tuning.ray.trainable import memory_limit, run_trial
-from tests.support.tuning import outcome, sent_to_ray, spec_in, trial_in
+from gdpo_tune.tuning.ray.stopping import STOP
+from gdpo_tune.tuning.ray.trainable import compute_memory_limit, run_trial
+from tests.support.tuning import attempt_at, outcome, sent_to_ray, spec_in, trial_in
 
 behaviour: list[Any] = []
 """What `train` below does next: an exception to raise, or something to return."""
@@ -57,19 +64,18 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     return sent_to_ray(monkeypatch)
 
 
-def run(config: TrialConfig) -> dict[str, Any]:
-    setup = Setup(f"{__name__}:train", config.directory / "stop", cpus=1.0)
-    return run_trial({"trial": config, "setup": setup, "ends_at": ()})
+def run(config: TrialConfig) -> TrialMessage | None:
+    return unpack_message(run_trial(pack(attempt_at(config, f"{__name__}:train"))))
 
 
 def test_an_outcome_is_returned(config: TrialConfig, sent: list[Measurement]):
-    behaviour.append("an outcome")
-    assert run(config) == {"outcome": "an outcome"}
+    behaviour.append(outcome())
+    assert run(config) == Finished(outcome())
 
 
 def test_a_trial_that_cannot_go_on_is_not_tried_again(config: TrialConfig, sent: list[Measurement]):
     behaviour.append(NonFiniteError("loss is nan at step 3"))
-    assert run(config) == {"failure": "loss is nan at step 3"}
+    assert run(config) == Failed("loss is nan at step 3")
 
 
 @pytest.mark.parametrize("error", [SandboxUnavailable("no isolation"), PolicyError("no pad token")])
@@ -77,7 +83,7 @@ def test_what_every_trial_would_meet_is_told_apart(
     config: TrialConfig, sent: list[Measurement], error: Exception
 ):
     behaviour.append(error)
-    assert run(config) == {"fatal": error}
+    assert run(config) == Fatal(error)
 
 
 def test_anything_else_is_for_ray_to_try_again(config: TrialConfig, sent: list[Measurement]):
@@ -87,8 +93,8 @@ def test_anything_else_is_for_ray_to_try_again(config: TrialConfig, sent: list[M
 
 
 def test_an_interruption_stops_at_the_next_report(config: TrialConfig, sent: list[Measurement]):
-    (config.directory / "stop").touch()
-    assert run(config) == {"interrupted": True}
+    (config.directory.parent.parent / STOP).touch()
+    assert run(config) == Interrupted()
     assert sent == []
 
 
@@ -109,7 +115,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(trainable.ray, "nodes", lambda: known)
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(trainable, "node_cpus", trainable.node_cpus.__wrapped__)
+    monkeypatch.setattr(trainable, "count_node_cpus", trainable.count_node_cpus.__wrapped__)
     return known
 
 
@@ -117,22 +123,23 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_process_that_has_grown_too_large_takes_no_second_trial(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
-    behaviour.extend(["third", "second", "first"])
+    first, second, third = (outcome(correctness=share) for share in (0.1, 0.2, 0.3))
+    behaviour.extend([third, second, first])
     monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
-    assert run(config) == {"outcome": "first"}
-    assert run(config) == {"outcome": "second"}
+    assert run(config) == Finished(first)
+    assert run(config) == Finished(second)
     monkeypatch.setattr(trainable, "machine_memory", lambda: 1)
-    with pytest.raises(ActorWornOut):
+    with pytest.raises(AttemptError, match="grown too large"):
         run(config)
     monkeypatch.setattr(trainable, "_trials_served", 0)
-    assert run(config) == {"outcome": "third"}  # or no trial would ever run
+    assert run(config) == Finished(third)  # or no trial would ever run
 
 
 def test_a_process_may_grow_to_its_part_of_its_own_node(nodes: list[dict[str, Any]]):
-    assert memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30 / 4)
-    assert memory_limit(0.5) == pytest.approx(0.6 * 8 * 2**30 / 8)
+    assert compute_memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30 / 4)
+    assert compute_memory_limit(0.5) == pytest.approx(0.6 * 8 * 2**30 / 8)
     nodes[0]["Resources"] = {"GPU": 1.0}  # for processes that only wait for others
-    assert memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30)
+    assert compute_memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +155,22 @@ def test_a_process_may_grow_to_its_part_of_its_own_node(nodes: list[dict[str, An
         (1, 2, [{"CPU": 8, "GPU": 5}], 2),
     ],
 )
-def test_slots(cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int):
-    assert slots(Resources(cpus=cpus, gpus=gpus), nodes) == expected
+def test_slots(
+    tmp_path: Path, cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int
+):
+    assert slots(tmp_path, nodes, cpus=cpus, gpus=gpus) == expected
+
+
+def slots(folder: Path, nodes: list[dict[str, float]], **resources: float) -> int:
+    alive = [ClusterNode("id", "host", amounts) for amounts in nodes]
+    asked = Resources(**resources)
+    return count_slots(spec_in(folder).model_copy(update={"resources": asked}), alive)
 
 
 @pytest.mark.parametrize("nodes", [[{"CPU": 1}, {"CPU": 1}], []])
-def test_a_trial_that_fits_nowhere_is_refused(nodes: list[dict[str, float]]):
+def test_a_trial_that_fits_nowhere_is_refused(tmp_path: Path, nodes: list[dict[str, float]]):
     with pytest.raises(ResourcesError, match="2 CPUs"):
-        slots(Resources(cpus=2), nodes)
+        slots(tmp_path, nodes, cpus=2)
 
 
 # What Ray Tune is asked for
@@ -173,29 +188,18 @@ def test_a_trial_that_fits_nowhere_is_refused(nodes: list[dict[str, float]]):
 def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
 ):
-    asked: dict[str, Any] = {}
-
-    class FakeTuner:
-        def __init__(self, trainable: Any, **options: Any) -> None:
-            asked.update(options)
-
-        def fit(self) -> None:
-            asked["fitted"] = True
-
-    monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
+    monkeypatch.setattr("ray.tune.Tuner", lambda trainable, **options: options)
     with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
-        ray_up = Cluster(Nodes(list), lambda: None, lambda: True)
-        runner.tune(ledger, None, None, None, ray_up, slots=64)
-    assert asked["fitted"]
+        options: Any = runner.build_tuner(ledger, 64, None, None, None, None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
-    assert asked["tune_config"].reuse_actors is reused
+    assert options["tune_config"].reuse_actors is reused
 
 
 def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
-    nodes = [Node("a", "here", {"CPU": 8.0, "GPU": 4.0})]
+    nodes = [ClusterNode("a", "here", {"CPU": 8.0, "GPU": 4.0})]
     server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
-    assert slots_of(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
-    assert slots_of(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
+    assert count_slots(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
+    assert count_slots(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
 
 
 NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
@@ -204,21 +208,21 @@ NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
 @pytest.mark.parametrize(
     ("cpus", "workers", "expected"), [(1, 2, 3), (2, 2, 1), (1, 7, 1), (3, 2, 1)]
 )
-def test_slots_of_trials_with_workers(cpus: float, workers: int, expected: int):
-    assert slots(Resources(cpus=cpus, workers=workers), NODES) == expected
+def test_slots_of_trials_with_workers(tmp_path: Path, cpus: float, workers: int, expected: int):
+    assert slots(tmp_path, NODES, cpus=cpus, workers=workers) == expected
 
 
-def test_workers_that_do_not_fit_are_refused():
+def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
     with pytest.raises(
         ResourcesError, match=r"8 workers of 1 CPUs .* room for 7 \(2 nodes alive\)"
     ):
-        slots(Resources(workers=8), NODES)
+        slots(tmp_path, NODES, workers=8)
 
 
 def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
-    alone = runner.resources_of(spec_in(tmp_path))
+    alone = runner.build_resources(spec_in(tmp_path))
     assert alone == {"cpu": 1.0, "gpu": 0.0}
-    group = runner.resources_of(spec_in(tmp_path, ["resources.workers=2"]))
+    group = runner.build_resources(spec_in(tmp_path, ["resources.workers=2"]))
     assert group.required_resources == {"node:__internal_head__": 0.001}
 
 
@@ -240,7 +244,7 @@ class Lost(Exception):
 )
 def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
     error = WorkerGroupError("could not start", failures)
-    assert expected in str(workers.cause(error, 2))
+    assert expected in str(workers.find_cause(error, 2))
 
 
 @pytest.mark.usefixtures("nodes")
@@ -250,12 +254,14 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_told(
     monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
     full = OSError(errno.ENOSPC, "No space left on device")
     behaviour.append(full)
-    told = run(config)["fatal"]
-    assert isinstance(told, DiskFullError)
-    assert str(config.directory) in str(told)
+    result = run(config)
+    assert isinstance(result, Fatal)
+    assert isinstance(result.error, DiskFullError)
+    assert str(config.directory) in str(result.error)
     (config.directory / "checkpoint-5").mkdir()
     behaviour.append(outcome())
-    done = run(config)["outcome"]
-    assert done.environment["resumed"] == (
-        "checkpoint-5 is incomplete (complete.json is missing): the trial begins anew"
+    result = run(config)
+    assert isinstance(result, Finished)
+    assert result.outcome.environment["resumed"] == (
+        "checkpoint-5 is incomplete (complete.json is missing): the trial starts over"
     )

@@ -1,4 +1,4 @@
-"""vLLM as the engine, proven without a GPU: `make vllm` makes the environment and runs this.
+"""vLLM as the engine on a CPU: `make vllm` makes the environment and runs this.
 
 The build of vLLM for CPUs computes with a copy of the weights as a GPU's does; so whether the copy
 is renewed shows in the log-probabilities of one text under both networks.
@@ -22,7 +22,7 @@ from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem, Scores
 
-# vLLM and what it imports warn of much that is theirs.
+# vLLM and its dependencies raise warnings of their own.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 TRAINING = TrainingSettings(
@@ -40,7 +40,7 @@ PROMPT = "Write f(x): k is 17, plus 9\n"
 
 
 class ShapeTask:
-    """Rewards of the text alone, so that the proof needs no sandbox."""
+    """Rewards of the text alone, so that no sandbox is needed."""
 
     rewards = ("digits", "length")
     metrics = ("digits", "length")
@@ -72,7 +72,7 @@ class ShapeTask:
 
 @pytest.fixture(autouse=True)
 def shown(capfd):
-    """The figures are the point; and vLLM wants a standard output with a descriptor."""
+    """Show the figures; vLLM also needs a standard output with a descriptor."""
     with capfd.disabled():
         print()
         yield
@@ -100,7 +100,7 @@ def config(monkeypatch, tmp_path):
 
 
 def log_probabilities(model, prompt, completion):
-    """Of a completion's tokens, by Transformers, [length]."""
+    """Log-probabilities of a completion's tokens by Transformers, [length]."""
     with torch.no_grad():
         tokens = torch.tensor([prompt + completion])
         logits = model(tokens).logits[0, len(prompt) - 1 : -1].float()
@@ -117,20 +117,20 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
 
     model, tokenizer = load_policy("embedded")
     model.eval()
-    asked = GRPOConfig(
+    arguments = GRPOConfig(
         output_dir=str(config.directory),
         use_cpu=True,
         bf16=False,
         **vllm_engine.arguments(config, model),
     )
-    with vllm_engine.starting(config, model, asked):
+    with vllm_engine.starting(config, model, arguments):
         generation = trl_vllm.VLLMGeneration(
             model=model,
             accelerator=Accelerator(cpu=True),
             processing_class=tokenizer,
             mode="colocate",
-            max_model_length=asked.vllm_max_model_length,
-            gpu_memory_utilization=asked.vllm_gpu_memory_utilization,
+            max_model_length=arguments.vllm_max_model_length,
+            gpu_memory_utilization=arguments.vllm_gpu_memory_utilization,
             max_num_seqs=16,
         )
 
@@ -141,15 +141,15 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
     prompt = tokenizer(PROMPT)["input_ids"]
 
     def difference():
-        """Largest |log p| apart over 4 samples of 24 tokens, in nats."""
+        """Largest difference of log p over 4 samples of 24 tokens, in nats."""
         generation.llm.reset_prefix_cache()
-        wanted = [
+        settings = [
             SamplingParams(temperature=1.0, seed=seed, max_tokens=24, logprobs=0, ignore_eos=True)
             for seed in range(4)
         ]
         inputs = [{"prompt_token_ids": prompt}] * 4
         worst = 0.0
-        for output in generation.llm.generate(inputs, wanted, use_tqdm=False):
+        for output in generation.llm.generate(inputs, settings, use_tqdm=False):
             drawn = output.outputs[0]
             tokens = list(drawn.token_ids)
             theirs = torch.tensor([next(iter(one.values())).logprob for one in drawn.logprobs])

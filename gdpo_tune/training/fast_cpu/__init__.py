@@ -1,1 +1,1 @@
-"""Faster CPU training of the small embedded policies: sampling, packing, micro-batches."""
+"""Faster training of small policies: the CPU sampler, packed prompts, micro-batches by length."""

@@ -1,7 +1,7 @@
-"""TRL's GRPOTrainer with a step that can be computed in micro-batches, to the same effect.
+"""TRL's GRPOTrainer with a step computed in micro-batches, to the same result.
 
-Private hooks of TRL are overridden, for micro-batches without needless padding and for the packed
-forward pass of small policies, which is why TRL is pinned to one minor version.
+It overrides private hooks of TRL, to cut padding out of micro-batches and to pack small policies.
+This is why TRL is pinned to one minor version. Nothing here decides what is trained.
 
 Shapes: n completions of this process, T prompt and C completion positions.
 """
@@ -17,11 +17,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gdpo_tune.training.fast_cpu import micro_batches, packing
 
-# TRL calls `rollout_func` experimental and would say so for every trainer.
+# TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+LogProbs = tuple[Tensor, Tensor | None, Tensor | None]
+"""Log-probabilities [n, C], entropies [n, C] and auxiliary loss, as TRL returns them."""
 _SHARES = "token_shares"
-"""Entry of a micro-batch: its `micro_batches.shares`, of this process and of all."""
+"""Entry of a micro-batch: its `compute_shares` within this process and within all."""
 _TOKEN_MEANS = (
     "entropy",
     "kl",
@@ -30,118 +32,100 @@ _TOKEN_MEANS = (
     "clip_ratio/region_mean",
     "cispo_clip_ratio",
 )
-"""Figures that TRL averages over the tokens of each micro-batch, then over micro-batches."""
+"""Metrics that TRL averages over the tokens of each micro-batch, then over micro-batches."""
 
 
 class MicroBatchTrainer(GRPOTrainer):
-    """GRPOTrainer that fills micro-batches by length, and packs where that is worth it.
+    """GRPOTrainer that fills micro-batches by length, and packs prompts of small policies.
 
-    With gradient accumulation over the whole step, gradients and figures are those of the step
-    computed at once, to rounding, whatever the loss type. What is sampled, and the random state,
-    are the same.
+    With gradient accumulation over the whole step, gradients and metrics are those of the step
+    computed at once, up to rounding, for every loss type. Samples and random state are the same.
     """
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._accumulates():
-            order = self._order(output["prompt_mask"], output["completion_mask"])
-            output[micro_batches.PLACE] = micro_batches.places(order, output["prompt_mask"].device)
+            order = self._order_completions(output["prompt_mask"], output["completion_mask"])
+            output[micro_batches.PLACE] = order.argsort()
         return output
 
     def _accumulates(self) -> bool:
-        """Whether a step has several micro-batches, and all of them make one optimizer pass."""
+        """Return whether a step has several micro-batches that make one optimizer pass."""
         arguments: Any = self.args
         return 1 < arguments.gradient_accumulation_steps == arguments.steps_per_generation
 
-    def _order(self, prompt_mask: Tensor, completion_mask: Tensor) -> list[int]:
-        """Completions, those of one prompt adjacent, in the order that micro-batches take them."""
-        prompts = micro_batches.lengths(prompt_mask)
-        completions = micro_batches.lengths(completion_mask)
+    def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
+        """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
+        lengths = prompt_mask.sum(dim=1).tolist(), completion_mask.sum(dim=1).tolist()
         if self._packs(self.model):
             group_size: Any = self.num_generations
-            return micro_batches.by_group(prompts, completions, group_size)
-        size = self.args.per_device_train_batch_size
-        return micro_batches.by_length(prompts, completions, size)
+            order = micro_batches.order_by_group(*lengths, group_size)
+        else:
+            size = self.args.per_device_train_batch_size
+            order = micro_batches.order_by_length(*lengths, size)
+        return torch.tensor(order, device=prompt_mask.device)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or not self._accumulates():
             return inputs
-        # A step was sampled. TRL has shuffled it, for which it drew, and cut it.
-        batches = micro_batches.arranged(self._buffered_inputs)
+        # TRL has just sampled a step, shuffled it (drawing random numbers) and cut it.
+        batches = micro_batches.rearrange(self._buffered_inputs)
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
-        own = micro_batches.shares(tokens)
+        own = micro_batches.compute_shares(tokens)
         everywhere: Any = self.accelerator.reduce(tokens)
-        for batch, *shares in zip(batches, own, micro_batches.shares(everywhere), strict=True):
+        of_all = micro_batches.compute_shares(everywhere)
+        for batch, *shares in zip(batches, own, of_all, strict=True):
             batch[_SHARES] = shares
         self._buffered_inputs = batches
         return batches[self._step % len(batches)]
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **keywords: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if batch_size is None or batch_size >= len(input_ids):
-            return self._log_probs(model, input_ids, attention_mask, logits_to_keep, **keywords)
-        # What TRL asks for in parts are log-probabilities alone: the old ones, the reference's.
-        prompts, completions = attention_mask.tensor_split([-logits_to_keep], dim=1)
-        order = torch.tensor(self._order(prompts, completions), device=input_ids.device)
-        log_probs = torch.zeros(completions.shape, device=input_ids.device)
+        self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
+    ) -> LogProbs:
+        if batch_size is None or batch_size >= len(ids):
+            return self._log_probs(model, ids, mask, width, **more)
+        # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
+        prompts, completions = mask.tensor_split([-width], dim=1)
+        order = self._order_completions(prompts, completions)
+        log_probs = torch.zeros(completions.shape, device=ids.device)
         for rows in order.split(batch_size):
-            kept = micro_batches.width(completions[rows])
-            first = prompts.shape[1] - micro_batches.width(prompts[rows])
+            kept = micro_batches.measure_width(completions[rows])
+            first = prompts.shape[1] - micro_batches.measure_width(prompts[rows])
             columns = slice(first, prompts.shape[1] + kept)
-            part = self._log_probs(
-                model, input_ids[rows, columns], attention_mask[rows, columns], kept, **keywords
-            )
+            part = self._log_probs(model, ids[rows, columns], mask[rows, columns], kept, **more)
             log_probs[rows, :kept] = part[0].to(log_probs.dtype)
         return log_probs, None, None
 
     def _log_probs(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        **keywords: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
+    ) -> LogProbs:
         if not self._packs(model):
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, **keywords
-            )
-        log_probs, entropies = packing.token_log_probs(
-            model, input_ids, attention_mask, logits_to_keep, self.temperature
-        )
-        return log_probs, entropies, None
+            return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
+        return *packing.compute_log_probs(model, ids, mask, width, self.temperature), None
 
     def _packs(self, model: Any) -> bool:
-        # Several processes train through a wrapper whose own forward pass has to run, and the
-        # entropy bonus needs a gradient that packing does not carry. The wrapper is also what
-        # changes the precision.
+        # Several processes, and another precision, need the forward pass of accelerate's wrapper.
+        # The entropy bonus needs a gradient that packing does not compute.
         return (
             self.accelerator.num_processes == 1
             and not self._entropy_bonus_enabled
             and not self.args.bf16
-            and packing.supports(model)
+            and packing.can_pack(model)
         )
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any
     ) -> Tensor:
-        """TRL's loss of a micro-batch; those of a step add up."""
+        """Return TRL's loss of a micro-batch; the losses of a step add up."""
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
-        return self._weighed(loss, *inputs[_SHARES]) if _SHARES in inputs else loss
+        return self._weigh(loss, *inputs[_SHARES]) if _SHARES in inputs else loss
 
-    def _weighed(self, loss: Tensor, own: float, of_all: float) -> Tensor:
-        """Make means over tokens of what TRL averages over micro-batches of unequal token counts.
+    def _weigh(self, loss: Tensor, own: float, of_all: float) -> Tensor:
+        """Weigh a micro-batch by its tokens, so that averages over micro-batches are over tokens.
 
-        Among the losses that is `bnpo`, a mean over the tokens that a process has in the step.
+        Of the losses, only `bnpo` is a mean over the tokens of a process in the step.
         """
         for name in _TOKEN_MEANS:
             if name in self._metrics["train"]:

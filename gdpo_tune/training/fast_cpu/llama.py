@@ -1,4 +1,4 @@
-"""The arithmetic of a small Llama policy on a CPU, token by token, with as few calls as possible.
+"""Forward pass of a small Llama policy on a CPU, with as few calls of torch as possible.
 
 Shapes: R rows, n tokens of each in flight, D hidden, E entries of the vocabulary.
 """
@@ -10,10 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+_MOST_PARAMETERS = 50_000_000
+"""In a larger policy arithmetic dominates, and copies of the weights are expensive."""
+_FIXED_ROPE = ("default", "linear", "llama3")
+"""Rotary embeddings whose angles do not depend on the length of the sequence."""
+
+
+def is_small_llama(model: PreTrainedModel) -> bool:
+    """Return whether `Llama` computes what this model computes, and is faster."""
+    if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return False  # `Llama` computes in the precision of the weights
+    config: Any = model.config
+    return (
+        model.dtype == torch.float32
+        and model.num_parameters() <= _MOST_PARAMETERS
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not config.mlp_bias
+        and not config.attention_dropout
+        and config.rope_parameters["rope_type"] in _FIXED_ROPE
+    )
 
 
 class Llama:
-    """The arithmetic of a Llama model, with projections of the same input fused into one."""
+    """Llama model whose projections of the same input are fused into one."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -28,22 +52,24 @@ class Llama:
         self.norm: Tensor = model.model.norm.weight
         self.layers = [_Layer(layer) for layer in model.model.layers]
 
-    def angles(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [positions, head size] each."""
+    def compute_angles(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, [positions, head size] each."""
         cos, sin = self.rotary(self.embedding, torch.arange(positions)[None])
         return cos[0], sin[0]
 
-    def forward(self, tokens: Tensor, angles: tuple[Tensor, Tensor], cache: Cache) -> Tensor:
-        """Hidden states [R, D] of the last of `tokens` [R, n]; `cache` takes keys and values.
+    def forward(
+        self, tokens: Tensor, angles: tuple[Tensor, Tensor], cache: KeyValueCache
+    ) -> Tensor:
+        """Return hidden states [R, D] of the last of `tokens` [R, n].
 
-        `angles`: [R, n, head size] each.
+        `angles` are [R, n, head size] each; `cache` takes keys and values.
         """
         rows, count = tokens.shape
         cos, sin = (angle[:, None] for angle in angles)
         hidden = self.embedding[tokens].view(rows * count, -1)
         split = self.heads + self.kv_heads
         for index, layer in enumerate(self.layers):
-            mixed = functional.linear(self._rms(hidden, layer.norm_in), layer.qkv)
+            mixed = functional.linear(self._normalize(hidden, layer.norm_in), layer.qkv)
             mixed = mixed.view(rows, count, split + self.kv_heads, self.head_size).transpose(1, 2)
             turned = _rotate(mixed[:, :split], cos, sin)
             keys, values = cache.extend(index, turned[:, self.heads :], mixed[:, split:])
@@ -56,16 +82,16 @@ class Llama:
             )
             attended = attended.transpose(1, 2).reshape(rows * count, -1)
             hidden = torch.addmm(hidden, attended, layer.out.t())
-            gate = functional.linear(self._rms(hidden, layer.norm_mid), layer.gate_up)
+            gate = functional.linear(self._normalize(hidden, layer.norm_mid), layer.gate_up)
             gated = functional.silu(gate[:, : self.inner]) * gate[:, self.inner :]
             hidden = torch.addmm(hidden, gated, layer.down.t())
-        return self._rms(hidden.view(rows, count, -1)[:, -1], self.norm)
+        return self._normalize(hidden.view(rows, count, -1)[:, -1], self.norm)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, D] -> [R, E]."""
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Map [R, D] to [R, E]."""
         return functional.linear(hidden, self.head)
 
-    def _rms(self, hidden: Tensor, weight: Tensor) -> Tensor:
+    def _normalize(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.eps)
 
 
@@ -81,7 +107,7 @@ class _Layer:
         self.norm_mid: Tensor = layer.post_attention_layernorm.weight
 
 
-class Cache:
+class KeyValueCache:
     """Keys and values of every layer, and the mask of the tokens in flight."""
 
     def __init__(self, llama: Llama, rows: int, positions: int) -> None:
@@ -92,7 +118,7 @@ class Cache:
         self.mask = torch.empty(0)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' keys and values; all of them up to here."""
+        """Store the new tokens' keys and values; return all that are stored."""
         end = self.used + keys.shape[2]
         self.keys[layer][:, :, self.used : end] = keys
         self.values[layer][:, :, self.used : end] = values

@@ -1,9 +1,9 @@
-"""Log-probabilities of completions without computing their prompt once for each of them.
+"""Log-probabilities of completions that compute each prompt once.
 
-TRL gives the network every completion with a copy of its prompt, padded on both sides. Here the
-completions of one prompt stand behind it in one row, and a mask lets each see the prompt and itself
-alone: the same numbers from about half of the tokens. The head reads only what predicts a token of
-a completion, where TRL's reads every position.
+TRL gives the network a copy of the prompt with every completion, padded on both sides. Here the
+completions of one prompt follow it in one row, and a mask lets each see only the prompt and itself.
+This gives the same numbers from about half of the tokens. The output head reads only the positions
+that predict a token of a completion; TRL's reads all.
 
 Shapes: N completions, T prompt and C completion positions as TRL pads them, R packed rows of width
 S, D hidden, E entries of the vocabulary.
@@ -19,44 +19,43 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gdpo_tune.training.rollout import supports as is_small_llama
+from gdpo_tune.training.fast_cpu.llama import is_small_llama
 
 _WIDTH = 640
-"""Tokens in a row. Attention grows with its square, so a large group takes several rows."""
+"""Tokens in a row. The cost of attention grows with its square, so large groups take more rows."""
 
 
-def supports(model: PreTrainedModel) -> bool:
-    """Whether this model takes a mask of its own, and is small enough for the gain to show."""
+def can_pack(model: PreTrainedModel) -> bool:
+    """Return whether this model accepts a mask of any form, and is small enough to gain by it."""
     config: Any = model.config
     return is_small_llama(model) and config._attn_implementation == "sdpa"
 
 
-def token_log_probs(
+def compute_log_probs(
     model: Any,
     input_ids: Tensor,
     attention_mask: Tensor,
     completion_width: int,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """What TRL's forward pass gives, to rounding error.
+    """Compute what TRL's forward pass computes, up to rounding.
 
     Args:
-        model: a causal language model that `supports` accepts.
+        model: a causal language model that `can_pack` accepts.
         input_ids: [N, T + C], prompts padded on the left, completions on the right.
         attention_mask: [N, T + C], 1 for a token and 0 for padding.
         completion_width: C.
-        temperature: that logits are divided by.
+        temperature: divides the logits.
 
     Returns:
         Log-probabilities of the completions' tokens, with gradient, and entropies in nats, without;
         both [N, C], 0 at padding.
     """
     packed = _pack(input_ids, attention_mask, completion_width)
-    segments = torch.tensor(packed.segments)
     rows = model.model(
         input_ids=torch.tensor(packed.tokens),
         position_ids=torch.tensor(packed.positions),
-        attention_mask=_mask(segments)[:, None],
+        attention_mask=_build_mask(torch.tensor(packed.segments))[:, None],
         use_cache=False,
     ).last_hidden_state
     predicting = rows.flatten(0, 1)[torch.tensor(packed.sources)]
@@ -65,18 +64,17 @@ def token_log_probs(
     chosen = every.gather(1, torch.tensor(packed.targets)[:, None])[:, 0]
     with torch.no_grad():
         entropies = -(every.exp() * every).sum(dim=-1)
-    slots = torch.tensor(packed.slots)
-    count = len(input_ids) * completion_width
+    slots = (torch.tensor(packed.slots),)
     shape = (len(input_ids), completion_width)
     return (
-        chosen.new_zeros(count).index_put((slots,), chosen).view(shape),
-        entropies.new_zeros(count).index_put((slots,), entropies).view(shape),
+        chosen.new_zeros(shape).view(-1).index_put(slots, chosen).view(shape),
+        entropies.new_zeros(shape).view(-1).index_put(slots, entropies).view(shape),
     )
 
 
 @dataclass
 class _Packed:
-    """R rows as lists of equal length, and where the head has to look."""
+    """R rows as lists of equal length, and the positions that the output head reads."""
 
     tokens: list[list[int]] = field(default_factory=list[list[int]])
     positions: list[list[int]] = field(default_factory=list[list[int]])
@@ -89,64 +87,62 @@ class _Packed:
     slots: list[int] = field(default_factory=list[int])
     """Index of that token in the flattened [N, C]."""
 
+    def append(
+        self, prompt: Sequence[int], completions: dict[int, list[int]], width: int, slots: int
+    ) -> None:
+        """Append a row.
+
+        Args:
+            prompt: its tokens.
+            completions: number of a completion of that prompt -> its tokens.
+            width: S.
+            slots: C.
+        """
+        start = len(self.tokens) * width
+        tokens = list(prompt)
+        positions = list(range(len(prompt)))
+        segments = [0] * len(prompt)
+        for segment, (index, completion) in enumerate(completions.items(), start=1):
+            count = len(completion)
+            if count:
+                first = start + len(tokens)
+                # The prompt's last token predicts the first token; each token predicts the next.
+                self.sources += [start + len(prompt) - 1, *range(first, first + count - 1)]
+                self.targets += completion
+                self.slots += range(index * slots, index * slots + count)
+            tokens += completion
+            positions += range(len(prompt), len(prompt) + count)
+            segments += [segment] * count
+        padding = width - len(tokens)
+        self.tokens.append(tokens + [0] * padding)
+        self.positions.append(positions + [0] * padding)
+        self.segments.append(segments + [-1] * padding)
+
 
 def _pack(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> _Packed:
-    real = attention_mask.bool().tolist()
     prompt_width = input_ids.shape[1] - completion_width
-    groups: dict[tuple[int, ...], list[int]] = {}
-    completions: list[list[int]] = []
+    starts = (prompt_width - attention_mask[:, :prompt_width].sum(dim=1)).tolist()
+    lengths: list[int] = attention_mask[:, prompt_width:].sum(dim=1).tolist()
+    groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
     for index, tokens in enumerate(input_ids.tolist()):
-        kept = [token if keep else None for token, keep in zip(tokens, real[index], strict=True)]
-        prompt = tuple(token for token in kept[:prompt_width] if token is not None)
-        completions.append([token for token in kept[prompt_width:] if token is not None])
-        groups.setdefault(prompt, []).append(index)
-    longest = max(1, *(len(completion) for completion in completions))
-    room = max(1, (_WIDTH - prompt_width) // longest)
+        prompt = tuple(tokens[starts[index] : prompt_width])
+        completion = tokens[prompt_width : prompt_width + lengths[index]]
+        groups.setdefault(prompt, {})[index] = completion
+    room = max(1, (_WIDTH - prompt_width) // max(1, *lengths))
     rows = [
-        (prompt, group[first : first + room])
+        (prompt, dict(list(group.items())[first : first + room]))
         for prompt, group in groups.items()
         for first in range(0, len(group), room)
     ]
-    width = max(len(prompt) + sum(len(completions[i]) for i in part) for prompt, part in rows)
+    width = max(len(prompt) + sum(map(len, part.values())) for prompt, part in rows)
     packed = _Packed()
     for prompt, part in rows:
-        _append_row(packed, prompt, part, completions, width, completion_width)
+        packed.append(prompt, part, width, completion_width)
     return packed
 
 
-def _append_row(
-    packed: _Packed,
-    prompt: Sequence[int],
-    part: Sequence[int],
-    completions: Sequence[list[int]],
-    width: int,
-    completion_width: int,
-) -> None:
-    start = len(packed.tokens) * width
-    tokens = list(prompt)
-    positions = list(range(len(prompt)))
-    segments = [0] * len(prompt)
-    for segment, index in enumerate(part, start=1):
-        completion = completions[index]
-        count = len(completion)
-        if count:
-            first = start + len(tokens)
-            # The prompt's last token predicts the first one; each other is predicted by the last.
-            packed.sources += [start + len(prompt) - 1, *range(first, first + count - 1)]
-            packed.targets += completion
-            slot = index * completion_width
-            packed.slots += range(slot, slot + count)
-        tokens += completion
-        positions += range(len(prompt), len(prompt) + count)
-        segments += [segment] * count
-    padding = width - len(tokens)
-    packed.tokens.append(tokens + [0] * padding)
-    packed.positions.append(positions + [0] * padding)
-    packed.segments.append(segments + [-1] * padding)
-
-
-def _mask(segments: Tensor) -> Tensor:
-    """[R, S] -> [R, S, S]: each token sees what precedes it in its prompt and its completion."""
+def _build_mask(segments: Tensor) -> Tensor:
+    """Build [R, S, S] from [R, S]: a token sees what precedes it in its prompt and completion."""
     width = segments.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool).tril()
     same = segments[:, :, None] == segments[:, None, :]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,25 @@ import psutil
 
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.core.processes import runs
+from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.processes import creation, process_of, runs
 from gdpo_tune.core.signals import hangups_held
 from gdpo_tune.spec import local_cpus
-from gdpo_tune.tuning.ray.head import HeadWatch, watched
-from gdpo_tune.tuning.ray.joining import join
-from gdpo_tune.tuning.ray.leftovers import children, end, end_orphans, remember
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS, SILENT_SECONDS, join, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 
-ENVIRONMENT: Mapping[str, str] = {
+FOR_TRIALS: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
+}
+"""Variables that a cluster of others does not have."""
+ENVIRONMENT: Mapping[str, str] = {
+    **FOR_TRIALS,
     "RAY_AIR_NEW_OUTPUT": "0",  # no progress tables: listeners show the sweep
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as in the command
     "RAY_DEDUP_LOGS": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # three files a result otherwise
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours lets trials write a checkpoint
@@ -40,35 +43,19 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # failures are in the ledger with their reason
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
-QUIET: Mapping[str, Any] = {
-    "log_to_driver": False,
-    "logging_level": logging.CRITICAL,  # what trials die of is in the ledger
-}
-"""For `ray.init`."""
+QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+"""For `ray.init`: why trials fail is in the ledger."""
 SERVERS = ("gcs_server", "raylet")
 """Names of the processes without which a cluster of our own can do nothing."""
-FOR_TRIALS = (
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S",
-)
-"""Those of `ENVIRONMENT` that trials read, too, and that a cluster of others does not have."""
-LOOK_AGAIN = 0.5
-"""Seconds between two looks at the servers of a cluster of our own."""
-ASK_AGAIN = 5.0
-"""Seconds between two questions to a cluster that was joined whether our node is alive."""
+CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
+"""Seconds between two looks at the servers of a cluster of our own, and between two questions to a
+cluster that was joined whether our node is alive."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 STARTS = 4
-"""Attempts to start a cluster of our own. Ray gives its servers half a minute, which they may need
-more than once where something else keeps the machine busy."""
+"""Attempts to start a cluster of our own: half a minute is not always enough on a busy machine."""
 TOO_SLOW = "timed out during startup"
-"""In the message of Ray's error, which has no type of its own, when that was not enough."""
-
-
-def connected() -> bool:
-    """Whether a sweep would run on an existing cluster."""
-    return bool(os.environ.get(ray_access.ADDRESS))
+"""In the message of Ray's error, which has no type of its own, when it was not."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +63,20 @@ class Cluster:
     """A Ray cluster that is up."""
 
     nodes: Nodes
-    """Those that are alive."""
     remember: Callable[[], None]
-    """Note the processes that there are by now, for the next start in case this one is killed."""
+    """Note the processes that exist by now, for the next start in case this one is killed."""
     is_alive: Callable[[], bool]
-    """Whether trials can still be placed; cheap enough to be asked all the time."""
+    """Returns whether trials can still be placed; cheap enough to be called all the time."""
+    joined: bool = False
+    """True if it existed before."""
 
 
-@contextmanager
-def ray_cluster(processes: Path) -> Generator[Cluster]:
-    """Start or join a Ray cluster.
+def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
+    """Start a Ray cluster, or join the one that RAY_ADDRESS names.
 
     Args:
-        processes: file that remembers the processes of a cluster of our own. Most of Ray's follow a
-            killed driver into its end, but two agents wait for each other's, and on a busy machine
-            a process that was just starting may stay; the next start ends what is left.
+        processes: file that remembers the processes of a cluster of our own, some of which may
+            outlive a killed driver. The next start ends them.
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.
@@ -99,136 +85,128 @@ def ray_cluster(processes: Path) -> Generator[Cluster]:
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with joined_cluster() if connected() else own_cluster(processes) as cluster:
-        yield cluster
+    return join_cluster() if os.environ.get(ray_access.ADDRESS) else start_cluster(processes)
 
 
 @contextmanager
-def joined_cluster() -> Generator[Cluster]:
-    """The cluster that RAY_ADDRESS names.
-
-    Raises:
-        ClusterError: it cannot be joined from here.
-    """
+def join_cluster() -> Generator[Cluster]:
+    """Join the cluster that RAY_ADDRESS names; see `open_cluster`."""
     import ray
 
     join(QUIET, {name: os.environ[name] for name in FOR_TRIALS})
-    with watched(ray.get_runtime_context().gcs_address) as watch:
-        nodes = Nodes(ray.nodes)
-        is_up = partial(head_is_there, watch, partial(our_node_is_alive, nodes))
+    context = ray.get_runtime_context()
+    nodes, own = Nodes(ray.nodes), context.get_node_id()
+    with watch_head(context.gcs_address) as watch:
+
+        def is_alive() -> bool:
+            if watch.silence > SILENT_SECONDS:  # Ray would wait for its answer, and the sweep, too
+                return watch.silence <= LOST_SECONDS
+            nodes.refresh()
+            return nodes.is_alive(own)
+
         try:
-            yield Cluster(nodes, lambda: None, asked_every(ASK_AGAIN, is_up))
+            yield Cluster(nodes, lambda: None, call_every(CHECK_NODE, is_alive), joined=True)
         finally:
             ray.shutdown()
 
 
 @contextmanager
-def own_cluster(processes: Path) -> Generator[Cluster]:
-    """A cluster on this machine alone.
-
-    Args:
-        processes: file that remembers its processes.
-
-    Raises:
-        ClusterLostError: its servers did not start.
-    """
+def start_cluster(processes: Path) -> Generator[Cluster]:
+    """Start a cluster on this machine alone; see `open_cluster`."""
     # a token left in the home directory turns authentication on, and then nothing answers
     os.environ.setdefault(ray_access.MODE, "disabled")
     import ray
 
-    others = children()
+    others = list_children()
     start_servers(others)
-    nodes, is_up = Nodes(ray.nodes), servers_watched()
+    servers = [process for process in list_children() if read_name(process) in SERVERS]
 
-    def remember_all() -> None:
-        remember(processes, children() - others)
+    def is_alive() -> bool:
+        return all(runs(server.pid, server.create_time()) for server in servers)
+
+    def remember() -> None:
+        ours = [(process.pid, creation(process)) for process in list_children() - others]
+        write_whole(processes, json.dumps([entry for entry in ours if entry[1] is not None]))
 
     try:
-        remember_all()
-        yield Cluster(nodes, remember_all, asked_every(LOOK_AGAIN, is_up))
+        remember()
+        yield Cluster(Nodes(ray.nodes), remember, call_every(CHECK_SERVERS, is_alive))
     finally:
-        lost = not is_up()
+        lost = not is_alive()
         ray.shutdown()
         if lost:
             end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
         processes.unlink(missing_ok=True)
 
 
-def start_servers(others: Collection[tuple[int, float]]) -> None:
-    """Start a cluster of our own, once more where its servers took too long.
-
-    Args:
-        others: processes below this one that are not Ray's.
+def start_servers(others: set[psutil.Process]) -> None:
+    """Start Ray's servers, again where they took too long; `others` are processes not of Ray.
 
     Raises:
         ClusterLostError: they took too long every time.
     """
     import ray
+    from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
-    for _ in range(STARTS):
-        try:
-            with hangups_held():  # else the servers end with the terminal, and trials unsaved
-                ray.init(
-                    address="local",
-                    num_cpus=local_cpus(),
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE,
-                    **QUIET,
-                )
-        except Exception as error:
-            if TOO_SLOW not in str(error):
-                raise
-            end(children().difference(others))
-        else:
-            return
-    raise ClusterLostError(
-        f"the servers of Ray did not start in time, {STARTS} times over; something else keeps this "
-        "machine busy"
+    starting = Retrying(
+        retry=retry_if_exception(lambda error: TOO_SLOW in str(error)),
+        stop=stop_after_attempt(STARTS),
+        after=lambda _: end_processes(list_children() - others),
     )
-
-
-def servers_watched() -> Callable[[], bool]:
-    """Whether every server of Ray that runs below this process now still does when asked."""
-    servers = {(pid, created) for pid, created in children() if name_of(pid) in SERVERS}
-    return lambda: all(runs(pid, created) for pid, created in servers)
-
-
-def name_of(pid: int) -> str:
-    """The name of a process; empty if it is gone."""
     try:
-        return psutil.Process(pid).name()
+        with hangups_held():  # otherwise the servers end with the terminal, and trials unsaved
+            starting(
+                ray.init,
+                address="local",
+                num_cpus=local_cpus(),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE,
+                **QUIET,
+            )
+    except RetryError as error:
+        raise ClusterLostError(
+            f"the servers of Ray did not start in time, {STARTS} times over; something else keeps "
+            "this machine busy"
+        ) from error
+
+
+def call_every(seconds: float, check: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a cheap form of a check: it repeats the last answer, at first True, for a while."""
+    answer, due = True, time.monotonic() + seconds
+
+    def repeat() -> bool:
+        nonlocal answer, due
+        if time.monotonic() >= due:
+            answer, due = check(), time.monotonic() + seconds
+        return answer
+
+    return repeat
+
+
+def list_children() -> set[psutil.Process]:
+    """Return every process below this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def read_name(process: psutil.Process) -> str:
+    """Return the name of a process; empty if it has ended."""
+    try:
+        return process.name()
     except psutil.Error:
         return ""
 
 
-def head_is_there(watch: HeadWatch, is_known: Callable[[], bool]) -> bool:
-    """Whether the cluster that was joined still takes us for a node of it.
-
-    Args:
-        watch: on its head, without which Ray's own question would wait, and the sweep with it.
-        is_known: Ray's own question.
-    """
-    if watch.is_silent():
-        return not watch.is_lost()
-    return is_known()
+def end_orphans(file: Path) -> None:
+    """End what is left of the processes that a killed run wrote down; a torn file names none."""
+    with suppress(OSError, ValueError, TypeError):
+        entries = json.loads(file.read_bytes())
+        left = [process_of(int(pid), float(created)) for pid, created in entries]
+        end_processes(process for process in left if process is not None)
+    file.unlink(missing_ok=True)
 
 
-def our_node_is_alive(nodes: Nodes) -> bool:
-    """Whether the cluster that was joined knows of the node through which this process asks."""
-    import ray
-
-    nodes.look()
-    return nodes.has(ray.get_runtime_context().get_node_id())
-
-
-def asked_every(seconds: float, question: Callable[[], bool]) -> Callable[[], bool]:
-    """`question`, with its last answer, true at first, until so many seconds have passed."""
-    answer, due = True, time.monotonic() + seconds
-
-    def ask() -> bool:
-        nonlocal answer, due
-        if time.monotonic() >= due:
-            answer, due = question(), time.monotonic() + seconds
-        return answer
-
-    return ask
+def end_processes(processes: Iterable[psutil.Process]) -> None:
+    """End those of these processes that still exist and belong to this user."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()

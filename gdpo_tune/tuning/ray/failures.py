@@ -1,182 +1,211 @@
-"""What only Ray's callbacks see: processes, why attempts at trials fail, and the end of each."""
+"""Failed attempts at trials: failures of a trial's own count, losses of its machine do not."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
 from gdpo_tune.core.trials import TrialConfig
-from gdpo_tune.tuning.ray.attempts import Accounts
-from gdpo_tune.tuning.ray.folder import FolderAwayError
-from gdpo_tune.tuning.ray.lost import NODE_DIED, NodeLostError, StoreAwayError, WorkerDiedError
-from gdpo_tune.tuning.ray.nodes import Node, Nodes, node_of
-from gdpo_tune.tuning.ray.trainable import GIVEN_UP
+from gdpo_tune.tuning.ray.messages import (
+    NODE_DIED,
+    AttemptError,
+    Cause,
+    TrialUpdate,
+    pack,
+    unpack_attempt,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, find_node
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
-Cause = Literal["changed", "lost", "folder", "away", "died", "own"]
-"""Of the end of an attempt: it asked for another process, it lost its node, the sweep's folder was
-away, its node did not reach the store, its process died for reasons that nobody told, or it raised
-something."""
-
+RETRIES = 2
+"""Further attempts after failures of a trial's own, each from its newest checkpoint."""
+LOSSES = 5
+"""Nodes that a trial may lose in a row without a result in between: it might be what kills them."""
+EXCUSE_SECONDS = 60.0
+"""After the death of a process, within which the death of its node explains it."""
 FOR_EVER = -1
-"""What Ray is told of how often a trial may fail: who is tried again is our decision."""
+"""How often Ray may start a trial again: we decide that."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Why a trial is given up that may be what kills its nodes."""
 
 
-class Attempts(Callback):
-    """Says that a process started, decides whether a trial that failed is tried again, hands the
-    reason of a final failure to the searcher, and makes Ray forget what ended trials were about.
+@dataclass
+class TrialHistory:
+    """Failed attempts at one trial that has not ended, and where it runs."""
 
-    Ray would count the loss of a node as a failure of each trial on it. So it is told to try for
-    ever, and a trial that may not be tried again finds that in its config when it starts.
+    failed: int = 0
+    """Attempts that failed by themselves."""
+    lost: int = 0
+    """Nodes lost in a row, without a result in between."""
+    node: str = ""
+    """Node on which it runs; empty between two attempts."""
+    moving: bool = False
+    """True if it has lost its node and has no other yet."""
+    cut_from: str = ""
+    """Node to whose process the connection was lost: the node may be lost, too."""
+    died_on: str = ""
+    """Node on which its process died last; the node may turn out to have died with it."""
+    died_at: float = 0.0
+    given_up: Any = None
+    """Ray's trial, if it is given up and has not been told yet."""
+
+    def count(self, cause: Cause, node: str, now: float) -> bool:
+        """Count the end of an attempt on a node; return whether there may be another attempt."""
+        if cause in ("lost", "store"):
+            self.lost += 1
+            return self.lost <= LOSSES
+        if cause == "died":
+            self.died_on, self.died_at = node, now
+        self.failed += 1
+        return self.failed <= RETRIES
+
+    def excuse(self, node: str, now: float) -> bool:
+        """Excuse the death of a process if it was on this node, which has died; return whether."""
+        excused = self.died_on == node and now - self.died_at <= EXCUSE_SECONDS
+        if excused:
+            self.failed -= 1
+            self.lost += 1
+            self.died_on = ""
+        return excused
+
+
+class Attempts(Callback):
+    """Decides whether a trial that failed is tried again, and passes final reasons to the searcher.
+
+    Ray would count the loss of a node as a failure of each trial on it. So Ray tries for ever, and
+    a trial that may not be tried again finds `AttemptConfig.given_up` when it starts.
     """
 
     def __init__(
-        self,
-        searcher: LedgerSearcher,
-        nodes: Nodes,
-        on_process: Callable[[], None],
-        node_of_actor: Callable[[Any], str] = node_of,
+        self, searcher: LedgerSearcher, nodes: Nodes, on_process: Callable[[], None]
     ) -> None:
         self._searcher = searcher
         self._nodes = nodes
         self._on_process = on_process
-        self._node_of = node_of_actor
-        self._processes: dict[str, str] = {}
-        """The actors of all trials so far, and the node of each. Their names: a handle would keep
-        one alive."""
-        self._where: dict[str, str] = {}
-        """Ray's id of a trial under way -> its node."""
-        self._moving: set[str] = set()
-        """Trials that lost their node and have no other yet."""
-        self._cut: dict[str, str] = {}
-        """Trials that lost the connection to their process, and its node: it may be lost, too."""
-        self._given_up: dict[str, Any] = {}
-        """Trials that are given up, and have not been told yet."""
-        self._accounts = Accounts()
-        nodes.watch(self.on_nodes)
+        """Called when a process was started."""
+        self._actors: dict[str, str] = {}
+        """Name of each actor so far -> its node. A handle would keep an actor alive."""
+        self._histories: defaultdict[str, TrialHistory] = defaultdict(TrialHistory)
+        """By Ray's id of a trial."""
+        nodes.on_change = self.on_nodes
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Ray has a process for the trial, which may have served others before."""
-        actor, name = trial.temporary_state.ray_actor, trial.trial_id
-        if repr(actor) not in self._processes:
-            self._processes[repr(actor)] = self._node_of(actor)
+        """Note where a trial runs; its process may have served others before."""
+        actor = trial.temporary_state.ray_actor
+        if repr(actor) not in self._actors:
+            self._actors[repr(actor)] = find_node(actor)
             self._on_process()
-        self._where[name] = self._processes[repr(actor)]
-        self._given_up.pop(name, None)
-        if name in self._moving:
-            self._moving.discard(name)
-            here = self._nodes.named(self._where[name])
-            self._searcher.note(f"goes on at node {here}", [name])
+        history = self._histories[trial.trial_id]
+        history.node, history.given_up = self._actors[repr(actor)], None
+        if history.moving:
+            history.moving = False
+            node = self._nodes.describe(history.node)
+            self._searcher.note(f"goes on at node {node}", [trial.trial_id])
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
     ) -> None:
-        """A trial gets on, unless it only says what it waits for."""
-        if "measurement" in result:
-            self._accounts.progressed(trial.trial_id)
+        """Take note of a measurement; a notice about waiting is no progress."""
+        if isinstance(unpack_message(result), TrialUpdate):
+            self._histories[trial.trial_id].lost = 0
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """An attempt has failed, and Ray is about to try again."""
-        error, name = last_error(trial), trial.trial_id
-        node = self._where.get(name, "")
-        why = self._cause(error, node)
-        self._where.pop(name, None)
-        if why == "changed":
+        """Count an attempt that has failed, before Ray tries again."""
+        error, name = read_error(trial), trial.trial_id
+        history = self._histories[name]
+        node, reason = history.node, describe_error(error)
+        cause = self._find_cause(error, node)
+        history.node = ""
+        if cause in ("changed", "directory"):
+            if cause == "directory":
+                self._searcher.note(reason, [name])
             return
-        told = reason(error)
-        if why == "folder":
-            self._searcher.note(told, [name])
-            return
-        if why == "lost":
-            again = self._accounts.lost(name)
-            if name not in self._moving:  # else it was told together with the others there
-                self._moving.add(name)
-                self._cut[name] = node
-                known = self._nodes.named(node)
-                self._searcher.note(f"was cut off from node {known}", [name])
-        elif why == "away":
-            again = self._accounts.lost(name)
-            self._searcher.note(f"leaves node {self._nodes.named(node)}: {told}", [name])
+        again = history.count(cause, node, time.monotonic())
+        if cause == "lost":
+            if not history.moving:  # otherwise it was reported together with the others there
+                history.moving, history.cut_from = True, node
+                self._searcher.note(f"was cut off from node {self._nodes.describe(node)}", [name])
+        elif cause == "store":
+            self._searcher.note(f"leaves node {self._nodes.describe(node)}: {reason}", [name])
         else:
-            died = why == "died"
-            again = (
-                self._accounts.died(name, node, time.monotonic())
-                if died
-                else self._accounts.failed(name)
-            )
-            write_error(trial.config["trial"], error)
+            write_error(unpack_attempt(trial.config).trial, error)
             if again:
-                self._searcher.note(f"is tried again: {told}", [name])
+                self._searcher.note(f"is tried again: {reason}", [name])
         if not again:
-            trial.config[GIVEN_UP] = given_up(why, error)
-            trial.max_failures = 0  # should not even that attempt come to its end
-            self._given_up[name] = trial
+            set_given_up(trial, LOST_AGAIN if cause == "lost" else find_outage(error) or reason)
+            history.given_up = trial
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Whatever there is to know of the trial is in the ledger by now."""
-        self._close(trial)
+        """Forget a trial whose end is in the ledger by now."""
+        self._histories.pop(trial.trial_id, None)
+        empty_trial(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Ray gives the trial up: the reason goes to the ledger, the traceback beside the trial."""
-        error = last_error(trial)
-        self._searcher.on_failure(trial.trial_id, trial.config.get(GIVEN_UP) or reason(error))
-        write_error(trial.config["trial"], error)
-        self._close(trial)
+        """Pass on why Ray gives a trial up; its traceback stays beside the trial."""
+        error, attempt = read_error(trial), unpack_attempt(trial.config)
+        self._searcher.on_failure(trial.trial_id, str(attempt.given_up or describe_error(error)))
+        write_error(attempt.trial, error)
+        self.on_trial_complete(iteration, trials, trial)
 
-    def on_nodes(self, gone: Sequence[Node], come: Sequence[Node]) -> None:
-        """Nodes have gone and come."""
-        for node in gone:
-            there = [name for name, where in self._where.items() if where == node.id]
-            excused = self._accounts.excuse(node.id, time.monotonic())
-            for trial in [self._given_up.pop(name) for name in excused if name in self._given_up]:
-                del trial.config[GIVEN_UP]
-                trial.max_failures = FOR_EVER
-            self._moving.update(there)
-            cut = [name for name, where in self._cut.items() if where == node.id]
-            self._searcher.note(f"node {node} was lost", [*there, *excused, *cut])
-        for node in come:
+    def on_nodes(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
+        """Report nodes that were lost and that have joined, and excuse trials of the former."""
+        for node in lost:
+            ran, excused, cut = list[str](), list[str](), list[str]()
+            for name, history in self._histories.items():
+                if history.node == node.id:
+                    history.moving = True
+                    ran.append(name)
+                if history.excuse(node.id, time.monotonic()):
+                    excused.append(name)
+                    if history.given_up is not None:
+                        set_given_up(history.given_up, None)
+                        history.given_up = None
+                if history.cut_from == node.id:
+                    cut.append(name)
+            self._searcher.note(f"node {node} was lost", [*ran, *excused, *cut])
+        for node in joined:
             self._searcher.note(f"node {node} has joined", [])
-        self._searcher.fit(self._nodes.alive())
+        self._searcher.fit(self._nodes.list_alive())
 
-    def _cause(self, error: BaseException | None, node: str) -> Cause:
-        """What an attempt ended of; if that was its node, all hear that it has gone."""
-        self._nodes.look()
-        if isinstance(error, RayActorError) and NODE_DIED in str(error) and self._nodes.has(node):
-            self._nodes.lose(node)
-        return cause(error, gone=bool(node) and not self._nodes.has(node))
-
-    def _close(self, trial: Any) -> None:
-        self._where.pop(trial.trial_id, None)
-        self._moving.discard(trial.trial_id)
-        self._cut.pop(trial.trial_id, None)
-        self._given_up.pop(trial.trial_id, None)
-        self._accounts.close(trial.trial_id)
-        forget(trial)
+    def _find_cause(self, error: BaseException | None, node: str) -> Cause:
+        """Return why an attempt ended; mark its node as lost if that was the reason."""
+        self._nodes.refresh()
+        node_died = isinstance(error, RayActorError) and NODE_DIED in str(error)
+        if node_died and self._nodes.is_alive(node):
+            self._nodes.mark_lost(node)
+        return classify_error(error, node_lost=bool(node) and not self._nodes.is_alive(node))
 
 
-def forget(trial: Any) -> None:
-    """Empty what Ray would hold of a trial to the end of the sweep, and then write to a snapshot
-    that nobody reads."""
+def set_given_up(trial: Any, why: str | Exception | None) -> None:
+    """Let one of Ray's trials end at its next start, with this reason; None: let it go on."""
+    trial.config.update(pack(replace(unpack_attempt(trial.config), given_up=why)))
+    # should not even that attempt come to its end, Ray gives the trial up
+    trial.max_failures = FOR_EVER if why is None else 0
+
+
+def empty_trial(trial: Any) -> None:
+    """Free what Ray would hold of an ended trial, and then write to a snapshot that is not read."""
     trial.config.clear()
     trial.evaluated_params.clear()
     trial.metric_analysis.clear()
     trial.metric_n_steps.clear()
     trial.run_metadata.last_result = {"ended": True}  # of an empty one Ray prints a line
     trial.experiment_tag = ""
-    # What its process was asked for as it started: who asks for the last result would wait for it.
+    # A result that was asked for as the process started: to read it would wait for the process.
     trial._default_result_or_future = None
 
 
-def last_error(trial: Any) -> BaseException | None:
-    """What ended a Ray trial's last attempt; None if Ray kept no error."""
+def read_error(trial: Any) -> BaseException | None:
+    """Return the error of a Ray trial's last attempt; None if Ray kept none."""
     # Ray's own accessor reads the uploaded copy, which does not exist before a snapshot
     file = trial.pickled_error_file
     return cloudpickle.loads(Path(file).read_bytes()) if file else None
@@ -188,50 +217,28 @@ def write_error(config: TrialConfig, error: BaseException | None) -> None:
     (config.directory / "error.txt").write_text(str(error), encoding="utf-8")
 
 
-def given_up(why: Cause, error: BaseException | None) -> str | Exception:
-    """What the last attempt ended of: a reason of the trial's, or an error that ends the sweep."""
-    if (
-        why == "away"
-        and isinstance(error, RayTaskError)
-        and isinstance(error.cause, StoreAwayError)
-    ):
-        return error.cause.error
-    return LOST_AGAIN if why == "lost" else reason(error)
+def classify_error(error: BaseException | None, *, node_lost: bool) -> Cause:
+    """Return why an attempt ended, by what Ray says and by whether its node is lost."""
+    raised = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(raised, AttemptError):
+        return raised.cause
+    if isinstance(error, RayTaskError) or not isinstance(error, RayActorError):
+        return "own"
+    lost = error.preempted or NODE_DIED in str(error) or node_lost
+    return "lost" if lost or isinstance(error, ActorUnavailableError) else "died"
 
 
-def cause(error: BaseException | None, *, gone: bool) -> Cause:
-    """What an attempt ended of.
-
-    Args:
-        error: what Ray says.
-        gone: whether its node is no longer there.
-    """
-    told = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(told, NodeLostError):
-        return "lost"
-    if isinstance(told, StoreAwayError):
-        return "away"
-    if isinstance(told, FolderAwayError):
-        return "folder"
-    if isinstance(error, RayTaskError):
-        asked = isinstance(told, RayActorError) and told.preempted
-        return "changed" if asked else "own"
-    if isinstance(error, ActorUnavailableError):
-        return "lost"
-    if isinstance(error, RayActorError):
-        lost = error.preempted or NODE_DIED in str(error) or gone
-        return "lost" if lost else "died"
-    return "own"
-
-
-def reason(error: BaseException | None) -> str:
-    """One line for the ledger."""
-    if isinstance(error, RayTaskError):
-        if isinstance(error.cause, WorkerDiedError | FolderAwayError):
-            return str(error.cause)
-        if isinstance(error.cause, StoreAwayError):
-            return error.cause.error.what
-        return f"{type(error.cause).__name__}: {error.cause}"
-    if isinstance(error, RayActorError):
+def describe_error(error: BaseException | None) -> str:
+    """Return an attempt's error in one line, for the ledger."""
+    raised = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(raised, AttemptError):
+        return str(raised)
+    if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
         return "the trial's process died (killed, out of memory, or crashed)"
-    return f"{type(error).__name__}: {error}" if error else "unknown"
+    return f"{type(raised).__name__}: {raised}" if raised else "unknown"
+
+
+def find_outage(error: BaseException | None) -> Exception | None:
+    """Return the outage of a store that an attempt ended of; None if it was something else."""
+    raised = error.cause if isinstance(error, RayTaskError) else None
+    return raised.outage if isinstance(raised, AttemptError) else None

@@ -1,94 +1,151 @@
-"""Joining a Ray cluster that is there already, from one of its nodes.
+"""Joining a Ray cluster that exists already, from one of its nodes, and watching its head.
 
-Ray waits for minutes where nobody is, and ends the process where a token is missing; so the head is
-asked first.
+Ray waits for minutes where nothing answers, and ends the process where a token is missing; so the
+head is asked first. A call that Ray has under way when the head is lost does not return, and after
+a minute Ray ends the process without cleaning up. So a thread of ours asks the head now and then.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from gdpo_tune.core import ray_access, registry
 from gdpo_tune.core.errors import ClusterError
-from gdpo_tune.tuning.ray.head import connect
 
 ANSWER_SECONDS = 10.0
-"""How long the head may take to say that it is there."""
+"""How long the head may take for its first answer."""
+ASK_SECONDS, CONNECT_SECONDS = 2.0, 2.0
+SILENT_SECONDS = ASK_SECONDS + 2 * CONNECT_SECONDS
+"""Without an answer, after which a question of Ray's might wait for one."""
+LOST_SECONDS = 20.0
+"""Without an answer, after which the head is lost."""
+LEAVE_SECONDS = 15.0
+"""That the process then has to end in order; together with the others less than Ray's minute."""
+LOST = (
+    "a server of Ray is gone (killed, out of memory, or crashed), and no trial can run "
+    "without it; what trials have recorded is kept"
+)
 ELSEWHERE = "from a machine that is no node of the cluster: --submit http://HEAD:8265"
 
 
 def join(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Connect this process to the cluster that `RAY_ADDRESS` names.
+    """Connect this process, with these options of `ray.init`, to the cluster of `RAY_ADDRESS`.
 
-    Args:
-        options: for `ray.init`.
-        environment: variables that trials are to find.
+    Trials find `environment` among their variables.
 
     Raises:
         ClusterError: there is none, it wants another token, or this machine is no node of it.
-        UsageError: the address, or what there is of a token, is wrong.
+        UsageError: the address, or the token, is wrong.
     """
     address = ray_access.address(os.environ[ray_access.ADDRESS], ray_access.ADDRESS)
     ray_access.settle(os.environ)
     import ray
-
-    place = find(address)
-    check_head(place)
-    try:
-        ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **options)
-    except ConnectionError as error:
-        raise ClusterError(
-            f"no node of the Ray cluster at {place} runs on this machine ({error})\n"
-            f"    fix: call on one of its nodes; {ELSEWHERE}"
-        ) from error
-
-
-def find(address: str) -> str:
-    """`HOST:PORT` of the head.
-
-    Raises:
-        ClusterError: `auto`, and no cluster is known on this machine.
-    """
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
-        return str(canonicalize_bootstrap_address(address))
+        head = str(canonicalize_bootstrap_address(address))
     except ConnectionError as error:
         raise ClusterError(
             f"{ray_access.ADDRESS} = {address}: no Ray runs on this machine\n"
             f"    fix: start it with ray start, or write HOST:PORT of the head; {ELSEWHERE}"
         ) from error
+    check_head(head)
+    try:
+        ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **options)
+    except ConnectionError as error:
+        raise ClusterError(
+            f"no node of the Ray cluster at {head} runs on this machine ({error})\n"
+            f"    fix: call on one of its nodes; {ELSEWHERE}"
+        ) from error
 
 
-def check_head(place: str) -> None:
-    """Find out whether the head at `HOST:PORT` would let this process in.
+def check_head(head: str) -> None:
+    """Refuse a head at `HOST:PORT` that would not let this process in.
 
     Raises:
         ClusterError: nothing answers there, or it wants another token.
     """
     from ray.exceptions import AuthenticationError, RayError
 
-    try:
-        connect(place, ANSWER_SECONDS)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+    reason = find_silence(head, ANSWER_SECONDS)
+    if reason:
         raise ClusterError(
-            f"the head of the Ray cluster at {place} does not answer ({reason})\n"
+            f"the head of the Ray cluster at {head} does not answer ({reason})\n"
             "    fix: start the cluster, or mend the address"
-        ) from error
+        )
     try:
-        registry.load("ray._raylet:GcsClient")(address=place)
+        registry.load("ray._raylet:GcsClient")(address=head)
     except AuthenticationError as error:
         sends = os.environ.get(ray_access.MODE, "").lower() == "token"
-        what = "does not take the token" if sends else "asks for a token"
+        problem = "does not take the token" if sends else "asks for a token"
         raise ClusterError(
-            f"the Ray cluster at {place} {what}\n    fix: export {ray_access.MODE}=token and "
+            f"the Ray cluster at {head} {problem}\n    fix: export {ray_access.MODE}=token and "
             f"{ray_access.FILE}=FILE with the cluster's token (default: ~/.ray/auth_token)"
         ) from error
     except RayError as error:
         raise ClusterError(
-            f"what answers at {place} is not the head of a Ray cluster ({error})\n"
+            f"what answers at {head} is not the head of a Ray cluster ({error})\n"
             "    fix: write the head's address, which has port 6379 by default"
         ) from error
+
+
+def find_silence(head: str, seconds: float) -> str:
+    """Return why nothing at `HOST:PORT` answers within so many seconds; empty if something does."""
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+    except (OSError, UnicodeError) as error:  # the second one: no host can have that name
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+class HeadWatch:
+    """Time since the last answer of the head at `HOST:PORT`."""
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self._heard = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last answer."""
+        return time.monotonic() - self._heard
+
+    def check(self) -> None:
+        """Ask the head once; leave if it is lost and the main thread did not end the process."""
+        if not find_silence(self._head, CONNECT_SECONDS):
+            self._heard = time.monotonic()
+        elif self.silence > LOST_SECONDS + LEAVE_SECONDS:
+            leave()
+
+
+@contextmanager
+def watch_head(head: str) -> Generator[HeadWatch]:
+    """Watch the head at `HOST:PORT` from a thread."""
+    watch = HeadWatch(head)
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(ASK_SECONDS):
+            watch.check()
+
+    thread = threading.Thread(target=repeat, name="head", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        ended.set()
+        thread.join()
+
+
+def leave() -> None:
+    """End this process, whose main thread waits for Ray."""
+    print(f"error: {LOST}, and the same command goes on.", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -1,14 +1,21 @@
-"""The nodes of the cluster: which there are, which have gone, and on which one a process runs."""
+"""The nodes of the cluster: which are alive, and how many trials they hold."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.spec import Resources, SweepSpec
+
+SLACK = 1e-9
+"""Keeps 1 / 0.1 at 10 slots."""
+
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A machine of the cluster."""
 
     id: str
@@ -16,77 +23,92 @@ class Node:
     resources: Mapping[str, float]
 
     def __str__(self) -> str:
-        """For a person; several nodes may share a host."""
+        """Return a name for a person; several nodes may share a host."""
         return f"{self.host} ({self.id[:8]})"
 
 
-Watcher = Callable[[Sequence[Node], Sequence[Node]], None]
-"""Called with the nodes that have gone and those that have come."""
-
-
 class Nodes:
-    """The nodes that are alive, as of the last look."""
+    """The nodes that were alive at the last refresh; `table` is `ray.nodes`."""
 
     def __init__(self, table: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """
-        Args:
-            table: `ray.nodes`.
-        """
         self._table = table
-        self._watchers: list[Watcher] = []
+        self.on_change: Callable[[Sequence[ClusterNode], Sequence[ClusterNode]], None] | None = None
+        """Called with the nodes that were lost and those that have joined."""
         self._lost: set[str] = set()
-        self._known: dict[str, Node] = {}
-        """All that there ever were."""
+        self._all: dict[str, ClusterNode] = {}
+        """Those that were ever alive."""
         self._alive = self._read()
 
-    def alive(self) -> list[Node]:
-        """Those that were alive at the last look."""
+    def list_alive(self) -> list[ClusterNode]:
+        """Return the nodes that are alive."""
         return list(self._alive.values())
 
-    def has(self, node: str) -> bool:
-        """Whether a node was alive at the last look, by its id."""
+    def is_alive(self, node: str) -> bool:
+        """Return whether a node is alive, by its id."""
         return node in self._alive
 
-    def still_has(self, node: Node) -> bool:
-        """Whether a node is alive now."""
-        self.look()
-        return self.has(node.id)
+    def describe(self, node: str) -> str:
+        """Return a name for a person, by a node's id."""
+        return str(self._all.get(node, "unknown"))
 
-    def named(self, node: str) -> str:
-        """What to call a node by its id, for a person, whether or not it is still there."""
-        return str(self._known.get(node, "unknown"))
-
-    def watch(self, watcher: Watcher) -> None:
-        """Tell of every change from now on."""
-        self._watchers.append(watcher)
-
-    def lose(self, node: str) -> None:
-        """Take a node for gone, which Ray may know of its processes before its table does."""
+    def mark_lost(self, node: str) -> None:
+        """Take a node for lost, which Ray may know of its processes before its table does."""
         self._lost.add(node)
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """Look again, and tell what has changed."""
+    def refresh(self) -> None:
+        """Read the table again, and report what has changed."""
         before, self._alive = self._alive, self._read()
-        gone = [node for node in before.values() if node.id not in self._alive]
-        come = [node for node in self._alive.values() if node.id not in before]
-        if gone or come:
-            for watcher in self._watchers:
-                watcher(gone, come)
+        lost = [node for node in before.values() if node.id not in self._alive]
+        joined = [node for node in self._alive.values() if node.id not in before]
+        if self.on_change is not None and (lost or joined):
+            self.on_change(lost, joined)
 
-    def _read(self) -> dict[str, Node]:
-        found = {
-            node["NodeID"]: Node(node["NodeID"], node["NodeManagerHostname"], node["Resources"])
-            for node in self._table()
-            if node["Alive"] and node["NodeID"] not in self._lost
+    def _read(self) -> dict[str, ClusterNode]:
+        alive = {
+            row["NodeID"]: ClusterNode(row["NodeID"], row["NodeManagerHostname"], row["Resources"])
+            for row in self._table()
+            if row["Alive"] and row["NodeID"] not in self._lost
         }
-        self._known |= found
-        return found
+        self._all |= alive
+        return alive
 
 
-def node_of(actor: Any) -> str:
-    """Id of the node on which an actor runs or ran; empty if Ray does not know."""
+def find_node(actor: Any) -> str:
+    """Return the id of the node on which an actor runs or ran; empty if Ray does not know."""
     from ray._private.state import actors
 
     about: Any = actors(actor._actor_id.hex())
     return about["Address"]["NodeID"] if about else ""
+
+
+def count_workers(resources: Resources, node: Mapping[str, float]) -> int:
+    """Return how many workers run side by side on a node with these `CPU` and `GPU` amounts."""
+    count = node.get("CPU", 0.0) / resources.cpus
+    devices = node.get("GPU", 0.0)
+    if resources.gpus >= 1:
+        count = min(count, devices / resources.gpus)
+    elif resources.gpus > 0:  # a fraction lies on one device
+        count = min(count, devices * math.floor(1 / resources.gpus + SLACK))
+    return math.floor(count + SLACK)
+
+
+def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
+    """Return how many trials run side by side; workers of one trial may lie on different nodes.
+
+    Raises:
+        ResourcesError: the nodes cannot hold a single trial.
+    """
+    resources = spec.resources
+    total = sum(count_workers(resources, node.resources) for node in nodes)
+    alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
+    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
+    if total == 0:
+        raise ResourcesError(f"a trial wants {each}, which no node has {alive}")
+    if total < resources.workers:
+        raise ResourcesError(
+            f"a trial wants {resources.workers} workers of {each} each, and there is room for "
+            f"{total} {alive}"
+        )
+    # A server holds the weights of one policy.
+    return 1 if spec.rollout.vllm_mode == "server" else total // resources.workers

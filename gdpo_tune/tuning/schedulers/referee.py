@@ -7,14 +7,12 @@ out.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.training.checkpoints import remove_all_but
-from gdpo_tune.tuning.ray.reporter import HALT
+from gdpo_tune.tuning.ray.stopping import open_stop_flag
 from gdpo_tune.tuning.schedulers import handover
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.rungs import Verdict
@@ -30,6 +28,8 @@ class Referee:
         self._scheduler = scheduler
         self._halting: dict[int, tuple[Verdict, Rung]] = {}
         """Running trials that were asked to end -> what decided it."""
+        self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
+        """Through which trials are asked to end."""
 
     def catch_up(self) -> list[TrialRecord]:
         """Rebuild the scheduler, and do what is overdue; return the trials that this changed."""
@@ -39,10 +39,8 @@ class Referee:
             # what an ended trial was to do has been done
             take_in = self._scheduler.judge if record.is_open else self._scheduler.recall
             take_in(record, rung)
-        records = self._ledger.records()
-        for record in records:
-            self.clear(record.number)  # a process that was killed may have left a request
-        changed = [self._settle(record) for record in records if record.is_open]
+        self.stop_flag.clear()  # a process that was killed may have left a request
+        changed = [self._settle(record) for record in self._ledger.records() if record.is_open]
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:
@@ -52,9 +50,7 @@ class Referee:
         verdict = self._scheduler.judge(record, rung)
         if verdict != "continue":
             self._halting[number] = (verdict, rung)
-            halt = self._halt(number)
-            halt.parent.mkdir(parents=True, exist_ok=True)
-            halt.touch()
+            self.stop_flag.request(number)
 
     def is_halting(self, number: int) -> bool:
         """Whether a trial was asked to end."""
@@ -62,7 +58,7 @@ class Referee:
 
     def record_halted(self, number: int) -> TrialRecord:
         """Record that such a trial has ended: it is pruned, or waits."""
-        verdict, rung = self._halting.pop(number)
+        verdict, rung = self._halting[number]
         self.clear(number)
         if verdict == "pause":
             return self._ledger.pause(number)
@@ -70,8 +66,8 @@ class Referee:
 
     def clear(self, number: int) -> None:
         """Take back what asks a trial to end."""
-        self._halting.pop(number, None)
-        self._halt(number).unlink(missing_ok=True)
+        if self._halting.pop(number, None):
+            self.stop_flag.withdraw(number)
 
     def promotable(self, *, alone: bool = False) -> int | None:
         """Number of the waiting trial that may go on now; None if there is none.
@@ -134,6 +130,3 @@ class Referee:
             except StoreUnreachableError:
                 return  # the sweep does not wait for this: they go at its end
         remove_all_but(self._ledger.trial_directory(number), None)
-
-    def _halt(self, number: int) -> Path:
-        return self._ledger.trial_directory(number) / HALT

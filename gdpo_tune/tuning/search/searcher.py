@@ -22,6 +22,7 @@ from gdpo_tune.core.errors import (
     LedgerHeldError,
     LedgerUnreachableError,
     ResourcesError,
+    StoreError,
     StoreUnreachableError,
 )
 from gdpo_tune.core.events import (
@@ -33,12 +34,21 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.files import room_in
-from gdpo_tune.core.trials import Cost, Incident, Measurement, Outcome, TrialConfig, TrialRecord
+from gdpo_tune.core.trials import Cost, Incident, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.ray.nodes import Node
-from gdpo_tune.tuning.ray.reporter import pace_of
-from gdpo_tune.tuning.ray.resources import slots_of
-from gdpo_tune.tuning.ray.setup import Setup
+from gdpo_tune.tuning.ray.messages import (
+    AttemptConfig,
+    Failed,
+    Fatal,
+    Finished,
+    Setup,
+    TrialNotice,
+    TrialUpdate,
+    pack,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
+from gdpo_tune.tuning.ray.reporter import choose_interval
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.handover import write_schedule
 from gdpo_tune.tuning.schedulers.referee import Referee
@@ -48,7 +58,13 @@ from gdpo_tune.tuning.search.plan import trial_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
-LEAVE_NO_CHOICE = (DiskFullError, LedgerUnreachableError, LedgerHeldError, StoreUnreachableError)
+LEAVE_NO_CHOICE = (
+    DiskFullError,
+    LedgerUnreachableError,
+    LedgerHeldError,
+    StoreError,
+    StoreUnreachableError,
+)
 """Errors after which nothing can be recorded, so that the sweep ends."""
 
 
@@ -86,6 +102,8 @@ class LedgerSearcher(Searcher):
         self._stopping = False
         self._scheduler = scheduler
         self._referee = Referee(ledger, scheduler)
+        self.stop_flag = self._referee.stop_flag
+        """Through which trials are asked to end."""
         for record in self._referee.catch_up():
             self._tell(record)
         self._unfinished = ledger.list_unfinished()
@@ -97,14 +115,14 @@ class LedgerSearcher(Searcher):
         """Whether a free slot waits for a proposal."""
         self._agenda = Agenda(ledger)
 
-    def fit(self, nodes: Sequence[Node]) -> None:
+    def fit(self, nodes: Sequence[ClusterNode]) -> None:
         """The cluster has other nodes now: as many trials are handed out as they have room for."""
         try:
-            self._slots = slots_of(self._spec, nodes)
+            self._slots = count_slots(self._spec, nodes)
         except ResourcesError as error:
             self._slots = 0
             self.note(f"the sweep waits for nodes: {error}", [])
-        self._setup = replace(self._setup, pace=pace_of(self._slots))
+        self._setup = replace(self._setup, interval=choose_interval(self._slots))
 
     def note(self, what: str, trials: Sequence[str]) -> None:
         """Record what has befallen the sweep, or trials by Ray's ids."""
@@ -139,20 +157,16 @@ class LedgerSearcher(Searcher):
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
         ends_at = self._scheduler.ends_at(record)
-        return {
-            "trial": self._config(record),
-            "setup": self._setup,
-            "ends_at": ends_at,
-            "begun": str(record.started),
-        }
+        return pack(AttemptConfig(self._config(record), self._setup, ends_at, str(record.started)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take a measurement of a running trial, or what it has to wait for."""
-        if "note" in result:
-            self.note(result["note"], [trial_id])
-        measurement: Measurement | None = result.get("measurement")
-        if measurement is None:
+        message = unpack_message(result)
+        if isinstance(message, TrialNotice):
+            self.note(message.text, [trial_id])
+        if not isinstance(message, TrialUpdate):
             return
+        measurement = message.measurement
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
         # what comes after a verdict counts for nothing: where it was given, the trial goes on
@@ -162,7 +176,7 @@ class LedgerSearcher(Searcher):
                 if self._ledger.record_rung(number, measurement):
                     self._referee.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
-        self._emit(TrialProgress(number, measurement, result.get("earlier", ())))
+        self._emit(TrialProgress(number, measurement, message.earlier))
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -171,9 +185,9 @@ class LedgerSearcher(Searcher):
         if error or trial_id not in self._numbers:
             return
         number = self._numbers.pop(trial_id)
-        result = result or {}
-        outcome: Outcome | None = result.get("outcome")
-        if outcome is not None:
+        end = unpack_message(result)
+        if isinstance(end, Finished):
+            outcome = end.outcome
             with self._recording():
                 self._referee.clear(number)
                 if self._spec.address and outcome.checkpoint:
@@ -181,10 +195,10 @@ class LedgerSearcher(Searcher):
                 self._finished(self._ledger.complete(number, outcome))
         elif self._referee.is_halting(number):
             self._let_go(number)
-        elif "failure" in result:
-            self._fail(number, result["failure"])
-        elif "fatal" in result:
-            self.fatal = result["fatal"]
+        elif isinstance(end, Failed):
+            self._fail(number, end.reason)
+        elif isinstance(end, Fatal):
+            self.fatal = end.error
             self.stop()
         # otherwise it was interrupted: it stays unfinished, and the next start goes on with it
 

@@ -1,0 +1,187 @@
+"""Terminal output at the end of a sweep and of a comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from gdpo_tune.analysis.agreement import agreements
+from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.verdict import Verdict
+from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.display.tables import build_front_table
+from gdpo_tune.results.summary import (
+    FRONT_FILE,
+    REPORT_FILE,
+    ChosenTrial,
+    describe_other_states,
+    list_incidents,
+)
+from gdpo_tune.spec import without_password
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+MLFLOW_UI = "http://127.0.0.1:5000/"
+"""Address that `mlflow ui` serves by default."""
+WIDTH = 160
+"""Columns where the output is no terminal and so has no width of its own."""
+
+
+def print_summary(
+    spec: SweepSpec,
+    records: Sequence[TrialRecord],
+    console: Console | None = None,
+    *,
+    note: str = "",
+    chosen: ChosenTrial | None = None,
+    view: str = "",
+    sessions: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Print the front with its standard errors, the failures, paths and next commands.
+
+    Args:
+        spec: the sweep.
+        records: all its trials; there may be none.
+        console: default: standard output.
+        note: how the sweep ended, as `LiveDisplay.note` has it; comes first.
+        chosen: the trial that a person picked; comes after the front.
+        view: address of the front in MLflow, without a server's for a database; may be unknown.
+        sessions: the processes that worked on the sweep, as `Ledger.sessions` returns them.
+    """
+    out = console or Console()
+    if not out.is_terminal and console is None:
+        out = Console(width=WIDTH)
+    front = build_front(records, spec.objective_list(), chosen and chosen.number)
+    out.print(_build_head(spec, front, note))
+    _print_unmet(out, spec, records)
+    if front.members or front.baselines:
+        out.print(build_front_table(front, spec.space.dimensions, out))
+    if any(member.provisional for member in front.members):
+        noise = (
+            "its standard error is at least the spread of seeds elsewhere in this sweep"
+            if front.seeds_compared
+            else "so the noise of training is unknown and its standard error too small"
+        )
+        _print_line(out, f"provisional: one seed, {noise}", "dim")
+    for line in chosen.lines if chosen else ():
+        _print_line(out, line)
+    for agreement in agreements(records, front.objectives):
+        _print_line(out, f"early scores: {agreement}", "dim")
+    _print_failures(out, records)
+    _print_incidents(out, sessions)
+    _print_outputs(out, spec, front)
+    _print_next_steps(out, spec, chosen, view)
+
+
+def print_comparison(
+    verdict: Verdict, notes: Sequence[str], page: Path, console: Console | None = None
+) -> None:
+    """Print the verdict, its reasons, what limits it, and the path of the page."""
+    out = console or Console()
+    _print_line(out, f"\n{verdict.headline}", "bold")
+    for line in verdict.reasons:
+        _print_line(out, f"  {line}")
+    for line in notes:
+        _print_line(out, f"  {line}", "dim")
+    _print_line(out, f"\nreport  {page}")
+
+
+def _print_line(out: Console, text: str, style: str = "") -> None:
+    # Text, since it may hold what rich would take for markup; unbroken, so that it can be copied.
+    out.print(Text(text, style=style), soft_wrap=True, highlight=False)
+
+
+def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
+    states = Counter(record.state for record in front.records)
+    complete = f"{format_count(states['complete'], 'trial')} complete"
+    counts = ", ".join(filter(None, [complete, describe_other_states(states)]))
+    duration = format_duration(sum(record.cost.seconds for record in front.records))
+    interval = front.hypervolume_interval
+    head = (
+        f": {f'{note}; ' if note else ''}{counts}, {duration} of training; "
+        f"{len(front.members)} on the front, hypervolume {format_number(front.hypervolume)}"
+    )
+    span = f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""
+    return Text.assemble("\n", (spec.name, "bold"), head, span)
+
+
+def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:
+    """Print the value closest to each constraint, if no trained trial satisfies them all."""
+    trained = [r for r in records if r.state == "complete" and r.role != "untrained"]
+    if not trained or any(record.feasible is not False for record in trained):
+        return
+    _print_line(out, "no trial satisfies all constraints, so nothing is on the front", "bold")
+    for name, bound in spec.constraints.items():
+        values = [r.validation[name].mean for r in trained if name in r.validation]
+        text = "no trial has measured it"
+        if values:
+            closest = max(values) if bound.op == ">=" else min(values)
+            text = f"the closest trial has {format_number(closest)} on validation"
+        _print_line(out, f"  {name} {bound}: {text}")
+
+
+def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
+    failed = [record for record in records if record.state == "failed"]
+    if failed:
+        _print_line(out, f"\n{len(failed)} failed", "bold")
+    for record in failed:
+        line = Text(f"trial {record.number}: {record.reason or 'no reason recorded'}")
+        out.print(Padding(line, (0, 0, 0, 2)))
+
+
+def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:
+    """Print how many nodes and attempts were lost; the report lists them."""
+    incidents = list_incidents(sessions)
+    lost = [incident for incident in incidents if incident.description.endswith("was lost")]
+    trials = {number for incident in lost for number in incident.trials}
+    if lost:
+        attempts = f"with attempts at {format_count(len(trials), 'trial')}"
+        _print_line(out, f"{format_count(len(lost), 'node')} lost, {attempts}")
+    retried = sum("is tried again" in incident.description for incident in incidents)
+    if retried:
+        _print_line(out, f"{format_count(retried, 'attempt')} failed and retried")
+
+
+def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
+    """Print the paths of the report, the front, the trials and the kept policies."""
+    files = [("report", spec.directory / REPORT_FILE), ("front", spec.directory / FRONT_FILE)]
+    rows = [(name, str(path)) for name, path in files if path.exists()]
+    rows.append(("trials", f"{spec.place}/trials"))
+    policies = {record.number: record.policy for record in front.records}
+    for member in front.members:
+        names, policy = front.picked_as(member), policies[member.numbers[0]]
+        if names and policy:
+            rows.append((f"policy, {', '.join(names)}", policy))
+    _print_rows(out, "\nOutputs", rows)
+
+
+def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None, view: str) -> None:
+    """Print the address of MLflow and the commands that a person may want next."""
+    uri = without_password(spec.tracking.uri)
+    if uri.startswith(("http://", "https://")):
+        rows = [("Open in MLflow", view or uri)]
+    else:
+        rows = [("Start MLflow", f"mlflow ui --backend-store-uri {quote(uri)}")]
+        rows += [("Open in MLflow", f"{MLFLOW_UI}{view}")] if view else []
+    rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(spec.place)}"))
+    if chosen:
+        source = quote(f"{spec.place}:{chosen.number}")
+        rows.append(("Train this trial", f"python -m gdpo_tune.train --from {source}"))
+        rows.append(("Export this trial", f"python -m gdpo_tune.export {source} --to trl"))
+    _print_rows(out, "\nNext steps", rows)
+
+
+def _print_rows(out: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    _print_line(out, title, "bold")
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        _print_line(out, f"  {name:<{width}}  {text}")

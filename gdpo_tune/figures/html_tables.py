@@ -1,0 +1,143 @@
+"""The front and all trials as HTML tables; texts from outside are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.formatting import (
+    NOTHING,
+    abbreviate,
+    format_duration,
+    format_estimate,
+    format_number,
+    format_parameter,
+    mode_of,
+)
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.figures import style
+from gdpo_tune.results.summary import describe_role, name_configuration
+
+Cell = tuple[str, str | float]
+"""HTML of a cell, and its key for sorting."""
+
+EMPTY: Cell = (NOTHING, "")
+
+
+def build_table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
+    """Return a table that scrolls: `heads` as HTML without `<th>`, `rows` as HTML with `<tr>`."""
+    return (
+        f'<div class="scroll tall"><table class="{kind}"><thead><tr>'
+        + "".join(f"<th>{head}</th>" for head in heads)
+        + "</tr></thead><tbody>"
+        + "".join(rows)
+        + "</tbody></table></div>"
+    )
+
+
+def build_front_table(front: Front, dimensions: Sequence[str]) -> str:
+    """Return one row per member, best in the first objective first, then the baselines."""
+    if not front.members and not front.baselines:
+        return '<p class="empty">No trial is complete yet.</p>'
+    others = [name for name in dimensions if name != "normalization"]
+    heads = ["configuration", "normalization", *map(abbreviate, others)]
+    heads += [abbreviate(goal.name) for goal in front.objectives]
+    heads += ["seeds", "P(front)"]
+    rows = [_build_member_row(front, member, others) for member in front.members]
+    rows += [_build_member_row(front, c, others) for c in front.baselines if not c.on_front]
+    if not front.members:
+        rows.insert(0, f'<tr><td colspan="{len(heads)}">Nothing is on the front yet.</td></tr>')
+    return build_table("front", map(escape, heads), rows)
+
+
+def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
+    """Return one row per trial by number; a click on a heading sorts."""
+    if not front.records:
+        return '<p class="empty">No trial has started yet.</p>'
+    others = [name for name in dimensions if name != "normalization"]
+    heads = ["trial", "state", "role", "normalization", *map(abbreviate, others)]
+    heads += [abbreviate(goal.name) for goal in front.objectives]
+    heads += ["constraints", "time", "note"]
+    rows = [
+        _build_trial_row(record, others, front.objectives, record.number in front.trial_numbers)
+        for record in sorted(front.records, key=lambda record: record.number)
+    ]
+    buttons = (f'<button type="button">{escape(head)}</button>' for head in heads)
+    return build_table("sortable", buttons, rows)
+
+
+def _build_member_row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
+    is_trained = configuration.role != "untrained"
+    names = front.picked_as(configuration, ties=True)
+    if configuration.on_front and configuration.provisional:
+        names.append("provisional")
+    badges = "".join(
+        f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
+    )
+    cells = [f"{escape(name_configuration(configuration))}<small>{badges}</small>"]
+    cells.append(_build_mode_cell(mode_of(configuration.params)) if is_trained else NOTHING)
+    cells += [
+        escape(format_parameter(configuration.params.get(name) if is_trained else None))
+        for name in dimensions
+    ]
+    cells += [
+        _build_value_cell(configuration.mean[goal.name], configuration.validation.get(goal.name))
+        for goal in front.objectives
+    ]
+    probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NOTHING
+    cells += [str(configuration.seeds) if is_trained else NOTHING, probability]
+    kind = "" if configuration.on_front else ' class="off"'
+    return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _build_mode_cell(mode: str) -> str:
+    """Return the name of a mode beside a patch of its colour."""
+    color = style.get_mark(mode).color
+    return f'<i class="patch" style="background:{color}"></i>{escape(mode)}'
+
+
+def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
+    """Return a value on test prompts, and under it the one on validation prompts."""
+    below = NOTHING if validation is None else format_number(validation.mean)
+    return f"{format_estimate(test)}<small>validation {below}</small>"
+
+
+def _build_trial_row(
+    record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
+) -> str:
+    is_trained = record.role != "untrained"
+    mode, seconds = mode_of(record.params), record.cost.seconds
+    role = describe_role(record)
+    role += f" ({record.proposer})" if role in ("search", "member") else ""
+    cells: list[Cell] = [
+        (f"{record.number}{' ★' if on_front else ''}", record.number),
+        (f'<span class="state {record.state}">{record.state}</span>', record.state),
+        (escape(role), role),
+        (_build_mode_cell(mode), mode) if is_trained else EMPTY,
+    ]
+    params = record.params if is_trained else {}
+    cells += [
+        (escape(format_parameter(params[name])), params[name]) if name in params else EMPTY
+        for name in dimensions
+    ]
+    for objective in objectives:
+        test, validation = record.test.get(objective.name), record.validation.get(objective.name)
+        key = "" if test is None else test.mean
+        is_empty = test is None and validation is None
+        cells.append(EMPTY if is_empty else (_build_value_cell(test, validation), key))
+    verdicts: dict[bool | None, Cell] = {
+        None: EMPTY,
+        True: ("satisfied", 1),
+        False: ("violated", 0),
+    }
+    cells += [
+        verdicts[record.feasible],
+        (format_duration(seconds), seconds) if seconds else EMPTY,
+        (escape(record.reason), record.reason),
+    ]
+    body = "".join(
+        f'<td data-sort="{escape(str(key), quote=True)}">{html}</td>' for html, key in cells
+    )
+    return f'<tr data-state="{record.state}"{" class=front" if on_front else ""}>{body}</tr>'

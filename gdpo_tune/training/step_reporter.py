@@ -1,0 +1,229 @@
+"""End of each step of a trial: evaluation, checkpoint, `steps.jsonl`, report."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from gdpo_tune.core.errors import SupersededError
+from gdpo_tune.core.files import room_in, write_whole
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report, TrialConfig
+from gdpo_tune.training import ranks
+from gdpo_tune.training.checkpoints import Checkpoint, keep_newest, write_checkpoint
+from gdpo_tune.training.evaluation import Evaluator
+from gdpo_tune.training.gpu import read_gpu_metrics
+from gdpo_tune.training.lora import save_policy
+from gdpo_tune.training.trainer import GDPOTrainer
+
+_RENAMED = {
+    **{name: name for name in ("loss", "grad_norm", "learning_rate", "entropy", "kl")},
+    "clip_ratio/region_mean": "clip_ratio",
+    "completions/mean_length": "mean_length",
+    "sampling/importance_sampling_ratio/mean": "rollout/importance_ratio",
+    "sampling/sampling_logp_difference/mean": "rollout/logp_difference",
+    "sampling/sampling_logp_difference/max": "rollout/logp_difference_max",
+}
+"""Step metrics of TRL -> their names here, after `train/`.
+
+`kl` exists where beta is above 0. Lengths are in tokens. With vLLM, the ratio is a mean over
+completions, those beyond TRL's bound counted as 0, and differences are in nats per token between
+engine and trainer."""
+_WRITER = "writer"
+"""File of a trial's directory that holds the token of its writer."""
+
+RandomState = dict[str, Any]
+"""States of the random generators of one process."""
+
+
+class TrialWriterToken:
+    """Right to write a trial's directory, held by the process that took it last.
+
+    A machine that was stopped or cut off, and taken for dead, may wake up in the middle of a step.
+    Another process may have continued its trial by then. Without the token the old process would
+    overwrite newer steps and delete the new process's unfinished checkpoint.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Take the token; the trial's directory is created if missing.
+
+        Raises:
+            DiskFullError: there is no room for the token.
+        """
+        self._file = directory / _WRITER
+        self._token = uuid.uuid4().hex
+        with room_in(directory, "the start of the trial"):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self._file, self._token)
+
+    def check(self) -> None:
+        """Raise `SupersededError` if another process has taken the token."""
+        if self._file.read_text() != self._token:
+            raise SupersededError(
+                f"another process has taken over the trial in {self._file.parent}"
+            )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Cost of the trial, the runs before its last resume included."""
+
+    before: Cost
+    completions_per_step: int
+    started: float = field(default_factory=time.monotonic)
+    cpu_started: float = field(default_factory=time.process_time)
+
+    def read(self, step: int) -> Cost:
+        """Return the cost after `step` steps; CPU time is that of all processes."""
+        cpu_seconds = sum(ranks.gather(time.process_time() - self.cpu_started))
+        return Cost(
+            completions=step * self.completions_per_step,
+            seconds=self.before.seconds + time.monotonic() - self.started,
+            cpu_seconds=self.before.cpu_seconds + cpu_seconds,
+        )
+
+
+@dataclass(eq=False)
+class StepReporter(TrainerCallback):
+    """Callback that ends each step: evaluate, write steps and checkpoint, report."""
+
+    config: TrialConfig
+    trainer: GDPOTrainer
+    evaluator: Evaluator
+    clock: Clock
+    report: Report
+    start: Checkpoint | None
+    """Checkpoint from which this run resumes."""
+    validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """Result of the latest evaluation."""
+    checkpoint: Path | None = None
+    """The newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        self._passes: list[dict[str, float]] = []
+        self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report the measurement at the checkpoint from which this run resumes, if any."""
+        if self.start is not None:
+            report_again(self.start, self.report)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Collect metrics: TRL logs after each optimizer pass, and a summary without a loss."""
+        state.log_history.clear()  # or every checkpoint would hold the whole history again
+        if logs is None or "loss" not in logs:
+            return
+        self._passes.append(select_metrics(logs))
+        step, rest = divmod(state.global_step, self.trainer.num_iterations)
+        if rest == 0:
+            metrics = _average(self._passes)
+            self._passes.clear()
+            self._end_step(step, metrics)
+
+    def _end_step(self, step: int, metrics: dict[str, float]) -> None:
+        settings = self.config.training
+        last = step == settings.steps
+        validation: Mapping[str, Estimate] = {}
+        if last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at:
+            validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
+            self.validation = validation
+            metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
+        metrics |= read_gpu_metrics()
+        measurement = Measurement(step, metrics, self.clock.read(step), validation)
+        if self._token is not None:
+            self._token.check()
+            # Before the checkpoint, because a run that resumes from it does not repeat this step.
+            with room_in(self.config.directory, f"the measurements of step {step}"):
+                append_step(self.config.directory, measurement)
+        due = last or step % settings.checkpoint_every == 0
+        written = self._save(step, validation) if due else None
+        try:
+            self.report(measurement, written.path if written else None)
+        except SystemExit:
+            if written is None:
+                self._save(step, validation)  # a stop was requested: the next run resumes here
+            raise
+        if written is not None and ranks.is_first():
+            # Not before the report, until which others know only the older one.
+            keep_newest(self.config.directory)
+
+    def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
+        cost, states = self.clock.read(step), ranks.gather(_read_random_state())
+        last = step == self.config.training.steps
+        written = None
+        if ranks.is_first():
+            written = write_checkpoint(
+                self.config.directory,
+                step,
+                cost,
+                lambda directory: self._fill(directory, states, last=last),
+                validation,
+            )
+        checkpoint = ranks.from_first(written)
+        assert checkpoint is not None, "the first process has written it, or has raised"
+        self.checkpoint = checkpoint.path
+        return checkpoint
+
+    def _fill(self, directory: Path, states: Sequence[RandomState], *, last: bool) -> None:
+        """Write what `Trainer.train(resume_from_checkpoint=...)` reads, and the prompt format.
+
+        Args:
+            directory: exists and is empty.
+            states: one for each process of the trial, in the order of their ranks.
+            last: True at the end of the training.
+        """
+        trainer: Any = self.trainer  # TRL declares as optional what exists during training
+        save_policy(self.trainer.policy, directory, last=last)
+        trainer.processing_class.save_pretrained(directory)
+        torch.save(trainer.optimizer.state_dict(), directory / "optimizer.pt")
+        torch.save(trainer.lr_scheduler.state_dict(), directory / "scheduler.pt")
+        for rank, state in enumerate(states):
+            name = "rng_state.pth" if len(states) == 1 else f"rng_state_{rank}.pth"
+            torch.save(state, directory / name)
+        trainer.state.save_to_json(str(directory / "trainer_state.json"))
+        self.evaluator.cache.prompts.save(directory)
+
+
+def report_again(start: Checkpoint, report: Report) -> None:
+    """Report the measurement at the checkpoint from which a run resumes, if there was one.
+
+    The process may have been killed before the first report arrived.
+    """
+    if start.validation:
+        report(Measurement(start.step, {}, start.cost, start.validation), start.path)
+
+
+def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Select the metrics of one pass: `_RENAMED` and `compute_reward_metrics`, after `train/`."""
+    renamed = {f"train/{new}": logs[old] for old, new in _RENAMED.items() if old in logs}
+    ours = {f"train/{name}": value for name, value in logs.items() if name.startswith("reward/")}
+    return {name: float(value) for name, value in {**renamed, **ours}.items() if value is not None}
+
+
+def _average(passes: list[dict[str, float]]) -> dict[str, float]:
+    """Average every metric over the optimizer passes that have it."""
+    names = dict.fromkeys(name for metrics in passes for name in metrics)
+    return {
+        name: float(np.mean([metrics[name] for metrics in passes if name in metrics]))
+        for name in names
+    }
+
+
+def _read_random_state() -> RandomState:
+    states: RandomState = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.random.get_rng_state()
+    return states

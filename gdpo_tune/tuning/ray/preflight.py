@@ -1,0 +1,156 @@
+"""Checks before the first trial, on every node of a cluster: one small task on each.
+
+A directory that is local to each node looks right from all of them, and loses checkpoints as soon
+as a trial moves. So each node that sees a new file of the driver's replies with a file beside it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gdpo_tune.core import task_files
+from gdpo_tune.core.errors import ClusterError, StoreError
+from gdpo_tune.ledger.sweep_store import check_writable
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
+
+PATIENCE = 180.0
+"""Seconds that a node has for its answer: its first process may have to fetch what was sent."""
+
+
+class NodeAnswer(NamedTuple):
+    """Problems of a node."""
+
+    lacks: tuple[str, ...] = ()
+    """Paths that trials need and that do not exist there."""
+    error: str = ""
+    """Why it cannot write into the sweep's directory."""
+
+    def __str__(self) -> str:
+        """Return it in one line; empty if nothing is wrong."""
+        parts = [f"lacks {path}" for path in self.lacks]
+        if self.error:
+            parts.append(f"cannot write into the sweep's directory ({self.error})")
+        return " and ".join(parts)
+
+
+Answers = Mapping[str, NodeAnswer | ClusterError]
+"""Id of a node -> its answer, or why it gives none."""
+
+
+def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswer:
+    """Return what is wrong on this node; runs there.
+
+    Args:
+        mark: a file that the driver has written; or the address of an object store.
+        reply: name of the file to write beside the first one.
+        needed: paths that trials need.
+    """
+    lacks = tuple(path for path in needed if not Path(path).expanduser().exists())
+    try:
+        if isinstance(mark, str):
+            check_writable(mark)
+        elif mark.exists():
+            mark.with_name(reply).touch()
+    except StoreError as error:
+        return NodeAnswer(lacks, str(error).splitlines()[0])
+    except OSError as error:
+        return NodeAnswer(lacks, error.strerror or str(error))
+    return NodeAnswer(lacks)
+
+
+def probe_by_tasks(
+    mark: Path | str, nodes: Sequence[ClusterNode], needed: Sequence[str]
+) -> Answers:
+    """Run `probe_node` on every node, side by side, as tasks of Ray."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError, TaskUnschedulableError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=1)(probe_node)
+    references: list[tuple[ClusterNode, Any]] = []
+    for node in nodes:
+        pinned = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, False))
+        reference = pinned.remote(mark, name_reply(mark, node), list(needed))
+        references.append((node, reference))
+    answers: dict[str, NodeAnswer | ClusterError] = {}
+    for node, reference in references:
+        try:
+            answers[node.id] = ray.get(reference, timeout=PATIENCE)
+        except TaskUnschedulableError:
+            continue  # Ray lists a node for a while that it knows to be dead
+        except GetTimeoutError:
+            answers[node.id] = ClusterError(
+                f"node {node} did not answer within {PATIENCE:g} s\n"
+                "    fix: look at that node, or take it out of the cluster"
+            )
+        except (RayError, ImportError) as error:  # the second one where the package is missing
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            answers[node.id] = ClusterError(
+                f"node {node} cannot run trials: {lines[-1]}\n"
+                "    fix: install gdpo-tune there as it is here, or --submit, which sends it"
+            )
+    return answers
+
+
+def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
+    """Refuse a cluster on which trials could not be kept, or not be run.
+
+    Nodes without room for a trial are not asked, and nodes may be lost meanwhile.
+
+    Raises:
+        ClusterError: with every node that does not see the directory, or lacks something; or with
+            one that does not answer and is still alive.
+    """
+    candidates = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
+    mark = directory / f".seen-{uuid.uuid4().hex}"
+    try:
+        if not spec.address:
+            mark.touch()
+        place = spec.storage if spec.address else mark
+        answers = probe_by_tasks(place, candidates, list_needed_paths(spec))
+    finally:
+        replies = list(directory.glob(f"{mark.name}*"))
+        for path in replies:
+            path.unlink()
+    blind: list[str] = []
+    problems: list[str] = []
+    for node, answer in ((node, answers[node.id]) for node in candidates if node.id in answers):
+        if isinstance(answer, ClusterError):
+            nodes.refresh()
+            if nodes.is_alive(node.id):
+                raise answer
+            continue
+        replied = mark.with_name(name_reply(mark, node)) in replies
+        if not (spec.address or answer.error or replied):
+            blind.append(str(node))
+        if str(answer):
+            problems.append(f"{node} {answer}")
+    if blind:
+        raise ClusterError(
+            f"storage = {spec.storage}: {directory} is another directory on node "
+            f"{', '.join(blind)}, and trials that move between nodes would lose their checkpoints\n"
+            "    fix: --set storage=FOLDER, one that is mounted on every node"
+        )
+    if problems:
+        raise ClusterError(
+            f"trials could not run everywhere: {'; '.join(problems)}\n    fix: name paths that "
+            "every node sees, writable for the user that runs Ray; --submit sends the working "
+            "directory"
+        )
+
+
+def list_needed_paths(spec: SweepSpec) -> list[str]:
+    """Return files and directories of this machine that every trial reads, as the spec has them."""
+    paths = [spec.policy, spec.data.source]
+    if task_files.is_file(spec.task):
+        paths.append(spec.task.rpartition(":")[0])
+    return [path for path in paths if path and Path(path).expanduser().exists()]
+
+
+def name_reply(mark: Path | str, node: ClusterNode) -> str:
+    """Return the name of the file that a node writes beside the driver's."""
+    return f"{Path(mark).name}-{node.id}"

@@ -1,0 +1,122 @@
+"""Attempts at trials whose directories are on an object store.
+
+A trial trains in a directory of its process alone, which begins empty and is deleted afterwards. So
+it never continues from files that an earlier attempt, or another sweep, left on a node.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+from ray import tune
+
+from gdpo_tune.core.checkpoint_names import (
+    find_checkpoint_name,
+    is_marker,
+    iterate_whole_checkpoints,
+    sort_checkpoints,
+)
+from gdpo_tune.core.errors import StoreError, StoreUnreachableError
+from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, joined
+from gdpo_tune.core.processes import runs
+from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.tuning.ray.messages import (
+    AttemptConfig,
+    AttemptError,
+    Fatal,
+    Finished,
+    TrialNotice,
+    TrialResult,
+    pack,
+)
+from gdpo_tune.tuning.ray.reporter import Reporter
+
+BEGUN = "begun"
+"""File that tells a trial from an earlier one of its number, of a ledger that was lost."""
+KEPT = 2
+"""Checkpoints of a running trial in the store, as on a disk."""
+
+
+def run_remote_attempt(
+    attempt: AttemptConfig, train: Callable[[AttemptConfig, Reporter], TrialResult]
+) -> TrialResult:
+    """Train a trial, with `train`, in a copy of its directory; see `trainable.run_attempt`."""
+    trial, directory = attempt.trial, make_attempt_directory()
+    local = replace(trial, directory=directory / "trials" / trial.directory.name)
+    try:
+        address = joined(attempt.setup.address, "trials", trial.directory.name)
+        files = StoreDirectory(address, say=send_notice)
+        download_trial(files, local.directory, attempt.begun)
+        upload = partial(upload_trial, files, local.directory)
+        try:
+            result = train(replace(attempt, trial=local), Reporter(attempt, upload))
+        except Exception as error:
+            if not isinstance(error, StoreUnreachableError):
+                upload()  # its measurements explain the error
+            raise
+        upload()
+    except StoreUnreachableError as error:
+        raise AttemptError("store", error.what, error) from error
+    except StoreError as error:
+        return Fatal(error)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if isinstance(result, Finished) and result.outcome.checkpoint is not None:
+        checkpoint = trial.directory / result.outcome.checkpoint.name  # as the driver sees it
+        return Finished(replace(result.outcome, checkpoint=checkpoint))
+    return result
+
+
+def send_notice(text: str) -> None:
+    """Tell the driver what this trial waits for."""
+    tune.report(pack(TrialNotice(text)))
+
+
+def make_attempt_directory() -> Path:
+    """Return an empty directory for this process; delete those of processes that have ended."""
+    process, host = psutil.Process(), socket.gethostname()
+    own = find_cache_directory() / "attempts" / f"{host}_{process.pid}_{process.create_time():.2f}"
+    for path in own.parent.glob(f"{host}_*_*"):
+        pid, created = path.name.removeprefix(f"{host}_").split("_")
+        if path == own or not runs(int(pid), float(created)):
+            shutil.rmtree(path, ignore_errors=True)
+    own.mkdir(parents=True)
+    return own
+
+
+def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
+    """Fetch what a trial continues from: its newest whole checkpoint and its small files.
+
+    Files of another trial that had its number, whose `begun` differs, are deleted.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes = files.sizes()
+    if files.read(BEGUN) != begun.encode():
+        files.delete(sizes)
+        files.write(BEGUN, begun.encode())
+        return
+    for checkpoint in (None, *iterate_whole_checkpoints(sizes, files.read)):
+        wanted = [name for name in sizes if find_checkpoint_name(name) == checkpoint]
+        files.download({name: directory / name for name in wanted})
+        if checkpoint is not None and newest_valid_checkpoint(directory) is not None:
+            return  # otherwise a file has other content, and the one before serves
+
+
+def upload_trial(files: StoreDirectory, directory: Path) -> None:
+    """Send a trial's new files, and drop all but its two newest checkpoints in the store.
+
+    Files of equal size are taken for equal: those that change only grow.
+    """
+    sizes = files.sizes()
+    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
+    local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
+    kept = [None, *sort_checkpoints(filter(is_marker, {*sizes, *local}))[:KEPT]]
+    new = [name for name, path in local.items() if path.stat().st_size != sizes.get(name)]
+    files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
+    files.delete(name for name in sizes if find_checkpoint_name(name) not in kept)

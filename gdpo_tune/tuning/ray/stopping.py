@@ -1,0 +1,156 @@
+"""Requests that trials stop, and the end of a sweep by Ctrl-C or by the loss of its cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Stopper
+
+from gdpo_tune.core.object_store import StoreDirectory
+
+STOP = "stop"
+"""File in the sweep's directory that asks all trials to stop; in a store, see `RemoteStopFlag`."""
+HALT = "halt"
+"""File in a trial's directory that asks it alone to stop."""
+ALL = "all"  # the request to all trials
+ASK_SECONDS = 1.0
+"""Between two questions of a trial whether it has to stop: short steps would ask all the time."""
+ANSWER_SECONDS = 5.0
+"""For which a step waits for the answer, and the driver until a request has arrived."""
+REQUEST_PATIENCE = 60.0
+"""Seconds for which a request is repeated."""
+GRACE = 30.0
+"""Seconds that trials get to reach their next report; then Ray ends them."""
+
+
+class StopFlag:
+    """Requests of the driver that trials stop, as files of the directory that every node sees."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def request(self, trial: int | None = None) -> None:
+        """Ask one trial, or all, to stop at the next report."""
+        path = self._path(trial)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def withdraw(self, trial: int) -> None:
+        """Take back the request to one trial."""
+        self._path(trial).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Take back all requests, of an earlier run too."""
+        for path in [self._path(), *self._directory.glob(f"trials/*/{HALT}")]:
+            path.unlink(missing_ok=True)
+
+    def is_set(self, trial: int, *, now: bool = False) -> bool:
+        """Return whether a trial is asked to stop; `now`: by what the driver has said last."""
+        return self._path().exists() or self._path(trial).exists()
+
+    def _path(self, trial: int | None = None) -> Path:
+        if trial is None:
+            return self._directory / STOP
+        return self._directory / "trials" / str(trial) / HALT
+
+
+class RemoteStopFlag(StopFlag):
+    """Requests as words of one small file in the sweep's object store: numbers of trials, or `all`.
+
+    A thread talks to the store, so one that does not answer delays neither side for long. A request
+    is repeated for a while; a trial that gets no answer continues.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._files = StoreDirectory(address, patience=REQUEST_PATIENCE)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stop-requests")
+        self._requests: set[str] = set()
+        self._answer: Future[bool] = Future()
+        self._answer.set_result(False)
+        self._asked = float("-inf")
+
+    def request(self, trial: int | None = None) -> None:
+        """See `StopFlag`."""
+        self._requests.add(ALL if trial is None else str(trial))
+        self._call(self._files.write, STOP, self._content())
+
+    def withdraw(self, trial: int) -> None:
+        """See `StopFlag`."""
+        self._requests.discard(str(trial))
+        self._call(self._files.write, STOP, self._content())
+
+    def clear(self) -> None:
+        """See `StopFlag`."""
+        self._requests.clear()
+        self._files.write(STOP, self._content())
+
+    def is_set(self, trial: int, *, now: bool = False) -> bool:
+        """See `StopFlag`; without `now`, the store is asked once in a while."""
+        if self._answer.done() and (now or time.monotonic() - self._asked >= ASK_SECONDS):
+            self._asked = time.monotonic()
+            self._answer = self._call(self._find, ALL, str(trial))
+        answer = self._answer
+        return answer.done() and answer.exception() is None and answer.result()
+
+    def _content(self) -> bytes:
+        return " ".join(sorted(self._requests)).encode()
+
+    def _find(self, *words: str) -> bool:
+        return not set(words).isdisjoint((self._files.read(STOP) or b"").decode().split())
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Let the thread call a method, and wait for a moment until it is done."""
+        call = self._thread.submit(method, *arguments)
+        wait([call], ANSWER_SECONDS)
+        return call
+
+
+def open_stop_flag(directory: Path, address: str) -> StopFlag:
+    """Return the requests of a sweep in a directory, or at the address of an object store."""
+    return RemoteStopFlag(address) if address else StopFlag(directory)
+
+
+class ClusterLost(BaseException):
+    """Ray cannot place anything any more.
+
+    No Exception: after one of those Ray Tune stops every trial, and waits for the answers.
+    """
+
+
+class Interruption(Stopper):
+    """The end of a sweep: after Ctrl-C, or when its cluster is lost, for which Ray would wait."""
+
+    def __init__(self, stop_flag: StopFlag, is_cluster_alive: Callable[[], bool]) -> None:
+        self.requested = False
+        self._stop_flag = stop_flag
+        self._is_cluster_alive = is_cluster_alive
+        self._deadline = float("inf")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return no state, for the copy that Ray writes and nothing reads: flags have threads."""
+        return {}
+
+    def request(self) -> None:
+        """Ask for the end of the sweep; safe in a signal handler."""
+        self.requested = True
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: the scheduler stops single trials."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether Ray is to end all trials that run; it asks several times a second.
+
+        Raises:
+            ClusterLost: Ray is no longer there.
+        """
+        if not self._is_cluster_alive():
+            raise ClusterLost
+        if self.requested and self._deadline == float("inf"):
+            self._deadline = time.monotonic() + GRACE
+            self._stop_flag.request()
+        return time.monotonic() > self._deadline

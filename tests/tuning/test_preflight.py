@@ -1,0 +1,193 @@
+"""Clusters whose nodes do not see the same folder are refused before anything runs on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gdpo_tune.core.errors import ClusterError
+from gdpo_tune.spec import Resources, SweepSpec
+from gdpo_tune.tuning.ray import preflight
+from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray.preflight import (
+    Answers,
+    NodeAnswer,
+    check_nodes,
+    list_needed_paths,
+    probe_node,
+)
+from tests.support.tuning import spec_in
+
+TABLE = [
+    {"NodeID": "aaaaaaaaaa", "NodeManagerHostname": "one", "Resources": {"CPU": 2.0}},
+    {"NodeID": "bbbbbbbbbb", "NodeManagerHostname": "two", "Resources": {"CPU": 2.0}},
+]
+
+
+class Asked:
+    """Nodes, some of which have a disk of their own at that path, or none that is writable."""
+
+    def __init__(self, tmp_path: Path, *, local: Sequence[str] = (), lacking: str = "") -> None:
+        self.local, self.lacking, self.elsewhere = local, lacking, tmp_path / "elsewhere"
+        self.elsewhere.mkdir()
+
+    def __call__(
+        self, mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]
+    ) -> dict[str, NodeAnswer]:
+        answers: dict[str, NodeAnswer] = {}
+        for node in nodes:
+            seen = self.elsewhere / mark.name if node.host in self.local else mark
+            paths = [f"{path}-nowhere" if node.host == self.lacking else path for path in needed]
+            answers[node.id] = probe_node(seen, f"{mark.name}-{node.id}", paths)
+        return answers
+
+
+class Table:
+    """Ray's table of nodes."""
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return [{**row, "Alive": row["NodeManagerHostname"] not in self.lost} for row in TABLE]
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def nodes(table: Table) -> Nodes:
+    return Nodes(table)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "runs" / "code"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Check nodes that answer as a function says."""
+
+    def check_with(spec: SweepSpec, folder: Path, nodes: Nodes, probe: object) -> None:
+        monkeypatch.setattr(preflight, "probe_by_tasks", probe)
+        check_nodes(spec, folder, nodes)
+
+    return check_with
+
+
+def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, nodes, check):
+    check(spec_in(tmp_path), folder, nodes, Asked(tmp_path))
+    assert os.listdir(folder) == []
+
+
+def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes, check):
+    with pytest.raises(
+        ClusterError, match=r"is another directory on node two \(bbbbbbbb\)"
+    ) as caught:
+        check(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
+    assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
+    assert os.listdir(folder) == []
+
+
+def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(
+    tmp_path, folder, nodes, check
+):
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        return {node.id: NodeAnswer() for node in asked}
+
+    with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
+        check(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_a_node_that_may_not_write(tmp_path, folder, nodes, check, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        monkeypatch.setattr(Path, "touch", refuse)
+        return {node.id: probe_node(mark, "x", needed) for node in asked}
+
+    with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's directory \(P"):
+        check(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_a_node_without_room_for_a_trial_is_not_asked(tmp_path, folder, nodes, check):
+    spec = spec_in(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        assert not asked
+        return {}
+
+    check(spec, folder, nodes, probe)
+
+
+def test_what_trials_read_has_to_be_everywhere(tmp_path, folder, nodes, check):
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    spec = spec_in(tmp_path).model_copy(update={"policy": str(policy)})
+    assert list_needed_paths(spec) == [str(policy)]
+    assert list_needed_paths(spec_in(tmp_path)) == []
+    with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
+        check(spec, folder, nodes, Asked(tmp_path, lacking="two"))
+
+
+def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
+    file = tmp_path / "mine.py"
+    file.touch()
+    spec = spec_in(tmp_path).model_copy(update={"task": f"{file}:Mine"})
+    assert list_needed_paths(spec) == [str(file)]
+
+
+def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(
+    tmp_path, folder, nodes, check, table
+):
+    died = ClusterError("node two cannot run trials: The node died.")
+    of_two = {"bbbbbbbbbb": died}
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        one = asked[0].id
+        return {one: probe_node(mark, f"{mark.name}-{one}", needed), **of_two}
+
+    with pytest.raises(ClusterError) as caught:
+        check(spec_in(tmp_path), folder, nodes, probe)
+    assert caught.value is died
+    of_two.clear()  # Ray would not place a task there
+    check(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(
+    tmp_path, folder, nodes, check, table
+):
+    died = ClusterError("node two cannot run trials: The node died.")
+
+    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        table.lost.add("two")
+        one = asked[0].id
+        return {one: probe_node(mark, f"{mark.name}-{one}", needed), "bbbbbbbbbb": died}
+
+    check(spec_in(tmp_path), folder, nodes, probe)
+
+
+def test_of_an_object_store_a_node_says_whether_it_can_write_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    assert probe_node("memory://bucket/runs", "", []) == NodeAnswer()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    answer = probe_node("memory://bucket/runs", "", ["/nowhere"])
+    assert str(answer) == (
+        "lacks /nowhere and cannot write into the sweep's directory "
+        "(storage memory://bucket/runs: Access Denied)"
+    )
