@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search.budget import hours_of, spent_budget
-from gdpo_tune.tuning.search.plan import Step, next_step
+from gdpo_tune.tuning.search.budget import describe_spent_budget, hours_of
+from gdpo_tune.tuning.search.plan import Step, find_next_step
 
 
-class Agenda:
+class PlanCache:
     """What is to be run next. It has to hear of every trial that begins, measures or ends."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -52,7 +52,7 @@ class Agenda:
         may_be_spent = not self._budget_is_known or bool(self._spec.search.budget.hours)
         if not self._step_is_known or (self._step is None and idle):
             records = self._ledger.records()
-            self._step = next_step(self._spec, records, self._hours(records))
+            self._step = find_next_step(self._spec, records, self._hours(records))
             self._step_is_known = True
         elif self._step is not None and may_be_spent and self.budget_is_spent():
             self._step = None
@@ -62,7 +62,7 @@ class Agenda:
     def budget_is_spent(self) -> bool:
         """Whether some part of `search.budget` is."""
         records = self._ledger.records()
-        return bool(spent_budget(self._spec, records, self._hours(records)))
+        return bool(describe_spent_budget(self._spec, records, self._hours(records)))
 
     def _hours(self, records: Sequence[TrialRecord]) -> float:
         """In which the sweep ran; 0 if nobody asks."""

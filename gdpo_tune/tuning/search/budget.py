@@ -16,7 +16,7 @@ from gdpo_tune.spec import SweepSpec
 
 
 @dataclass(frozen=True)
-class Spent:
+class Spending:
     """What a sweep has spent so far, in the units of `search.budget`."""
 
     trials: int
@@ -25,7 +25,7 @@ class Spent:
     hours: float
 
 
-def spent(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spent:
+def compute_spending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spending:
     """What `records` have cost.
 
     Args:
@@ -33,7 +33,7 @@ def spent(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spen
         records: every trial.
         hours: in which the sweep ran, see `hours_of`.
     """
-    return Spent(
+    return Spending(
         trials=len(records),
         completions=sum(record.cost.completions for record in records),
         gpu_hours=sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
@@ -41,12 +41,12 @@ def spent(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spen
     )
 
 
-def spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
+def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
     """Which part of `search.budget` is spent, for a person; empty if there is some of each left."""
     budget = spec.search.budget
     if not any((budget.trials, budget.completions, budget.gpu_hours, budget.hours)):
         return ""  # asked before each of many trials, which need not be added up each time
-    so_far = spent(spec, records, hours)
+    so_far = compute_spending(spec, records, hours)
     limits = {
         "trials": (so_far.trials, budget.trials),
         "completions": (so_far.completions, budget.completions),

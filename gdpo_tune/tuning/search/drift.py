@@ -35,14 +35,14 @@ class Drift:
     def add(self, record: TrialRecord) -> bool:
         """Take in a complete trial; return whether the guess rests on more trials than before."""
         self._complete[record.number] = record
-        leap = leap_to(len(self._complete))
+        leap = count_used(len(self._complete))
         grown = leap > self._leap
         if grown:
             self._leap = leap
             self._known.clear()
         return grown
 
-    def guess(self, rung: Rung) -> dict[str, float]:
+    def estimate_final(self, rung: Rung) -> dict[str, float]:
         """Every metric that the sweep judges by, as it would be at the end; no change is known from
         a rung that no complete trial has."""
         return {
@@ -70,7 +70,7 @@ def _end(record: TrialRecord) -> tuple[float, int]:
     return math.inf if record.finished is None else record.finished, record.number
 
 
-def leap_to(count: int) -> int:
+def count_used(count: int) -> int:
     """How many of `count` complete trials the guess rests on."""
     leap = min(count, ONE_BY_ONE)
     while leap >= ONE_BY_ONE and leap + leap // 4 <= count:
@@ -78,7 +78,7 @@ def leap_to(count: int) -> int:
     return leap
 
 
-def last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
+def find_last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
     """The newest rung of a trial that has not come to its end, and may never; None without one.
 
     Args:

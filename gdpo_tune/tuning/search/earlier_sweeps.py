@@ -11,7 +11,7 @@ from gdpo_tune.spec.model import SPEC
 from gdpo_tune.spec.warm_start import folder_of
 
 
-def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
+def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Complete trials of the sweeps that the spec names, by folder and number.
 
     The untrained policy is none of them, nor is a member of a population or a replicate of one:
@@ -27,11 +27,11 @@ def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         # where it lies now, wherever it lay when it ran
         here = {"storage": str(folder.absolute().parent), "name": folder.absolute().name}
         with Ledger.open(earlier.model_copy(update=here), read_only=True) as ledger:
-            found += teaching(ledger.records(), spec.judged)
+            found += select_usable(ledger.records(), spec.judged)
     return found
 
 
-def teaching(records: Sequence[TrialRecord], judged: Sequence[str]) -> Iterator[TrialRecord]:
+def select_usable(records: Sequence[TrialRecord], judged: Sequence[str]) -> Iterator[TrialRecord]:
     """Trials of one sweep that were trained to their end, by the parameters of their records, and
     measured everything that is judged now."""
     moving = {record.number for record in records if record.role == "member"}

@@ -23,11 +23,11 @@ from optuna.trial import FrozenTrial, TrialState
 from gdpo_tune.analysis.pareto import contributions
 from gdpo_tune.core.trials import Objective
 
-LOCAL = 0.5
+BOX_SHARE = 0.5
 """Share of the proposals that come from a box."""
-BEGIN = 10
+BOX_STARTUP = 10
 """Complete trials before the first box: earlier, a front is not yet where it will be."""
-SIDE = 0.3
+BOX_SIDE = 0.3
 """Of a box, as a share of a continuous parameter's range, on the range's own scale."""
 
 CANDIDATES = 512
@@ -62,7 +62,7 @@ class GaussianProcess(GPSampler):
         """Propose, with torch held to one thread meanwhile."""
         import torch
 
-        if self._draws.random() < LOCAL:
+        if self._draws.random() < BOX_SHARE:
             search_space = self._box(study, search_space)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -76,7 +76,7 @@ class GaussianProcess(GPSampler):
     ) -> dict[str, BaseDistribution]:
         """The space around a random trial that adds to the hypervolume; all of it if none does."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if len(trials) < BEGIN:
+        if len(trials) < BOX_STARTUP:
             return search_space
         allowed = [
             t for t in trials if all(excess <= 0 for excess in (t.constraints or {}).values())
@@ -85,16 +85,16 @@ class GaussianProcess(GPSampler):
         if not gains.any():
             return search_space
         centre = allowed[self._draws.choice(np.flatnonzero(gains))].params
-        return {name: around(centre[name], domain) for name, domain in search_space.items()}
+        return {name: shrink_around(centre[name], domain) for name, domain in search_space.items()}
 
 
-def around(value: Any, domain: BaseDistribution) -> BaseDistribution:
+def shrink_around(value: Any, domain: BaseDistribution) -> BaseDistribution:
     """The part of a continuous range that is near `value`; any other domain stays as it is."""
     if not isinstance(domain, FloatDistribution) or domain.step is not None:
         return domain
     forward, back = (math.log, math.exp) if domain.log else (float, float)
     low, high = forward(domain.low), forward(domain.high)
-    half = SIDE / 2 * (high - low)
+    half = BOX_SIDE / 2 * (high - low)
     return FloatDistribution(
         max(domain.low, back(forward(value) - half)),
         min(domain.high, back(forward(value) + half)),

@@ -16,7 +16,7 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.budget import spent_budget
+from gdpo_tune.tuning.search.budget import describe_spent_budget
 
 BASELINES: tuple[Role, ...] = ("untrained", "published")
 """What every sweep begins with."""
@@ -33,7 +33,9 @@ class Step:
     replicate_of: int | None = None
 
 
-def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> Step | None:
+def find_next_step(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0
+) -> Step | None:
     """The next trial; None if there is none as things stand.
 
     While trials run, None may turn into a replicate once they end.
@@ -43,13 +45,13 @@ def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.
         records: every trial.
         hours: in which the sweep ran so far, for its budget.
     """
-    if spent_budget(spec, records, hours):
+    if describe_spent_budget(spec, records, hours):
         return None
     for role in BASELINES:
         if not any(record.role == role for record in records):
             return Step(role, "baseline", published(spec))
     few = len(records) < spec.search.trials  # then there is no need to count
-    if few or count_begun(records) < spec.search.trials:
+    if few or count_started(records) < spec.search.trials:
         enqueued = enqueued_step(spec, records)
         if isinstance(spec.search.scheduler, PbtSettings):
             return replace(enqueued, role="member") if enqueued else member_step(spec, records)
@@ -77,7 +79,7 @@ def enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | Non
     enqueued = [record for record in records if record.proposer == "enqueued"]
     for given in spec.enqueue:
         if not any(agrees(spec, record.params, given) for record in enqueued):
-            filled = {**quasi_random.point(spec, len(enqueued)), **given}
+            filled = {**quasi_random.draw_point(spec, len(enqueued)), **given}
             return Step("search", "enqueued", spec.space.complete(filled))
     return None
 
@@ -85,7 +87,7 @@ def enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | Non
 def member_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step:
     """A further member of a population; all of them together cover the space evenly."""
     known = sum(record.role == "member" and record.proposer == "startup" for record in records)
-    return Step("member", "startup", spec.space.complete(quasi_random.point(spec, known)))
+    return Step("member", "startup", spec.space.complete(quasi_random.draw_point(spec, known)))
 
 
 def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
@@ -95,30 +97,30 @@ def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
 
 
 def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
-    """Whether nothing runs or waits and nothing is left to run; `hours` as for `next_step`."""
+    """Whether nothing runs or waits and nothing is left to run; `hours` as for `find_next_step`."""
     open_trials = any(record.is_open for record in records)
-    return not open_trials and next_step(spec, records, hours) is None
+    return not open_trials and find_next_step(spec, records, hours) is None
 
 
 def ending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
-    """Why nothing is left to run, for a person; `hours` as for `next_step`."""
-    reason = spent_budget(spec, records, hours)
+    """Why nothing is left to run, for a person; `hours` as for `find_next_step`."""
+    reason = describe_spent_budget(spec, records, hours)
     if reason:
         return reason
-    tried = count_begun(records)
+    tried = count_started(records)
     if tried < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
 
 
-def count_begun(records: Sequence[TrialRecord]) -> int:
+def count_started(records: Sequence[TrialRecord]) -> int:
     """Configurations that were begun, baselines and replicates aside."""
     return sum(record.role in ("search", "member") for record in records)
 
 
 def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Trials that will exist at the end, at most: replicates depend on how large the front is."""
-    search = max(spec.search.trials, count_begun(records))
+    search = max(spec.search.trials, count_started(records))
     most = 2 + search + spec.search.replicates.most
     return max(len(records), min(most, spec.search.budget.trials or most))
 
@@ -128,7 +130,7 @@ def published(spec: SweepSpec) -> Params:
     return spec.space.baseline(task_files.task_info(spec.task).published)
 
 
-def trial_seed(spec: SweepSpec, number: int) -> int:
+def derive_trial_seed(spec: SweepSpec, number: int) -> int:
     """Seed of a trial's training: the first 31 bits of SHA-256 of `<search.seed>:<number>`.
 
     So a replicate, which has a number of its own, has a fresh seed, and a trial that goes on in

@@ -36,13 +36,13 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Params, ParamValue, Proposer, Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec, choose_sampler, most_trials
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.drift import Drift, last_rung
-from gdpo_tune.tuning.search.entries import Entries, Point
-from gdpo_tune.tuning.search.samplers import Sampling
+from gdpo_tune.tuning.search.drift import Drift, find_last_rung
+from gdpo_tune.tuning.search.sampler_study import Point, SamplerStudy
+from gdpo_tune.tuning.search.samplers import SamplerFactory
 
-MOST_WATCHED = 300
+MAX_WATCHED = 300
 """Trials up to which those under way are worth looking at: each look costs a new study."""
-UNSEEN_TRIES = 64
+MAX_TRIES = 64
 """Quasi-random points tried in place of a configuration that was proposed before."""
 
 
@@ -69,7 +69,7 @@ class Projection:
         self.spec = spec
         self.sampler = choose_sampler(spec, slots)
         sampler = registry.SAMPLERS[self.sampler.name]
-        self._sampling: Sampling = registry.load(sampler.target)(spec)
+        self._sampling: SamplerFactory = registry.load(sampler.target)(spec)
         self._domains = spec.space.searched
         self._members: dict[Point, dict[int, TrialRecord]] = {}
         self._states: dict[Point, Mapping[str, Any]] = {}
@@ -79,12 +79,12 @@ class Projection:
         """Numbers of the members of a population."""
         self._guessed = False
         """Whether any trial stands at what it would come to."""
-        self._under_way = most_trials(spec) <= MOST_WATCHED
+        self._under_way = most_trials(spec) <= MAX_WATCHED
         self._quasi_random_asked = 0
         self._drift = Drift(spec)
         self.known = 0
         """Records that a sampler may learn from."""
-        self._entries = Entries(spec, self._domains)
+        self._entries = SamplerStudy(spec, self._domains)
         self._outdated = False
         """Whether the study has to be built anew before the next proposal."""
 
@@ -106,13 +106,13 @@ class Projection:
         self._outdated |= moved
         if point is None or self._outdated:
             return
-        told = self._entries.told(point)
+        told = self._entries.get_values(point)
         if not told:
             self._enter(point)
-        elif told != self._entries.mean(self._worth(point)):
+        elif told != self._entries.compute_mean(self._worth(point)):
             self._outdated = True
 
-    def learn(self, records: Iterable[TrialRecord]) -> None:
+    def load_earlier(self, records: Iterable[TrialRecord]) -> None:
         """Take in complete trials of earlier sweeps, before anything else.
 
         They are as finished configurations of this one, until it tries one itself: then its own
@@ -130,8 +130,8 @@ class Projection:
             self._place(record, sampler_state)
         self._outdated = True
 
-    def ask(self) -> Suggestion:
-        """Propose a configuration. `observe` its record, or `withdraw` it, before the next `ask`.
+    def propose(self) -> Suggestion:
+        """Propose a configuration. `observe` its record, or `withdraw` it, before the next `propose`.
 
         What is proposed follows from what was observed, whenever it is asked: a new process with
         the same records proposes the same. Genetic algorithms alone go on with other children of
@@ -145,7 +145,7 @@ class Projection:
             unseen = self._unseen()
             return self._quasi_random(self._quasi_random_asked if unseen is None else unseen)
         if not self._sampling.has_model:
-            drawn = self._suggestion(self._entries.drawn(self._new_sampler()), "startup")
+            drawn = self._suggestion(self._entries.draw(self._new_sampler()), "startup")
             known = self._point(drawn.params) in self._members
             return self._unlike(drawn) if known else drawn
         study.sampler = self._new_sampler()
@@ -198,7 +198,7 @@ class Projection:
 
     def _rebuild(self) -> None:
         """Begin a new study."""
-        self._entries = Entries(self.spec, self._domains)
+        self._entries = SamplerStudy(self.spec, self._domains)
         self._outdated = False
         for point in dict.fromkeys((*self._earlier, *self._members)):
             self._enter(point)
@@ -215,7 +215,7 @@ class Projection:
             self._entries.enter(point, self._worth(point), attrs)
 
     def _rung(self, record: TrialRecord) -> Rung | None:
-        return last_rung(record, under_way=self._under_way)
+        return find_last_rung(record, under_way=self._under_way)
 
     def _worth(self, point: Point) -> list[dict[str, float]]:
         """Metric -> value of each complete seed; if there is none, of each that came to a rung; if
@@ -224,7 +224,7 @@ class Projection:
         complete = [record for record in members if record.state == "complete"]
         rungs = [rung for record in members if (rung := self._rung(record)) is not None]
         if rungs and not complete:
-            return [self._drift.guess(rung) for rung in rungs]
+            return [self._drift.estimate_final(rung) for rung in rungs]
         told = complete or self._earlier.get(point, [])
         return [{name: e.mean for name, e in record.validation.items()} for record in told]
 
@@ -253,9 +253,9 @@ class Projection:
         """A new point near a repeated one: with one parameter of a quasi-random point. If none is
         new, a quasi-random point; if none of them is, the repeated one."""
         names = tuple(self._domains)
-        for index in range(self.known, self.known + UNSEEN_TRIES):
+        for index in range(self.known, self.known + MAX_TRIES):
             name = names[index % len(names)]
-            fresh = quasi_random.point(self.spec, index)
+            fresh = quasi_random.draw_point(self.spec, index)
             near = self._suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)
             point = self._point(near.params)  # None: what it makes active has no value yet
             if point is not None and point not in self._members:
@@ -264,12 +264,12 @@ class Projection:
         return repeated if unseen is None else self._quasi_random(unseen)
 
     def _quasi_random(self, index: int) -> Suggestion:
-        return self._suggestion(quasi_random.point(self.spec, index), "startup")
+        return self._suggestion(quasi_random.draw_point(self.spec, index), "startup")
 
     def _unseen(self) -> int | None:
         """The next index of the quasi-random sequence whose point is new; None if none is near."""
-        for index in range(self._quasi_random_asked, self._quasi_random_asked + UNSEEN_TRIES):
-            params = self.spec.space.complete(quasi_random.point(self.spec, index))
+        for index in range(self._quasi_random_asked, self._quasi_random_asked + MAX_TRIES):
+            params = self.spec.space.complete(quasi_random.draw_point(self.spec, index))
             if self._point(params) not in self._members:
                 return index
         return None

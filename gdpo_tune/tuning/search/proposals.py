@@ -16,11 +16,11 @@ from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
 
-GLANCE = 0.02
+BUSY_WAIT_SECONDS = 0.02
 """Seconds that the loop waits for a proposal, which is enough for a quick sampler."""
-IDLE_WAIT = 0.5
+IDLE_WAIT_SECONDS = 0.5
 """The same when nothing runs, so that the loop has nothing better to do."""
-FEW = 0.01
+NEGLIGIBLE_SHARE = 0.01
 """Share of what a sampler knew up to which it need not know what came in meanwhile."""
 
 
@@ -50,7 +50,7 @@ class Proposals(Closing):
         else:
             self._missed.append((record, sampler_state or {}))
 
-    def next(self, *, idle: bool) -> Suggestion | None:
+    def poll(self, *, idle: bool) -> Suggestion | None:
         """A proposal, or None: not yet, ask again. `observe` its record before the next call.
 
         Args:
@@ -60,19 +60,19 @@ class Proposals(Closing):
             Exception: what the sampler raised.
         """
         if self._asked is None:
-            self._asked = self._thread.submit(self._projection.ask)
-        wait([self._asked], IDLE_WAIT if idle else GLANCE)
+            self._asked = self._thread.submit(self._projection.propose)
+        wait([self._asked], IDLE_WAIT_SECONDS if idle else BUSY_WAIT_SECONDS)
         if not self._asked.done():
             return None
         suggestion, self._asked = self._asked.result(), None
-        enough = self._again or len(self._missed) <= FEW * self._projection.known
+        enough = self._again or len(self._missed) <= NEGLIGIBLE_SHARE * self._projection.known
         if not enough:
             self._projection.withdraw(suggestion)
         for record, sampler_state in self._missed:
             self._projection.observe(record, sampler_state)
         self._missed.clear()
         self._again = not enough
-        return suggestion if enough else self.next(idle=idle)
+        return suggestion if enough else self.poll(idle=idle)
 
     def close(self) -> None:
         """Wait for a sampler that is still thinking, and end the thread."""

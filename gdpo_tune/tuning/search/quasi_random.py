@@ -14,7 +14,7 @@ from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec import Choice, SweepSpec, Uniform
 
 
-def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
+def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     """Point `index` of the sweep's sequence: a value for every dimension, conditions ignored.
 
     The same index gives the same point in every process.
@@ -28,12 +28,12 @@ def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
         sequence.fast_forward(index)
     shares = sequence.random(1)[0]
     return {
-        name: at(domain, float(share))
+        name: map_share(domain, float(share))
         for (name, domain), share in zip(domains.items(), shares, strict=True)
     }
 
 
-def at(domain: Choice | Uniform, share: float) -> ParamValue:
+def map_share(domain: Choice | Uniform, share: float) -> ParamValue:
     """The value that lies at `share` (in [0, 1)) of a domain, on the domain's own scale."""
     values = domain.values()
     if values is not None and not (isinstance(domain, Uniform) and domain.log):

@@ -1,6 +1,6 @@
 """Who proposes configurations: one small function a sampler.
 
-Each returns a `Sampling`. Constraints reach a sampler as constraint values on every trial of the
+Each returns a `SamplerFactory`. Constraints reach a sampler as constraint values on every trial of the
 projection study, so no sampler needs to be told about them.
 """
 
@@ -35,7 +35,7 @@ FIRST_GENERATION = {f"{kind.__name__}:generation": 0 for kind in (NSGAIISampler,
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplerFactory:
     """How configurations are proposed."""
 
     build: Callable[[int], BaseSampler]
@@ -54,13 +54,13 @@ class Sampling:
         return self.startup < NEVER
 
 
-def gp(spec: SweepSpec) -> Sampling:
+def build_gp(spec: SweepSpec) -> SamplerFactory:
     """A Gaussian process an objective; proposes by expected hypervolume improvement.
 
     It accounts for running trials and for constraints.
     """
-    objectives, startup = spec.objective_list(), startup_trials(spec)
-    return Sampling(
+    objectives, startup = spec.objective_list(), count_startup_trials(spec)
+    return SamplerFactory(
         lambda seed: GaussianProcess(objectives, seed, startup), startup, quasi_random=True
     )
 
@@ -90,19 +90,19 @@ class ParzenEstimator(TPESampler):
         return {name: dimension for name, dimension in found if not dimension.single()}
 
 
-def tpe(spec: SweepSpec) -> Sampling:
+def build_tpe(spec: SweepSpec) -> SamplerFactory:
     """Multi-objective tree-structured Parzen estimator over all dimensions jointly."""
-    startup = startup_trials(spec)
+    startup = count_startup_trials(spec)
     dimensions = {name: to_distribution(domain) for name, domain in spec.space.searched.items()}
-    return Sampling(
+    return SamplerFactory(
         lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )
 
 
-def nsga2(spec: SweepSpec) -> Sampling:
+def build_nsga2(spec: SweepSpec) -> SamplerFactory:
     """Genetic algorithm, crowding distance; its first generation is uniform."""
-    population = population_size(spec)
-    return Sampling(
+    population = choose_population_size(spec)
+    return SamplerFactory(
         lambda seed: NSGAIISampler(seed=seed, population_size=population),
         population,
         quasi_random=False,
@@ -110,9 +110,9 @@ def nsga2(spec: SweepSpec) -> Sampling:
     )
 
 
-def nsga3(spec: SweepSpec) -> Sampling:
+def build_nsga3(spec: SweepSpec) -> SamplerFactory:
     """Genetic algorithm, reference points; its first generation is uniform."""
-    population = population_size(spec)
+    population = choose_population_size(spec)
 
     def build(seed: int) -> BaseSampler:
         with warnings.catch_warnings():
@@ -120,26 +120,26 @@ def nsga3(spec: SweepSpec) -> Sampling:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return NSGAIIISampler(seed=seed, population_size=population)
 
-    return Sampling(build, population, quasi_random=False, attrs=FIRST_GENERATION)
+    return SamplerFactory(build, population, quasi_random=False, attrs=FIRST_GENERATION)
 
 
-def random(spec: SweepSpec) -> Sampling:
+def build_random(spec: SweepSpec) -> SamplerFactory:
     """Uniform over the space: no model, ever."""
     del spec
-    return Sampling(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
+    return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
 
 
-def qmc(spec: SweepSpec) -> Sampling:
+def build_qmc(spec: SweepSpec) -> SamplerFactory:
     """Our Sobol sequence to the end: no model, ever, but more even than uniform draws."""
     del spec
-    return Sampling(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
+    return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
 
 
-def startup_trials(spec: SweepSpec) -> int:
+def count_startup_trials(spec: SweepSpec) -> int:
     """Trials before a model: few, since even with four it beats chance; see docs/search.md."""
     return min(10, max(4, spec.search.trials // 8))
 
 
-def population_size(spec: SweepSpec) -> int:
+def choose_population_size(spec: SweepSpec) -> int:
     """Members of a generation: small enough for several generations within the sweep."""
     return min(50, max(4, spec.search.trials // 5))

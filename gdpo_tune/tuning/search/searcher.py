@@ -50,11 +50,10 @@ from gdpo_tune.tuning.ray.messages import (
 from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray.reporter import choose_interval
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.handover import write_schedule
-from gdpo_tune.tuning.schedulers.referee import Referee
-from gdpo_tune.tuning.search.agenda import Agenda
-from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
-from gdpo_tune.tuning.search.plan import trial_seed
+from gdpo_tune.tuning.schedulers.exploits import write_schedule
+from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
+from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
+from gdpo_tune.tuning.search.plan import PlanCache, derive_trial_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
@@ -101,19 +100,19 @@ class LedgerSearcher(Searcher):
         """What running trials have cost so far: a failure has a price too."""
         self._stopping = False
         self._scheduler = scheduler
-        self._referee = Referee(ledger, scheduler)
+        self._referee = RungDecisions(ledger, scheduler)
         self.stop_flag = self._referee.stop_flag
         """Through which trials are asked to end."""
-        for record in self._referee.catch_up():
+        for record in self._referee.restore():
             self._tell(record)
         self._unfinished = ledger.list_unfinished()
         projection = Projection(ledger.spec, slots)
-        projection.learn(earlier_trials(ledger.spec))
+        projection.load_earlier(load_earlier_trials(ledger.spec))
         self._proposals = Proposals(projection)
         self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.records())
         self._thinking = False
         """Whether a free slot waits for a proposal."""
-        self._agenda = Agenda(ledger)
+        self._agenda = PlanCache(ledger)
 
     def fit(self, nodes: Sequence[ClusterNode]) -> None:
         """The cluster has other nodes now: as many trials are handed out as they have room for."""
@@ -156,7 +155,7 @@ class LedgerSearcher(Searcher):
             return None if self._numbers or self._thinking else self._nothing_left()
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
-        ends_at = self._scheduler.ends_at(record)
+        ends_at = self._scheduler.list_ending_steps(record)
         return pack(AttemptConfig(self._config(record), self._setup, ends_at, str(record.started)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -247,7 +246,7 @@ class LedgerSearcher(Searcher):
 
     def _nothing_left(self) -> str:
         with self._recording():
-            for record in self._referee.close_waiting():
+            for record in self._referee.prune_waiting():
                 self._finished(record)
         return self.FINISHED
 
@@ -261,7 +260,7 @@ class LedgerSearcher(Searcher):
         self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
 
     def _promoted(self, *, alone: bool = False) -> TrialRecord | None:
-        number = self._referee.promotable(alone=alone)
+        number = self._scheduler.find_promotable(alone=alone)
         if number is None:
             return None
         if not self._scheduler.promotes_beyond_budget and self._agenda.budget_is_spent():
@@ -275,14 +274,14 @@ class LedgerSearcher(Searcher):
             return None
         params, proposer, sampler_state = step.params, step.proposer, {}
         if params is None:
-            suggestion = self._proposals.next(idle=not self._numbers)
+            suggestion = self._proposals.poll(idle=not self._numbers)
             if suggestion is None:
                 self._thinking = True
                 return None
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
         self._agenda.begun()
-        seed = trial_seed(self._spec, len(self._ledger.records()))
+        seed = derive_trial_seed(self._spec, len(self._ledger.records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
@@ -297,6 +296,6 @@ class LedgerSearcher(Searcher):
         return replace(
             self._spec.trial_config(training.params, training.seed, directory),
             train=record.role != "untrained",
-            evaluate_at=self._scheduler.evaluate_at(record),
+            evaluate_at=self._scheduler.list_evaluation_steps(record),
             schedule=training.schedule,
         )

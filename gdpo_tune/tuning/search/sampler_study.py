@@ -22,7 +22,7 @@ Worth = Sequence[Mapping[str, float]]
 """Metric -> value, one mapping a seed; empty while nothing is known."""
 
 
-class Entries:
+class SamplerStudy:
     """An in-memory study, and where in it each configuration stands.
 
     What is finished stays as it is: a study does not forget. A configuration that is worth
@@ -52,11 +52,11 @@ class Entries:
         """Whether the study has it, pending or finished."""
         return point in self._numbers
 
-    def told(self, point: Point) -> tuple[float, ...]:
+    def get_values(self, point: Point) -> tuple[float, ...]:
         """What the sampler knows of a point, an objective each; empty if it is not finished."""
         return self._told.get(point, ())
 
-    def mean(self, worth: Worth) -> tuple[float, ...]:
+    def compute_mean(self, worth: Worth) -> tuple[float, ...]:
         """Mean over seeds, an objective each; empty while nothing is known."""
         if not worth:
             return ()
@@ -70,7 +70,7 @@ class Entries:
             worth: of each of its seeds; empty: it is pending.
             attrs: what the sampler wants to find again beside a point that is absent.
         """
-        mean = self.mean(worth)
+        mean = self.compute_mean(worth)
         broken = {
             name: compute_violation(bound, fmean(values[name] for values in worth))
             for name, bound in self._spec.constraints.items()
@@ -99,7 +99,7 @@ class Entries:
             self._told[point] = mean
             self.completed += 1
 
-    def drawn(self, sampler: BaseSampler) -> dict[str, ParamValue]:
+    def draw(self, sampler: BaseSampler) -> dict[str, ParamValue]:
         """A value a dimension from a sampler without a model; the study stays as it is."""
         trial = create_trial(state=TrialState.RUNNING)
         return {
@@ -113,7 +113,7 @@ class Entries:
 
     def withdraw(self, point: Point) -> None:
         """Forget a pending point; one that is absent or finished stays as it is."""
-        if point in self and not self.told(point):
+        if point in self and not self.get_values(point):
             self.fail(self._numbers.pop(point))
 
     def fail(self, number: int) -> None:
