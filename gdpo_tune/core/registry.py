@@ -195,9 +195,15 @@ SAMPLERS: dict[str, SamplerInfo] = {
     "gp": SamplerInfo(
         "gdpo_tune.tuning.search.samplers:build_gp", "Gaussian process, expected hypervolume"
     ),
-    "tpe": SamplerInfo("gdpo_tune.tuning.search.samplers:build_tpe", "multi-objective Parzen estimator"),
-    "nsga2": SamplerInfo("gdpo_tune.tuning.search.samplers:build_nsga2", "genetic, crowding distance"),
-    "nsga3": SamplerInfo("gdpo_tune.tuning.search.samplers:build_nsga3", "genetic, reference points"),
+    "tpe": SamplerInfo(
+        "gdpo_tune.tuning.search.samplers:build_tpe", "multi-objective Parzen estimator"
+    ),
+    "nsga2": SamplerInfo(
+        "gdpo_tune.tuning.search.samplers:build_nsga2", "genetic, crowding distance"
+    ),
+    "nsga3": SamplerInfo(
+        "gdpo_tune.tuning.search.samplers:build_nsga3", "genetic, reference points"
+    ),
     "random": SamplerInfo(
         "gdpo_tune.tuning.search.samplers:build_random", "uniform over the space", learns=False
     ),

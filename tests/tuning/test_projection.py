@@ -345,7 +345,7 @@ def test_a_repeated_proposal_is_replaced_by_its_neighbours(
     first = point(spec)
     projection.observe(record(0, first, outcome()))
     stubborn = SamplerFactory(lambda seed: Stubborn(), startup=0, quasi_random=False)
-    monkeypatch.setattr(projection, "_sampling", stubborn)
+    monkeypatch.setattr(projection, "_factory", stubborn)
     changed: list[str] = []
     for number in range(1, 11):
         suggestion = projection.propose()

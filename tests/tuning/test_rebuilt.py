@@ -123,9 +123,9 @@ class Work:
             return compute_ranks(losses, broken)
 
         for where in (priority, module):
-            monkeypatch.setattr(where, "dominating", counted)
+            monkeypatch.setattr(where, "find_dominating", counted)
         monkeypatch.setattr(priority, "find_dominated", counted_pairs)
-        monkeypatch.setattr(module, "ranks", counted_ranks)
+        monkeypatch.setattr(module, "compute_ranks", counted_ranks)
 
 
 @pytest.mark.parametrize("variant", get_args(Variant))

@@ -1,7 +1,7 @@
-"""A sampler's start-up: points of a scrambled Sobol sequence.
+"""Points of a scrambled Sobol sequence, for the start-up of samplers.
 
-They cover a space of a few dimensions more evenly than uniform draws do, choices included (Optuna's
-own quasi-random sampler draws choices uniformly).
+They cover a space of a few dimensions more evenly than uniform draws do. That includes choices,
+which Optuna's own quasi-random sampler draws uniformly.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gdpo_tune.spec import Choice, SweepSpec, Uniform
 
 
 def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
-    """Point `index` of the sweep's sequence: a value for every dimension, conditions ignored.
+    """Draw point `index` of the sweep's sequence: a value for every dimension, without conditions.
 
     The same index gives the same point in every process.
     """
-    # Not at the top: it takes a second, and a refusal of the sweep needs no point.
+    # not at the top: this import takes a second, and refusing a spec needs no point
     from scipy.stats import qmc
 
     domains = spec.space.searched
@@ -34,7 +34,7 @@ def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
 
 def map_share(domain: Choice | Uniform, share: float) -> ParamValue:
-    """The value that lies at `share` (in [0, 1)) of a domain, on the domain's own scale."""
+    """Return the value at `share` (in [0, 1)) of a domain, on the domain's own scale."""
     values = domain.values()
     if values is not None and not (isinstance(domain, Uniform) and domain.log):
         return values[int(share * len(values))]
