@@ -12,7 +12,6 @@ from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.search import plan
 from gdpo_tune.tuning.search.budget import (
-    Spending,
     compute_spending,
     describe_spent_budget,
     hours_of,
@@ -34,7 +33,8 @@ def record(number: int, completions: int = 640, seconds: float = 1800.0) -> Tria
 def test_what_is_spent_is_summed_over_all_trials(tmp_path: Path):
     spec = spec_in(tmp_path, ["resources={gpus: 1, workers: 2}"])
     records = [record(0), replace(record(1), state="running"), record(2)]
-    assert compute_spending(spec, records, 1.5) == Spending(3, 1920, 3.0, 1.5)
+    spending = {"trials": 3, "completions": 1920, "gpu_hours": 3.0, "hours": 1.5}
+    assert compute_spending(spec, records, 1.5) == spending
 
 
 @pytest.mark.parametrize(

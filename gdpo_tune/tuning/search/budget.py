@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 from gdpo_tune.core.costs import HOUR, gpu_hours
@@ -15,30 +14,22 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 
 
-@dataclass(frozen=True)
-class Spending:
-    """Spending of a sweep so far, in the units of `search.budget`."""
-
-    trials: int
-    completions: int
-    gpu_hours: float
-    hours: float
-
-
-def compute_spending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spending:
-    """Sum the costs of trials.
+def compute_spending(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float
+) -> dict[str, float]:
+    """Sum the costs of trials, by the names and in the units of `search.budget`.
 
     Args:
         spec: gives the number of GPUs of a trial.
         records: every trial.
         hours: running time of the sweep, see `hours_of`.
     """
-    return Spending(
-        trials=len(records),
-        completions=sum(record.cost.completions for record in records),
-        gpu_hours=sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
-        hours=hours,
-    )
+    return {
+        "trials": len(records),
+        "completions": sum(record.cost.completions for record in records),
+        "gpu_hours": sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
+        "hours": hours,
+    }
 
 
 def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
@@ -46,11 +37,10 @@ def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours
     budget = spec.search.budget
     if not any((budget.trials, budget.completions, budget.gpu_hours, budget.hours)):
         return ""  # saves adding up all trials before each new one
-    spending = compute_spending(spec, records, hours)
-    for field in fields(spending):
-        limit = getattr(budget, field.name)
-        if limit and getattr(spending, field.name) >= limit:
-            return f"the budget of {limit:,g} {field.name.replace('gpu_', 'GPU-')} is spent"
+    for name, value in compute_spending(spec, records, hours).items():
+        limit = getattr(budget, name)
+        if limit and value >= limit:
+            return f"the budget of {limit:,g} {name.replace('gpu_', 'GPU-')} is spent"
     return ""
 
 

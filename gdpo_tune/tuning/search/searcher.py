@@ -185,31 +185,11 @@ class LedgerSearcher(Searcher):
         """Record how a trial ended; `on_failure` records errors."""
         if error or trial_id not in self._numbers:
             return
-        number = self._numbers.pop(trial_id)
-        end = unpack_message(result)
-        if isinstance(end, Finished):
-            outcome = end.outcome
-            with self._write_guard():
-                self._decisions.clear(number)
-                if self._spec.address and outcome.checkpoint:
-                    outcome.checkpoint.mkdir(parents=True)  # stands for the checkpoint in the store
-                self._handle_end(self._ledger.complete(number, outcome))
-        elif self._decisions.is_halting(number):
-            self._record_halted(number)
-        elif isinstance(end, Failed):
-            self._record_failure(number, end.reason)
-        elif isinstance(end, Fatal):
-            self.fatal = end.error
-            self.stop()
-        # otherwise it was interrupted: it stays unfinished, and the next start resumes it
+        self._record_end(self._numbers.pop(trial_id), unpack_message(result))
 
     def on_failure(self, trial_id: str, reason: str) -> None:
         """Record that a trial failed for good, unless it was told to end anyway."""
-        number = self._numbers.pop(trial_id)
-        if self._decisions.is_halting(number):
-            self._record_halted(number)
-        else:
-            self._record_failure(number, reason)
+        self._record_end(self._numbers.pop(trial_id), Failed(reason))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the ledger is the state, and Ray's snapshots are never restored."""
@@ -221,9 +201,22 @@ class LedgerSearcher(Searcher):
         """
         return {}
 
-    def _record_failure(self, number: int, reason: str) -> None:
+    def _record_end(self, number: int, end: object) -> None:
+        """Record the end of a trial; an interrupted one stays unfinished, for the next start."""
         with self._write_guard():
-            self._handle_end(self._ledger.fail(number, reason, self._spent.get(number)))
+            if isinstance(end, Finished):
+                self._decisions.clear(number)
+                if self._spec.address and end.outcome.checkpoint:
+                    # stands for the checkpoint in the store
+                    end.outcome.checkpoint.mkdir(parents=True)
+                self._handle_end(self._ledger.complete(number, end.outcome))
+            elif self._decisions.is_halting(number):
+                self._handle_end(self._decisions.record_halted(number))
+            elif isinstance(end, Failed):
+                self._handle_end(self._ledger.fail(number, end.reason, self._spent.get(number)))
+            elif isinstance(end, Fatal):
+                self.fatal = end.error
+                self.stop()
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:
@@ -241,10 +234,6 @@ class LedgerSearcher(Searcher):
                 "on once it can"
             )
             self.stop()
-
-    def _record_halted(self, number: int) -> None:
-        with self._write_guard():
-            self._handle_end(self._decisions.record_halted(number))
 
     def _finish(self) -> str:
         with self._write_guard():
