@@ -124,7 +124,7 @@ def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowP
     def broken() -> Suggestion:
         raise TimeoutError("the sampler's own")
 
-    slow.ask = broken
+    slow.propose = broken
     with pytest.raises(TimeoutError, match="the sampler's own"):
         until(lambda: asking.poll(idle=True))
 
