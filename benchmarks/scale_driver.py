@@ -157,7 +157,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
     from gdpo_tune.tuning.search.projection import Projection
 
     parts.watch()
-    ask = Projection.ask
+    ask = Projection.propose
 
     def thinking(self: Projection) -> Any:
         CLOCK.thinking += 1
@@ -166,7 +166,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
         finally:
             CLOCK.thinking -= 1
 
-    Projection.ask = thinking
+    Projection.propose = thinking
     with (
         Path(os.devnull).open("w") as nowhere,
         simulated(slots, results_of),

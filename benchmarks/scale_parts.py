@@ -16,18 +16,18 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "gdpo_tune.tuning.search.searcher:LedgerSearcher.on_trial_result",
         "gdpo_tune.tuning.search.searcher:LedgerSearcher.on_trial_complete",
     ),
-    "plan": ("gdpo_tune.tuning.search.agenda:next_step",),
+    "plan": ("gdpo_tune.tuning.search.plan:find_next_step",),
     "proposals (loop)": (
-        "gdpo_tune.tuning.search.proposals:Proposals.next",
+        "gdpo_tune.tuning.search.proposals:Proposals.poll",
         "gdpo_tune.tuning.search.proposals:Proposals.observe",
     ),
-    "proposals (thread)": ("gdpo_tune.tuning.search.projection:Projection.ask",),
+    "proposals (thread)": ("gdpo_tune.tuning.search.projection:Projection.propose",),
     "scheduler": (
         "gdpo_tune.tuning.schedulers.base:Scheduler.choose_trial_to_run",
         "gdpo_tune.tuning.schedulers.asha:Asha.judge",
-        "gdpo_tune.tuning.schedulers.asha:Asha.recall",
-        "gdpo_tune.tuning.schedulers.asha:Asha.reason",
-        "gdpo_tune.tuning.schedulers.asha:Asha.promotable",
+        "gdpo_tune.tuning.schedulers.asha:Asha.replay",
+        "gdpo_tune.tuning.schedulers.asha:Asha.explain",
+        "gdpo_tune.tuning.schedulers.asha:Asha.find_promotable",
     ),
     "ledger": tuple(
         f"gdpo_tune.ledger.ledger:Ledger.{name}"

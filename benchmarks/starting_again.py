@@ -30,7 +30,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray.messages import Setup
 from gdpo_tune.tuning.schedulers import asha
-from gdpo_tune.tuning.schedulers.referee import Referee
+from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.schedulers.rungs import Variant
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
@@ -57,7 +57,7 @@ class KilledSweep:
         """Begin trials, promote them and end them."""
         while True:
             while len(self._running) < self._slots:
-                waiting = self._scheduler.promotable()
+                waiting = self._scheduler.find_promotable()
                 if waiting is not None:
                     self._scheduler.promote(waiting)
                     self._go_on(self._ledger.resume(waiting))
@@ -71,12 +71,14 @@ class KilledSweep:
     def _new(self) -> TrialRecord:
         number, spec = len(self._worth), self._ledger.spec
         self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
-        params = spec.space.complete(quasi_random.point(spec, number))
+        params = spec.space.complete(quasi_random.draw_point(spec, number))
         return self._ledger.start(params, "search", "startup", seed=number)
 
     def _go_on(self, record: TrialRecord) -> None:
         at = record.rungs[-1].step if record.rungs else 0
-        step = next(step for step in (*self._scheduler.evaluate_at(record), STEPS) if step > at)
+        step = next(
+            step for step in (*self._scheduler.list_evaluation_steps(record), STEPS) if step > at
+        )
         due = self._clock + (step - at) * self._rng.uniform(0.8, 1.2)
         heapq.heappush(self._running, (due, record.number, step))
 
@@ -90,7 +92,7 @@ class KilledSweep:
         record = self._ledger.record(number)
         verdict = self._scheduler.judge(record, record.rungs[-1])
         if verdict == "stop":
-            reason = self._scheduler.reason(number, record.rungs[-1])
+            reason = self._scheduler.explain(number, record.rungs[-1])
             self._ledger.prune(number, reason, record.cost)
         elif verdict == "pause":
             self._ledger.pause(number)
@@ -116,7 +118,7 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Seconds by part of a start."""
     with Ledger.open(spec) as ledger:
         scheduler = asha.build(ledger)
-        _, of_scheduler = timed(Referee(ledger, scheduler).catch_up)
+        _, of_scheduler = timed(RungDecisions(ledger, scheduler).restore)
     ledger, of_ledger = timed(lambda: Ledger.open(spec))
     with ledger:
         scheduler = asha.build(ledger)

@@ -81,5 +81,5 @@ def unit_tests_start_no_ray(
         monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", False)
     if "gdpo_tune.tuning.search.proposals" in sys.modules:
         # On a busy machine, a quick sampler may be slower than the loop has time for.
-        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.GLANCE", 60.0)
-        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.IDLE_WAIT", 60.0)
+        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.BUSY_WAIT_SECONDS", 60.0)
+        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.IDLE_WAIT_SECONDS", 60.0)

@@ -43,7 +43,7 @@ def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
 
     spec = load_spec(SPACE, job["overrides"])
     index = job["configuration"]
-    params = spec.space.complete(quasi_random.point(spec, index))
+    params = spec.space.complete(quasi_random.draw_point(spec, index))
     rungs: list[Rung] = []
 
     def keep(measurement: Measurement, checkpoint: Path | None) -> None:

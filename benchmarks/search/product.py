@@ -55,7 +55,7 @@ class Product:
 
     def start(self, number: int) -> Params:
         """What the sampler proposes."""
-        suggestion = self._projection.ask()
+        suggestion = self._projection.propose()
         record = TrialRecord(
             number=number,
             role="search",
@@ -100,7 +100,7 @@ class Product:
 
     def promote(self) -> int | None:
         """The trial that the scheduler wants to go on with."""
-        number = self._rungs.promotable()
+        number = self._rungs.find_promotable()
         if number is not None:
             self._rungs.promote(number)
             self._change(replace(self._records[number], state="running"))

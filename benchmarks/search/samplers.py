@@ -85,7 +85,7 @@ def ask_time(sampler: str, objectives: int, trials: int) -> AskTime:
     seconds: list[float] = []
     for number in range(len(known), len(known) + ASKS):
         started = time.perf_counter()
-        suggestion = projection.ask()
+        suggestion = projection.propose()
         seconds.append(time.perf_counter() - started)
         record = replace(_record(spec, number, {}), params=suggestion.params)
         projection.observe(record, suggestion.sampler_state)
@@ -98,7 +98,7 @@ def _record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialR
         number=number,
         role="search",
         state="complete" if values else "running",
-        params=quasi_random.point(spec, number),
+        params=quasi_random.draw_point(spec, number),
         seed=number,
         proposer="startup",
         validation={name: Estimate(float(value), 0.02) for name, value in values.items()},

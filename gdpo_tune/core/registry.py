@@ -166,23 +166,29 @@ SAMPLERS: dict[str, SamplerInfo] = {
         "picks by trials, kinds of parameters, objectives and slots, and says why",
     ),
     "gp": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:gp", "Gaussian process, expected hypervolume"
+        "gdpo_tune.tuning.search.samplers:build_gp", "Gaussian process, expected hypervolume"
     ),
-    "tpe": SamplerInfo("gdpo_tune.tuning.search.samplers:tpe", "multi-objective Parzen estimator"),
-    "nsga2": SamplerInfo("gdpo_tune.tuning.search.samplers:nsga2", "genetic, crowding distance"),
-    "nsga3": SamplerInfo("gdpo_tune.tuning.search.samplers:nsga3", "genetic, reference points"),
+    "tpe": SamplerInfo(
+        "gdpo_tune.tuning.search.samplers:build_tpe", "multi-objective Parzen estimator"
+    ),
+    "nsga2": SamplerInfo(
+        "gdpo_tune.tuning.search.samplers:build_nsga2", "genetic, crowding distance"
+    ),
+    "nsga3": SamplerInfo(
+        "gdpo_tune.tuning.search.samplers:build_nsga3", "genetic, reference points"
+    ),
     "random": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:random", "uniform over the space", learns=False
+        "gdpo_tune.tuning.search.samplers:build_random", "uniform over the space", learns=False
     ),
     "qmc": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:qmc",
+        "gdpo_tune.tuning.search.samplers:build_qmc",
         "even over the space: a Sobol sequence",
         learns=False,
     ),
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {
-    "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.fifo:build", "every trial to its end"),
+    "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.base:build", "every trial to its end"),
     "asha": SchedulerInfo(
         "gdpo_tune.tuning.schedulers.asha:build",
         "successive halving by dominance: trials that others dominate end at the next rung",

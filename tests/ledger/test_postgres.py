@@ -26,7 +26,7 @@ from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
+from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from tests.support.mlflow_servers import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.integration
@@ -109,7 +109,7 @@ def test_a_database_holds_the_records_of_a_file(spec: SweepSpec, tmp_path: Path)
     sweep = read_sweep(str(spec.directory), "x")
     assert [record.state for record in sweep.records] == ["complete", "failed", "failed"]
     learning = spec_in(tmp_path / "new", f"search.warm_start=[{spec.directory}]")
-    assert [record.number for record in earlier_trials(learning)] == [0]
+    assert [record.number for record in load_earlier_trials(learning)] == [0]
 
 
 def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec, tmp_path: Path):
@@ -289,14 +289,14 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
     build = registry.load(registry.SCHEDULERS["pbt"].target)
     with Ledger.open(spec) as ledger:
         begin_population(ledger, STEP)
-        assert build(ledger).promotable(alone=True) == 0
+        assert build(ledger).find_promotable(alone=True) == 0
         decided = ledger.get_generations()
         assert [generation.step for generation in decided] == [STEP]
         assert [len(generation.exploits) for generation in decided] == [1]
     with Ledger.open(spec) as ledger:
         scheduler = build(ledger)
         assert ledger.get_generations() == decided
-        assert scheduler.promotable() == 0
+        assert scheduler.find_promotable() == 0
         assert ledger.record(3).lineage[0].donor == 0
         # Ray pickles the scheduler from time to time, which must not include a connection.
         copy = pickle.loads(cloudpickle.dumps(scheduler))

@@ -16,7 +16,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.referee import NEVER_PROMOTED
+from gdpo_tune.tuning.schedulers.rung_decisions import NEVER_PROMOTED
 from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
 
@@ -107,7 +107,7 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
             free.discard(number)
         free |= list_promotable(scheduler)
 
-    assert scheduler.promotable() is None
+    assert scheduler.find_promotable() is None
     promotes = read_settings(sweep).variant == "promote"
     for record in records:
         rung = turned_away.get(record.number)
@@ -115,14 +115,14 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
         assert record.state == ("complete" if rung is None else "pruned")
         if rung is not None:
             assert record.rungs[-1] == rung
-            reason = scheduler.reason(record.number, rung)
+            reason = scheduler.explain(record.number, rung)
             assert record.reason == (NEVER_PROMOTED + reason if promotes else reason)
 
 
 def list_promotable(scheduler: Scheduler) -> set[int]:
     """Every trial that could go on now, if slots were free."""
     later, found = copy.deepcopy(scheduler), set[int]()
-    while (number := later.promotable()) is not None:
+    while (number := later.find_promotable()) is not None:
         found.add(number)
         later.promote(number)
     return found

@@ -10,9 +10,13 @@ import pytest
 
 from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search import agenda
-from gdpo_tune.tuning.search.budget import Spent, hours_of, spent, spent_budget
-from gdpo_tune.tuning.search.plan import Step, ending, is_finished, next_step, planned
+from gdpo_tune.tuning.search import plan
+from gdpo_tune.tuning.search.budget import (
+    compute_spending,
+    describe_spent_budget,
+    hours_of,
+)
+from gdpo_tune.tuning.search.plan import Step, ending, find_next_step, is_finished, planned
 from gdpo_tune.tuning.search.proposals import Proposals
 from tests.support.search_driver import Driver
 from tests.support.tuning import outcome, spec_in
@@ -29,7 +33,8 @@ def record(number: int, completions: int = 640, seconds: float = 1800.0) -> Tria
 def test_what_is_spent_is_summed_over_all_trials(tmp_path: Path):
     spec = spec_in(tmp_path, ["resources={gpus: 1, workers: 2}"])
     records = [record(0), replace(record(1), state="running"), record(2)]
-    assert spent(spec, records, 1.5) == Spent(3, 1920, 3.0, 1.5)
+    spending = {"trials": 3, "completions": 1920, "gpu_hours": 3.0, "hours": 1.5}
+    assert compute_spending(spec, records, 1.5) == spending
 
 
 @pytest.mark.parametrize(
@@ -45,17 +50,17 @@ def test_what_is_spent_is_summed_over_all_trials(tmp_path: Path):
 def test_once_any_of_it_is_spent_nothing_starts(tmp_path: Path, budget: str, words: str):
     spec = spec_in(tmp_path, [f"search.budget={budget}", "resources.gpus=1"])
     records = [record(number) for number in range(4)]
-    assert spent_budget(spec, records, 0.5) == f"the budget of {words} is spent"
-    assert next_step(spec, records, 0.5) is None
+    assert describe_spent_budget(spec, records, 0.5) == f"the budget of {words} is spent"
+    assert find_next_step(spec, records, 0.5) is None
     assert is_finished(spec, records, 0.5)
     assert ending(spec, records, 0.5) == f"the budget of {words} is spent"
-    assert next_step(spec, records[:3], 0.49) is not None
-    assert spent_budget(spec, records[:3], 0.49) == ""
+    assert find_next_step(spec, records[:3], 0.49) is not None
+    assert describe_spent_budget(spec, records[:3], 0.49) == ""
 
 
 def test_no_budget_is_never_spent(tmp_path: Path):
     many = [record(number, 10**9, 10**9) for number in range(4)]
-    assert spent_budget(spec_in(tmp_path), many, 1e9) == ""
+    assert describe_spent_budget(spec_in(tmp_path), many, 1e9) == ""
 
 
 def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
@@ -108,19 +113,19 @@ def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
 
     def counted(*arguments: Any) -> Step | None:
         plans.append(len(plans))
-        return next_step(*arguments)
+        return find_next_step(*arguments)
 
-    monkeypatch.setattr(agenda, "next_step", counted)
+    monkeypatch.setattr(plan, "find_next_step", counted)
     with Ledger.open(spec) as ledger:
         ledger.begin_session(0.0, 2, {})
-        monkeypatch.setattr(agenda.time, "time", lambda: 1800.0)
+        monkeypatch.setattr(plan.time, "time", lambda: 1800.0)
         driver = Driver(ledger)
         for _ in range(2):
             driver.end(driver.ask())
-        monkeypatch.setattr(Proposals, "next", lambda *_, **__: None)  # the sampler is thinking
+        monkeypatch.setattr(Proposals, "poll", lambda *_, **__: None)  # the sampler is thinking
         assert [driver.ask() for _ in range(3)] == [None] * 3
         assert len(plans) == 3
-        monkeypatch.setattr(agenda.time, "time", lambda: 3600.0)
+        monkeypatch.setattr(plan.time, "time", lambda: 3600.0)
         assert driver.ask() == "FINISHED"
         assert len(plans) == 3
 

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from gdpo_tune.core.trials import Cost, Rung, State, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.drift import leap_to
+from gdpo_tune.tuning.search.drift import count_used
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.search_driver import Driver
 from tests.support.tuning import measured, outcome, spec_in
@@ -136,7 +136,7 @@ def test_a_new_process_sees_the_same(spec: SweepSpec):
 
 
 def test_the_guess_moves_in_leaps():
-    counts = [leap_to(count) for count in range(200)]
+    counts = [count_used(count) for count in range(200)]
     assert counts[:9] == list(range(9))
     assert counts == sorted(counts)
     assert all(leap <= count < max(9, leap * 1.25 + 1) for count, leap in enumerate(counts))
@@ -159,7 +159,7 @@ def test_a_stopped_configuration_is_not_proposed_again(tmp_path: Path):
     projection = Projection(spec)
     proposed: list[object] = []
     for number in range(4):
-        params = projection.ask().params
+        params = projection.propose().params
         proposed.append(params)
         stopped = TrialRecord(number, "search", "pruned", params, number, "model")
         projection.observe(replace(stopped, rungs=(rung(7, 0.1),)))

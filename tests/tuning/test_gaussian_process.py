@@ -14,7 +14,12 @@ from optuna.trial import create_trial
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.search import gaussian_process
-from gdpo_tune.tuning.search.gaussian_process import BEGIN, SIDE, GaussianProcess, around
+from gdpo_tune.tuning.search.gaussian_process import (
+    BOX_SIDE,
+    BOX_STARTUP,
+    GaussianProcess,
+    shrink_around,
+)
 from tests.support.tuning import spec_in
 
 GOALS = (Objective("up", "maximize", 0.0), Objective("down", "minimize", 1.0))
@@ -44,26 +49,26 @@ def spread(seed: int) -> list[tuple[float, float, list[float], float]]:
     """Trials whose only one of worth has rate 1e-4 and weight 1."""
     rng = np.random.default_rng(seed)
     others = [
-        (10 ** rng.uniform(-5, -3), rng.uniform(0, 2), [-1.0, 0.5], 0.0) for _ in range(BEGIN)
+        (10 ** rng.uniform(-5, -3), rng.uniform(0, 2), [-1.0, 0.5], 0.0) for _ in range(BOX_STARTUP)
     ]
     return [*others, (1e-4, 1.0, [0.5, 0.5], 0.0), (5e-4, 0.1, [0.9, 0.1], 0.3)]
 
 
 def test_around_is_a_share_of_the_range_on_its_own_scale():
-    linear = around(1.0, SPACE["weight"])
+    linear = shrink_around(1.0, SPACE["weight"])
     assert isinstance(linear, FloatDistribution)
-    assert (linear.low, linear.high) == pytest.approx((1 - SIDE, 1 + SIDE))
-    log = around(1e-4, SPACE["rate"])
+    assert (linear.low, linear.high) == pytest.approx((1 - BOX_SIDE, 1 + BOX_SIDE))
+    log = shrink_around(1e-4, SPACE["rate"])
     assert isinstance(log, FloatDistribution)
     assert log.log
-    assert math.log10(log.high) - math.log10(log.low) == pytest.approx(2 * SIDE)
+    assert math.log10(log.high) - math.log10(log.low) == pytest.approx(2 * BOX_SIDE)
     assert math.sqrt(log.low * log.high) == pytest.approx(1e-4)
 
 
 def test_around_an_end_stays_in_the_range():
-    box = around(0.0, SPACE["weight"])
+    box = shrink_around(0.0, SPACE["weight"])
     assert isinstance(box, FloatDistribution)
-    assert (box.low, box.high) == (0.0, pytest.approx(SIDE))
+    assert (box.low, box.high) == (0.0, pytest.approx(BOX_SIDE))
 
 
 @pytest.mark.parametrize(
@@ -71,23 +76,23 @@ def test_around_an_end_stays_in_the_range():
 )
 def test_what_is_counted_is_not_narrowed(domain: optuna.distributions.BaseDistribution):
     value = "a" if domain is SPACE["mode"] else 1
-    assert around(value, domain) is domain
+    assert shrink_around(value, domain) is domain
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_local_proposals_lie_around_the_trial_that_adds_to_the_hypervolume(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
+    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
     study = study_of(*spread(seed))
     study.sampler = GaussianProcess(GOALS, seed, 4)
     params = study.ask(SPACE).params
-    assert abs(params["weight"] - 1) <= SIDE + 1e-9
-    assert abs(math.log10(params["rate"]) + 4) <= SIDE + 1e-9
+    assert abs(params["weight"] - 1) <= BOX_SIDE + 1e-9
+    assert abs(math.log10(params["rate"]) + 4) <= BOX_SIDE + 1e-9
 
 
 def test_nothing_worth_a_box_leaves_the_whole_space(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
+    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
     hopeless = [t for t in spread(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
     chosen = study_of(*hopeless)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
@@ -95,8 +100,8 @@ def test_nothing_worth_a_box_leaves_the_whole_space(monkeypatch: pytest.MonkeyPa
 
 
 def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gaussian_process, "LOCAL", 1.0)
-    few = spread(0)[-BEGIN + 1 :]
+    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
+    few = spread(0)[-BOX_STARTUP + 1 :]
     chosen = study_of(*few)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
     assert chosen.ask(SPACE).params == unboxed(monkeypatch, few)
@@ -104,7 +109,7 @@ def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.M
 
 def unboxed(monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]):
     """What is proposed where no box is ever asked for."""
-    monkeypatch.setattr(gaussian_process, "LOCAL", 0.0)
+    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 0.0)
     study = study_of(*trials)
     study.sampler = GaussianProcess(GOALS, 0, 4)
     return study.ask(SPACE).params

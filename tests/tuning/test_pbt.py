@@ -22,7 +22,7 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from gdpo_tune.tuning.schedulers import handover
+from gdpo_tune.tuning.schedulers import exploits
 from gdpo_tune.tuning.search.plan import is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import measured, outcome, spec_in
@@ -256,7 +256,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], i
         (Path, "rename"),
         (checkpoints.shutil, "rmtree"),
         (checkpoints.os, "link"),
-        (handover, "write_whole"),
+        (exploits, "write_whole"),
     ):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 
@@ -355,7 +355,7 @@ def test_a_donor_whose_checkpoint_is_damaged_gives_the_one_before(
         adopted.append(0 if before is None else read_checkpoint(before).step)
         return before
 
-    monkeypatch.setattr(handover, "newest_valid_checkpoint", damaged_first)
+    monkeypatch.setattr(exploits, "newest_valid_checkpoint", damaged_first)
     sweep(spec)
     assert adopted[0] == 0
     assert any(adopted)

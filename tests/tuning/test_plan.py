@@ -10,7 +10,7 @@ import pytest
 
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.plan import Step, next_step, planned
+from gdpo_tune.tuning.search.plan import Step, find_next_step, planned
 from tests.support.tuning import spec_in
 
 CONDITIONAL = """
@@ -30,7 +30,7 @@ def in_order(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> list[Trial
     """`records` and the trials that the plan asks for, up to the sampler's first."""
     found = list(records)
     while True:
-        step = next_step(spec, found)
+        step = find_next_step(spec, found)
         if step is None or step.params is None:
             return found
         found.append(record(len(found), step.role, step.proposer, step.params))
@@ -54,7 +54,7 @@ def test_a_point_may_be_added_anywhere_to_a_sweep_that_goes_on(tmp_path: Path, p
     assert [params["learning_rate"] for params in enqueued(before)] == [1e-4]
     after = in_order(spec(*points), before)
     assert [params["learning_rate"] for params in enqueued(after)] == [1e-4, 2e-4]
-    assert next_step(spec(*points), after) == Step("search", "model", None)
+    assert find_next_step(spec(*points), after) == Step("search", "model", None)
 
 
 def test_a_value_without_effect_does_not_bring_a_point_back(tmp_path: Path):

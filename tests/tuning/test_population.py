@@ -14,12 +14,12 @@ from gdpo_tune.core.trials import Exploit, Objective
 from gdpo_tune.spec import Choice, Uniform
 from gdpo_tune.tuning.schedulers.population import (
     Exploration,
-    Standing,
-    crowding_distance,
-    decide,
+    MemberStanding,
+    compute_crowding,
+    decide_exploits,
     explore,
-    moved,
-    ordered,
+    order_members,
+    perturb,
 )
 
 TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
@@ -48,16 +48,16 @@ POPULATIONS = st.lists(
 )
 
 
-def member(number: int, a: float, b: float, excess: float = 0.0) -> Standing:
-    return Standing(number, (a, b), START, (excess,))
+def member(number: int, a: float, b: float, excess: float = 0.0) -> MemberStanding:
+    return MemberStanding(number, (a, b), START, (excess,))
 
 
-def population(rows: Sequence[tuple[float, float, float]]) -> list[Standing]:
+def population(rows: Sequence[tuple[float, float, float]]) -> list[MemberStanding]:
     return [member(number, *row) for number, row in enumerate(rows)]
 
 
-def numbers(members: Sequence[Standing]) -> list[int]:
-    return [standing.number for standing in ordered(members, TWO)]
+def numbers(members: Sequence[MemberStanding]) -> list[int]:
+    return [standing.number for standing in order_members(members, TWO)]
 
 
 def test_constraints_come_before_dominance():
@@ -73,17 +73,17 @@ def test_in_a_front_the_crowded_come_later_and_the_extremes_first():
 
 def test_crowding_is_the_share_of_the_range_between_the_neighbours():
     front = np.array([[0.0, 4.0, 1.0], [1.0, 2.0, 1.0], [4.0, 0.0, 1.0]])
-    assert crowding_distance(front).tolist() == [math.inf, 2.0, math.inf]
-    assert crowding_distance(front[:1]).tolist() == [0.0]
+    assert compute_crowding(front).tolist() == [math.inf, 2.0, math.inf]
+    assert compute_crowding(front[:1]).tolist() == [0.0]
 
 
 @given(POPULATIONS, st.permutations(range(24)), st.sampled_from([0.1, 0.25, 0.5]))
 def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, quantile):
     exploration = Exploration(quantile, (0.8, 1.25), 0.25, seed=3)
     members = population(rows)
-    exploits = decide(10, members, TWO, DOMAINS, exploration)
+    exploits = decide_exploits(10, members, TWO, DOMAINS, exploration)
     shuffled = [members[i] for i in order if i < len(members)]
-    assert decide(10, shuffled, TWO, DOMAINS, exploration) == exploits
+    assert decide_exploits(10, shuffled, TWO, DOMAINS, exploration) == exploits
     assert numbers(shuffled) == numbers(members)
     ranking = numbers(members)
     count = len(exploits)
@@ -99,7 +99,7 @@ def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, 
 def test_nobody_takes_over_from_someone_who_is_worse(rows):
     members = population(rows)
     by_number = {standing.number: standing for standing in members}
-    for exploit in decide(10, members, TWO, DOMAINS, USUAL):
+    for exploit in decide_exploits(10, members, TWO, DOMAINS, USUAL):
         (a, b), (c, d) = by_number[exploit.donor].values, by_number[exploit.member].values
         broken = [by_number[n].excess[0] for n in (exploit.donor, exploit.member)]
         donor, taker = (max(value, 0.0) for value in broken)
@@ -113,7 +113,7 @@ def test_decisions_follow_from_seed_and_step_alone():
 
     def rates(step: int, seed: int) -> list[float]:
         exploration = Exploration(0.5, (0.8, 1.25), 0.25, seed)
-        exploits = decide(step, members, TWO, DOMAINS, exploration)
+        exploits = decide_exploits(step, members, TWO, DOMAINS, exploration)
         return [float(exploit.params["learning_rate"]) for exploit in exploits]
 
     drawn = [rates(step, seed) for step in (10, 20) for seed in (0, 1)]
@@ -123,10 +123,10 @@ def test_decisions_follow_from_seed_and_step_alone():
 
 
 def test_values_are_the_donors_and_not_the_members():
-    good = Standing(0, (1.0, 0.0), {"learning_rate": 2e-4})
-    bad = Standing(1, (0.0, 1.0), {"learning_rate": 9e-4})
+    good = MemberStanding(0, (1.0, 0.0), {"learning_rate": 2e-4})
+    bad = MemberStanding(1, (0.0, 1.0), {"learning_rate": 9e-4})
     fixed = Exploration(0.5, (1.0,), 0.0, seed=0)
-    (exploit,) = decide(5, [good, bad], TWO, DOMAINS, fixed)
+    (exploit,) = decide_exploits(5, [good, bad], TWO, DOMAINS, fixed)
     assert exploit == Exploit(1, 0, 5, {"learning_rate": 2e-4})
 
 
@@ -156,7 +156,7 @@ def test_with_resampling_alone_values_cover_their_domains():
 )
 def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, name):
     domain = DOMAINS[name]
-    result = float(moved(value, factor, domain))
+    result = float(perturb(value, factor, domain))
     assert domain.contains(result)
     if domain.contains(value):
         assert (result - value) * (factor - 1) >= 0
@@ -165,5 +165,5 @@ def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, 
 
 
 def test_a_population_of_one_or_none_has_nothing_to_decide():
-    assert decide(1, [], TWO, DOMAINS, USUAL) == ()
-    assert decide(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL) == ()
+    assert decide_exploits(1, [], TWO, DOMAINS, USUAL) == ()
+    assert decide_exploits(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL) == ()

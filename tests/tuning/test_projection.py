@@ -20,9 +20,9 @@ from gdpo_tune.core.trials import Outcome, Params, Proposer, Role, State, TrialR
 from gdpo_tune.ledger import copy_study, to_distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.entries import Entries
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
-from gdpo_tune.tuning.search.samplers import ParzenEstimator, Sampling
+from gdpo_tune.tuning.search.sampler_study import SamplerStudy
+from gdpo_tune.tuning.search.samplers import ParzenEstimator, SamplerFactory
 from tests.support.tuning import outcome, spec_in, trade_off
 
 CONDITIONAL = """
@@ -98,7 +98,7 @@ def run(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]
     suggestions: list[Suggestion] = []
     flying: list[TrialRecord] = []
     for number in range(trials):
-        suggestion = projection.ask()
+        suggestion = projection.propose()
         suggestions.append(suggestion)
         flying.append(record(number, suggestion.params, proposer=suggestion.proposer))
         projection.observe(flying[-1], suggestion.sampler_state)
@@ -142,21 +142,21 @@ def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposa
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     projection = Projection(spec)
-    built: list[Entries] = []
+    built: list[SamplerStudy] = []
 
-    class Counted(Entries):
+    class Counted(SamplerStudy):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             built.append(self)
 
-    monkeypatch.setattr("gdpo_tune.tuning.search.projection.Entries", Counted)
+    monkeypatch.setattr("gdpo_tune.tuning.search.projection.SamplerStudy", Counted)
     for number in range(5):
         role = "replicate" if number else "search"
         projection.observe(record(number, point(spec), outcome(number / 10), role=role))
     assert built == []
-    projection.ask()
+    projection.propose()
     assert [trial.values for trial in built[0].study.trials] == [[pytest.approx(0.2), 0.5, 0.5]]
-    projection.ask()
+    projection.propose()
     assert len(built) == 1
 
 
@@ -227,12 +227,13 @@ def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_mode
 def test_a_model_keeps_away_from_a_configuration_that_failed(tmp_path: Path):
     spec = spec_in(tmp_path, ["search.sampler=gp"])
     history = [
-        record(number, spec.space.complete(quasi_random.point(spec, number))) for number in range(6)
+        record(number, spec.space.complete(quasi_random.draw_point(spec, number)))
+        for number in range(6)
     ]
     known = [record(r.number, r.params, trade_off(r.params)) for r in history]
-    first = fed(spec, known).ask()
+    first = fed(spec, known).propose()
     assert first.proposer == "model"
-    second = fed(spec, [*known, record(6, first.params, state="failed")]).ask()
+    second = fed(spec, [*known, record(6, first.params, state="failed")]).propose()
     assert distance(spec, first.params, second.params) > 0.05
 
 
@@ -257,7 +258,7 @@ def test_a_new_process_goes_on_with_the_start_up_where_the_old_one_was(spec: Swe
     stopped = Projection(spec)
     run(stopped, 2)
     records = [record(n, s.params, proposer="startup") for n, s in enumerate(whole[:2])]
-    assert fed(spec, records).ask().params == whole[2].params
+    assert fed(spec, records).propose().params == whole[2].params
 
 
 def test_a_genetic_algorithm_finds_its_generations_again(tmp_path: Path):
@@ -270,7 +271,7 @@ def test_a_genetic_algorithm_finds_its_generations_again(tmp_path: Path):
         (record(n, s.params, trade_off(s.params), proposer=s.proposer), s.sampler_state)
         for n, s in enumerate(suggestions)
     )
-    assert generation(again.ask()) >= max(generation(s) for s in suggestions)
+    assert generation(again.propose()) >= max(generation(s) for s in suggestions)
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
@@ -343,11 +344,11 @@ def test_a_repeated_proposal_is_replaced_by_its_neighbours(
     projection = Projection(spec)
     first = point(spec)
     projection.observe(record(0, first, outcome()))
-    stubborn = Sampling(lambda seed: Stubborn(), startup=0, quasi_random=False)
-    monkeypatch.setattr(projection, "_sampling", stubborn)
+    stubborn = SamplerFactory(lambda seed: Stubborn(), startup=0, quasi_random=False)
+    monkeypatch.setattr(projection, "_factory", stubborn)
     changed: list[str] = []
     for number in range(1, 11):
-        suggestion = projection.ask()
+        suggestion = projection.propose()
         assert suggestion.proposer == "model"
         changed += [name for name, value in suggestion.params.items() if value != first[name]]
         assert len(changed) == number  # one parameter each
@@ -359,7 +360,7 @@ def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
     searched = ("normalization=gdpo", "group_size=8", "learning_rate=1e-4")
     weights = ("reward_weights.format=1", "reward_weights.length=1")
     spec = spec_in(tmp_path, [f"space.{fixed}" for fixed in (*searched, *weights)])
-    assert Projection(spec).ask().params == spec.space.complete({})
+    assert Projection(spec).propose().params == spec.space.complete({})
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -375,8 +376,8 @@ def test_the_order_of_records_does_not_change_what_is_seen(spec: SweepSpec, orde
 
 
 def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
-    points = [quasi_random.point(spec, index) for index in range(8)]
-    assert points == [quasi_random.point(spec, index) for index in range(8)]
+    points = [quasi_random.draw_point(spec, index) for index in range(8)]
+    assert points == [quasi_random.draw_point(spec, index) for index in range(8)]
     assert sorted(p["group_size"] for p in points) == [4] * 4 + [8] * 4
     halves = [float(p["learning_rate"]) > (3e-5 * 3e-4) ** 0.5 for p in points]
     assert sum(halves) == 4
@@ -399,8 +400,8 @@ def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
     for number in range(8):
         again = Projection(spec)
         again.load(known)
-        suggestion = projection.ask()
-        assert again.ask().params == suggestion.params
+        suggestion = projection.propose()
+        assert again.propose().params == suggestion.params
         started = record(number, suggestion.params, proposer=suggestion.proposer)
         projection.observe(started, suggestion.sampler_state)
         measured = trade_off(suggestion.params)
@@ -414,7 +415,7 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
 ):
     projection = Projection(conditional)
     for number in range(12):
-        params = conditional.space.complete(quasi_random.point(conditional, number))
+        params = conditional.space.complete(quasi_random.draw_point(conditional, number))
         projection.observe(record(number, params, trade_off(params)))
     dimensions = {n: to_distribution(d) for n, d in conditional.space.searched.items()}
     asked: list[dict[str, Any]] = []

@@ -37,7 +37,7 @@ class SlowProjection:
         assert not self.busy, "the study changes under the sampler"
         self.numbers.append(record.number)
 
-    def ask(self) -> Suggestion:
+    def propose(self) -> Suggestion:
         self.busy, knew = True, self.known
         self.askings += 1
         assert self.go.acquire(timeout=60)
@@ -55,7 +55,7 @@ def slow() -> SlowProjection:
 
 @pytest.fixture
 def asking(slow: SlowProjection, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(proposals, "GLANCE", 0.001)
+    monkeypatch.setattr(proposals, "BUSY_WAIT_SECONDS", 0.001)
     made = Proposals(slow)  # pyright: ignore[reportArgumentType]
     yield made
     for _ in range(3):
@@ -75,71 +75,71 @@ def until(answer: Callable[[], Suggestion | None]) -> Suggestion:
 
 
 def test_the_loop_goes_on_until_the_sampler_is_done(slow: SlowProjection, asking: Proposals):
-    assert [asking.next(idle=False) for _ in range(3)] == [None] * 3
+    assert [asking.poll(idle=False) for _ in range(3)] == [None] * 3
     assert slow.askings == 1
     slow.go.release()
-    assert until(lambda: asking.next(idle=False)).params == {"knew": 0}
+    assert until(lambda: asking.poll(idle=False)).params == {"knew": 0}
 
 
 def test_results_that_come_in_meanwhile_reach_the_proposal(slow: SlowProjection, asking: Proposals):
-    assert asking.next(idle=False) is None
+    assert asking.poll(idle=False) is None
     asking.observe(record(0))
     assert slow.numbers == []  # the sampler is thinking
     slow.go.release()
     slow.go.release()
-    assert until(lambda: asking.next(idle=False)).params == {"knew": 1}
+    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1}
     assert slow.withdrawn == [0]
 
 
 def test_quick_results_do_not_starve_a_slow_sampler(slow: SlowProjection, asking: Proposals):
-    assert asking.next(idle=False) is None
+    assert asking.poll(idle=False) is None
     asking.observe(record(0))
     slow.go.release()
     while slow.askings < 2:
-        assert asking.next(idle=False) is None
+        assert asking.poll(idle=False) is None
     asking.observe(record(1))
     slow.go.release()
-    assert until(lambda: asking.next(idle=False)).params == {"knew": 1}
+    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1}
     assert slow.numbers == [0, 1]
     assert slow.withdrawn == [0]
     # and the next proposal knows all
     slow.go.release()
-    assert until(lambda: asking.next(idle=False)).params == {"knew": 2}
+    assert until(lambda: asking.poll(idle=False)).params == {"knew": 2}
 
 
 def test_few_results_beside_many_that_are_known_reach_the_next_proposal(
     slow: SlowProjection, asking: Proposals
 ):
     slow.numbers = list(range(1000))
-    assert asking.next(idle=False) is None
+    assert asking.poll(idle=False) is None
     asking.observe(record(1000))
     slow.go.release()
-    assert until(lambda: asking.next(idle=False)).params == {"knew": 1000}
+    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1000}
     assert slow.withdrawn == []
     slow.go.release()
-    assert until(lambda: asking.next(idle=False)).params == {"knew": 1001}
+    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1001}
 
 
 def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowProjection):
     def broken() -> Suggestion:
         raise TimeoutError("the sampler's own")
 
-    slow.ask = broken
+    slow.propose = broken
     with pytest.raises(TimeoutError, match="the sampler's own"):
-        until(lambda: asking.next(idle=True))
+        until(lambda: asking.poll(idle=True))
 
 
 def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    gate, ask = threading.Semaphore(0), Projection.ask
+    gate, ask = threading.Semaphore(0), Projection.propose
 
     def slow_ask(self: Projection) -> Suggestion:
         assert gate.acquire(timeout=60)
         return ask(self)
 
-    monkeypatch.setattr(Projection, "ask", slow_ask)
-    monkeypatch.setattr(proposals, "IDLE_WAIT", 0.01)
+    monkeypatch.setattr(Projection, "propose", slow_ask)
+    monkeypatch.setattr(proposals, "IDLE_WAIT_SECONDS", 0.01)
     spec = spec_in(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=2)
@@ -164,7 +164,7 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
 @pytest.mark.parametrize(("sampler", "left"), [("random", []), ("nsga2", ["FAIL"])])
 def test_a_withdrawn_proposal_leaves_nothing_behind(tmp_path: Path, sampler: str, left: list[str]):
     projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
-    first = projection.ask()
+    first = projection.propose()
     projection.withdraw(first)
     assert [trial.state.name for trial in projection.study.trials] == left
-    assert projection.ask().params == first.params  # nothing has happened
+    assert projection.propose().params == first.params  # nothing has happened

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers import priority
 from gdpo_tune.tuning.schedulers import rungs as module
-from gdpo_tune.tuning.schedulers.priority import Floats, Ranks, add_rank, ranks
+from gdpo_tune.tuning.schedulers.priority import Floats, Ranks, compute_ranks, update_ranks
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
 
 OBJECTIVES = tuple(Objective(name, "maximize", 0) for name in "abc")
@@ -31,7 +31,7 @@ class History:
         return core.record(number, 10, self.values[number].tolist(), self.excess[number].tolist())
 
     def recall(self, core: Rungs, number: int) -> None:
-        core.recall(number, 10, self.values[number].tolist(), self.excess[number].tolist())
+        core.replay(number, 10, self.values[number].tolist(), self.excess[number].tolist())
 
     def rebuilt(self, variant: Variant, until: int) -> Rungs:
         core = Rungs(OBJECTIVES, LEVELS, 3, variant, 1)
@@ -56,9 +56,9 @@ def test_rungs_that_are_rebuilt_decide_as_those_that_were_lost(seed: int, varian
         assert history.record(core, number) == verdicts[number]
     for number in range(killed_at, 300):
         assert history.record(core, number) == history.record(lost, number)
-        assert core.better(number, 10) == lost.better(number, 10)
-        promoted = lost.promotable()
-        assert core.promotable() == promoted
+        assert core.list_dominating(number, 10) == lost.list_dominating(number, 10)
+        promoted = lost.find_promotable()
+        assert core.find_promotable() == promoted
         if promoted is not None:
             core.promote(promoted)
             lost.promote(promoted)
@@ -67,12 +67,12 @@ def test_rungs_that_are_rebuilt_decide_as_those_that_were_lost(seed: int, varian
 def test_a_trial_that_has_ended_goes_on_nowhere():
     core = Rungs(OBJECTIVES, LEVELS, 3, "promote")
     for number in range(9):
-        core.recall(number, 10, [1 - number / 10] * 3)
-    core.recall(0, 20, [1.0] * 3)  # no level: nobody is compared there
-    assert core.promotable() is None
+        core.replay(number, 10, [1 - number / 10] * 3)
+    core.replay(0, 20, [1.0] * 3)  # no level: nobody is compared there
+    assert core.find_promotable() is None
     assert core.record(9, 10, [0.0] * 3) == "pause"
-    assert core.better(9, 10) == tuple(range(9))
-    assert core.promotable() is None
+    assert core.list_dominating(9, 10) == tuple(range(9))
+    assert core.find_promotable() is None
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3])
@@ -82,9 +82,9 @@ def test_ranks_that_are_kept_up_to_date_are_those_that_sorting_all_gives(objecti
     broken = np.where(rng.random(120) < 0.2, rng.random(120), 0)
     rank = np.zeros(120, dtype=np.int64)
     for end in range(1, 121):
-        add_rank(points[:end], broken[:end], rank[:end])
+        update_ranks(points[:end], broken[:end], rank[:end])
         assert rank[:end].tolist() == plain_ranks(points[:end], broken[:end])
-    assert ranks(points, broken).tolist() == rank.tolist()
+    assert compute_ranks(points, broken).tolist() == rank.tolist()
 
 
 def plain_ranks(points: Floats, broken: Floats) -> list[int]:
@@ -108,7 +108,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compared = self.pairs = self.ranked = 0
-        dominating, some_dominating = priority.dominating, priority.any_dominating
+        dominating, some_dominating = priority.find_dominating, priority.find_dominated
 
         def counted(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
             self.compared += len(losses)
@@ -120,12 +120,12 @@ class Work:
 
         def counted_ranks(losses: Floats, broken: Floats) -> Ranks:
             self.ranked += len(losses)
-            return ranks(losses, broken)
+            return compute_ranks(losses, broken)
 
         for where in (priority, module):
-            monkeypatch.setattr(where, "dominating", counted)
-        monkeypatch.setattr(priority, "any_dominating", counted_pairs)
-        monkeypatch.setattr(module, "ranks", counted_ranks)
+            monkeypatch.setattr(where, "find_dominating", counted)
+        monkeypatch.setattr(priority, "find_dominated", counted_pairs)
+        monkeypatch.setattr(module, "compute_ranks", counted_ranks)
 
 
 @pytest.mark.parametrize("variant", get_args(Variant))

@@ -13,10 +13,10 @@ from gdpo_tune.analysis import pareto
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
-    first_in_order,
-    net_order,
-    ranks,
-    total_excess,
+    compute_ranks,
+    find_first,
+    order_evenly,
+    sum_excess,
 )
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
 
@@ -32,13 +32,13 @@ def rungs(variant: Variant = "stop", factor: float = 3, constraints: int = 0) ->
 
 def positions(losses: Floats, excess: Floats) -> list[int]:
     """The whole order, laid out front by front: slow and plain."""
-    broken = total_excess(excess)
+    broken = sum_excess(excess)
     place: dict[int, int] = {}
     for value in np.unique(broken):
         rest = [row for row in range(len(losses)) if broken[row] == value]
         while rest:
             front = [row for row in rest if value or not beaten(losses, row, rest)]
-            order = net_order(losses[front])
+            order = order_evenly(losses[front])
             place |= {row: len(place) + int(order[i]) for i, row in enumerate(front)}
             rest = [row for row in rest if row not in front]
     return [place[row] for row in range(len(losses))]
@@ -105,18 +105,18 @@ def test_the_first_of_some_is_the_one_that_laying_all_out_gives(
     place = positions(losses, excess)
     first = min(candidates, key=lambda row: place[row])
     expected = first if place[first] < room else None
-    broken = total_excess(excess)
-    assert first_in_order(losses, broken, ranks(losses, broken), candidates, room) == expected
+    broken = sum_excess(excess)
+    assert find_first(losses, broken, compute_ranks(losses, broken), candidates, room) == expected
 
 
 def test_a_front_is_ordered_by_its_ends_and_then_by_distance():
     front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
-    assert net_order(front).tolist() == [2, 0, 3, 1, 4]
+    assert order_evenly(front).tolist() == [2, 0, 3, 1, 4]
 
 
 def test_objectives_of_any_unit_count_alike_in_the_order_of_a_front():
     front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
-    assert net_order(front * [1, 1e6]).tolist() == net_order(front).tolist()
+    assert order_evenly(front * [1, 1e6]).tolist() == order_evenly(front).tolist()
 
 
 def test_who_meets_the_constraints_comes_first_then_who_is_closest_to_them():
@@ -135,7 +135,7 @@ def test_a_trial_that_breaks_a_constraint_is_stopped_by_one_that_does_not():
     core = rungs(constraints=1)
     assert core.record(0, 10, (0.1, 0.9), (0.0,)) == "continue"
     assert core.record(1, 10, (0.9, 0.1), (0.2,)) == "stop"
-    assert core.better(1, 10) == (0,)
+    assert core.list_dominating(1, 10) == (0,)
     assert core.record(2, 10, (0.9, 0.1), (-0.2,)) == "continue"
 
 
@@ -145,7 +145,7 @@ def test_who_dominated_a_stopped_trial_is_known():
         verdict = core.record(number, 10, point)
     assert verdict == "stop"
     core.record(4, 10, (0.95, 0.05))
-    assert core.better(3, 10) == (0, 2)
+    assert core.list_dominating(3, 10) == (0, 2)
 
 
 def test_a_measurement_between_the_levels_decides_nothing():
@@ -169,12 +169,12 @@ def test_a_trial_waits_until_enough_have_come_in_behind_it():
     core = rungs("promote")
     assert core.record(0, 10, (0.9, 0.1)) == "continue"
     assert core.record(1, 10, (0.8, 0.2)) == "pause"
-    assert core.promotable() is None
+    assert core.find_promotable() is None
     for number in range(2, 6):
         assert core.record(number, 10, (0.1, 0.9)) == "pause"
-        assert core.promotable() == (1 if number == 5 else None)
+        assert core.find_promotable() == (1 if number == 5 else None)
     core.promote(1)
-    assert core.promotable() is None
+    assert core.find_promotable() is None
     assert core.record(1, 10, (0.8, 0.2)) == "continue"
     assert core.record(1, 30, (0.8, 0.2)) == "continue"
 
@@ -184,11 +184,11 @@ def test_of_several_levels_the_highest_is_promoted_from_first():
     for completions in (30, 10):
         for number in range(6):
             core.record(number + completions, completions, (0.9 - number / 10, 0.1))
-    assert core.promotable() == 31
+    assert core.find_promotable() == 31
     core.promote(31)
-    assert core.promotable() == 11
+    assert core.find_promotable() == 11
     core.promote(11)
-    assert core.promotable() is None
+    assert core.find_promotable() is None
 
 
 @given(
@@ -205,7 +205,7 @@ def test_it_never_comes_to_a_halt(points: list[tuple[float, float]], slots: int,
     clock = 0
     while True:
         while len(running) < slots:
-            promoted = core.promotable()
+            promoted = core.find_promotable()
             if promoted is not None:
                 core.promote(promoted)
                 waiting.remove(promoted)

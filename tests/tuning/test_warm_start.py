@@ -11,7 +11,7 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, lint, load_spec
-from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
+from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.search_driver import Driver
 from tests.support.tuning import spec_in, trade_off
@@ -67,13 +67,13 @@ def test_a_task_without_published_points_refuses_the_word(tmp_path: Path):
 
 def test_trained_trials_teach_the_sampler_and_no_others(tmp_path: Path, earlier: SweepSpec):
     spec = warm(tmp_path, earlier)
-    known = earlier_trials(spec)
+    known = load_earlier_trials(spec)
     assert [record.role for record in known] == ["published"] + ["search"] * 4
     projection = Projection(spec)
-    projection.learn(known)
+    projection.load_earlier(known)
     states = [trial.state.name for trial in projection.study.trials]
     assert states == ["COMPLETE"] * 5
-    assert projection.ask().proposer == "model"  # as if the start-up were over
+    assert projection.propose().proposer == "model"  # as if the start-up were over
 
 
 def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
@@ -86,7 +86,7 @@ def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
         ledger.start(params, "replicate", "replicate", seed=3, replicate_of=0)
         for number in range(4):
             ledger.complete(number, trade_off(params))
-    assert [record.number for record in earlier_trials(warm(tmp_path, spec))] == [0, 3]
+    assert [record.number for record in load_earlier_trials(warm(tmp_path, spec))] == [0, 3]
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
@@ -94,14 +94,14 @@ def test_earlier_trials_are_parents_of_a_genetic_algorithm(
     tmp_path: Path, earlier: SweepSpec, sampler: str
 ):
     spec = warm(tmp_path, earlier, f"search.sampler={sampler}")
-    known = earlier_trials(spec)
+    known = load_earlier_trials(spec)
     rates = [float(record.params["learning_rate"]) for record in known]
     inherited = 0
     for seed in range(10):
         search = spec.search.model_copy(update={"seed": seed})
         projection = Projection(spec.model_copy(update={"search": search}))
-        projection.learn(known)
-        suggestion = projection.ask()
+        projection.load_earlier(known)
+        suggestion = projection.propose()
         assert suggestion.proposer == "model"
         rate = float(suggestion.params["learning_rate"])
         inherited += any(rate == pytest.approx(parent, rel=1e-9) for parent in rates)
@@ -130,7 +130,7 @@ def test_a_moved_sweep_still_teaches(tmp_path: Path, earlier: SweepSpec):
     elsewhere = tmp_path / "elsewhere"
     earlier.directory.rename(elsewhere)
     spec = spec_in(tmp_path / "new", [f"search.warm_start=[{elsewhere}]"])
-    assert len(earlier_trials(spec)) == 5
+    assert len(load_earlier_trials(spec)) == 5
 
 
 def test_earlier_trials_are_none_of_this_sweep(tmp_path: Path, earlier: SweepSpec):
@@ -144,9 +144,9 @@ def test_earlier_trials_are_none_of_this_sweep(tmp_path: Path, earlier: SweepSpe
 
 def test_an_own_trial_of_an_earlier_configuration_counts_alone(tmp_path: Path, earlier: SweepSpec):
     spec = warm(tmp_path, earlier)
-    known = earlier_trials(spec)
+    known = load_earlier_trials(spec)
     projection = Projection(spec)
-    projection.learn(known)
+    projection.load_earlier(known)
     params = known[-1].params
     better = trade_off({**params, "learning_rate": 2 * float(params["learning_rate"])})
     own = TrialRecord(2, "search", "running", params, 2, "model")

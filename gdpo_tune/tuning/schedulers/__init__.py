@@ -1,1 +1,1 @@
-"""What stops a trial before its end: one file a scheduler, each with a `build(ledger)`."""
+"""Schedulers that stop trials early: one file each, with a `build(ledger)`."""

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from gdpo_tune.core.trials import Rung, TrialRecord
-from gdpo_tune.ledger import Ledger, compute_violation
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import AshaSettings, SweepSpec
-from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.base import Scheduler, read_values
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 
-NAMED = 3
-"""So many of the trials that dominate another are named."""
+MAX_NAMED = 3
+"""Number of dominating trials that an explanation names."""
 
 
 def build(ledger: Ledger) -> Scheduler:
-    """The scheduler of a sweep that stops trials at rungs."""
+    """Build the scheduler of a sweep that stops trials at rungs."""
     assert isinstance(ledger.spec.search.scheduler, AshaSettings)
     return Asha(ledger.spec, ledger.spec.search.scheduler)
 
 
 class Asha(Scheduler):
-    """Compares trials of the search at rungs; baselines and replicates run to their end."""
+    """Scheduler that compares search trials at rungs; baselines and replicates run to their end."""
 
     def __init__(self, spec: SweepSpec, settings: AshaSettings) -> None:
         super().__init__()
@@ -34,43 +34,32 @@ class Asha(Scheduler):
             len(spec.constraints),
         )
 
-    def evaluate_at(self, record: TrialRecord) -> tuple[int, ...]:
-        """The rungs, for trials of the search."""
+    def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
+        """Return the steps of the rungs for search trials, and none for others."""
         return self._steps if record.role == "search" else ()
 
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
-        """What a trial is to do; rungs elsewhere than at the levels decide nothing."""
+        """Return the verdict on a trial; rungs elsewhere than at the levels decide nothing."""
         if record.role != "search":
             return "continue"
-        return self._rungs.record(record.number, rung.completions, *self._found(rung))
+        return self._rungs.record(record.number, rung.completions, *read_values(self._spec, rung))
 
-    def recall(self, record: TrialRecord, rung: Rung) -> None:
-        """Keep what an ended trial measured: others are compared with it."""
+    def replay(self, record: TrialRecord, rung: Rung) -> None:
+        """Keep the measurements of an ended trial: others are compared with it."""
         if record.role == "search":
-            self._rungs.recall(record.number, rung.completions, *self._found(rung))
+            self._rungs.replay(record.number, rung.completions, *read_values(self._spec, rung))
 
-    def promotable(self, *, alone: bool = False) -> int | None:
-        """The waiting trial that is next."""
-        return self._rungs.promotable()
+    def find_promotable(self, *, alone: bool = False) -> int | None:
+        """Return the waiting trial that is next."""
+        return self._rungs.find_promotable()
 
     def promote(self, number: int) -> None:
         """Let a waiting trial go on."""
         self._rungs.promote(number)
 
-    def reason(self, number: int, rung: Rung) -> str:
-        """At which rung a trial stopped, and who was better there."""
-        better = self._rungs.better(number, rung.completions)
-        named = ", ".join(f"#{other}" for other in better[:NAMED])
-        more = f" and {len(better) - NAMED} more" if len(better) > NAMED else ""
-        return f"{super().reason(number, rung)}: dominated by {named}{more}"
-
-    def _found(self, rung: Rung) -> tuple[list[float], list[float]]:
-        """Values of the objectives, and by how much each constraint is broken."""
-        found = rung.validation
-        return (
-            [found[name].mean for name in self._spec.objectives],
-            [
-                compute_violation(bound, found[name].mean)
-                for name, bound in self._spec.constraints.items()
-            ],
-        )
+    def explain(self, number: int, rung: Rung) -> str:
+        """Name the rung at which a trial stopped, and the trials that dominated it there."""
+        better = self._rungs.list_dominating(number, rung.completions)
+        named = ", ".join(f"#{other}" for other in better[:MAX_NAMED])
+        more = f" and {len(better) - MAX_NAMED} more" if len(better) > MAX_NAMED else ""
+        return f"{super().explain(number, rung)}: dominated by {named}{more}"

@@ -1,9 +1,8 @@
-"""What every scheduler does for the searcher, and what Ray sees of it.
+"""Base class of the schedulers; by itself it is `fifo`, under which every trial runs to its end.
 
-Ray is never asked to stop or pause a trial: it would count what is paused as running, and would end
-a process while it writes its checkpoint. So to Ray every scheduler is first in, first out. The
-searcher asks `judge` once a rung is in the ledger, and a trial that is to end hears of it before it
-goes on (see `trainable.Reporter`).
+Ray never stops or pauses a trial: it would count a paused trial as running, and would end a process
+while it writes its checkpoint. So to Ray every scheduler is first in, first out. The searcher calls
+`judge` once a rung is in the ledger, and a stop flag tells the trial to end.
 """
 
 from __future__ import annotations
@@ -13,29 +12,31 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler
 
 from gdpo_tune.core.trials import Rung, TrialRecord
+from gdpo_tune.ledger import Ledger, compute_violation
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.schedulers.rungs import Verdict
 
 
 class Scheduler(FIFOScheduler):
-    """Lets every trial run to its end; others override what they decide."""
+    """Scheduler that lets every trial run to its end; subclasses override its decisions."""
 
     promotes_beyond_budget = False
-    """Whether waiting trials go on when the budget is spent, as running ones do."""
+    """True if waiting trials go on when the budget is spent, as running ones do."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: dict[Trial, None] = {}
-        """Ray's trials that are not known to have a slot, in the order of their coming."""
+        """Ray's trials that are not known to have a slot, in order of arrival."""
 
     def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
-        """Take note of a trial that Ray is to start, or to start again."""
+        """Note a trial that Ray is to start, or to start again."""
         self._waiting[trial] = None
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
-        """The first that waits for a slot.
+        """Return the first trial that waits for a slot.
 
-        NOTE: Ray's own looks at all trials there ever were, twice for each event: at 5,000 trials
-        that is a quarter of the driver's time. Here none is looked at again once it runs.
+        NOTE: Ray's own version reads all trials of the sweep, twice for each event: at 5,000 trials
+        that is a quarter of the driver's time. This one never reads a trial again once it runs.
         """
         while self._waiting:
             trial = next(iter(self._waiting))
@@ -44,36 +45,49 @@ class Scheduler(FIFOScheduler):
             del self._waiting[trial]
         return None
 
-    def evaluate_at(self, record: TrialRecord) -> tuple[int, ...]:
-        """Steps at which a trial has to be evaluated."""
+    def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
+        """Return the steps at which a trial must be evaluated."""
         return ()
 
-    def ends_at(self, record: TrialRecord) -> tuple[int, ...]:
-        """Those of them after which it ends whatever was measured, and waits."""
+    def list_ending_steps(self, record: TrialRecord) -> tuple[int, ...]:
+        """Return the evaluation steps after which a trial always ends its process and waits."""
         return ()
 
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
-        """What a trial is to do after a rung that is in the ledger.
+        """Return the verdict on a trial after a rung that is in the ledger.
 
-        Rebuilding a scheduler is judging every rung again in the order of their recording, those
-        aside that it may `recall`; asked twice, it answers the same.
+        A scheduler is rebuilt by judging every rung again in the order of their recording, except
+        those for `replay`. A second call for the same rung gives the same answer.
         """
         return "continue"
 
-    def recall(self, record: TrialRecord, rung: Rung) -> None:
-        """Take note of a rung of a trial that has ended: of what it was to do nobody asks again."""
+    def replay(self, record: TrialRecord, rung: Rung) -> None:
+        """Take in a rung of a trial that has ended, which needs no verdict any more."""
 
-    def promotable(self, *, alone: bool = False) -> int | None:
-        """Number of the waiting trial that may go on now; None if there is none.
+    def find_promotable(self, *, alone: bool = False) -> int | None:
+        """Return the number of the waiting trial that may go on now; None if there is none.
 
         Args:
-            alone: no other trial is to be started as things stand.
+            alone: no other trial can be started at present.
         """
         return None
 
     def promote(self, number: int) -> None:
-        """Take note that a trial does not wait any longer."""
+        """Note that a trial no longer waits."""
 
-    def reason(self, number: int, rung: Rung) -> str:
-        """Why a trial does not go on from a rung, in one line."""
+    def explain(self, number: int, rung: Rung) -> str:
+        """Explain in one line why a trial does not go on from a rung."""
         return f"stopped at rung {rung.completions:,}"
+
+
+def build(ledger: Ledger) -> Scheduler:
+    """Build the scheduler of a sweep that stops no trial early."""
+    del ledger
+    return Scheduler()
+
+
+def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the values of the objectives, and the excess over each constraint (see `Rungs`)."""
+    means = {name: metric.mean for name, metric in rung.validation.items()}
+    excess = (compute_violation(bound, means[name]) for name, bound in spec.constraints.items())
+    return tuple(means[name] for name in spec.objectives), tuple(excess)

@@ -1,8 +1,8 @@
-"""Which of several unfinished trials are worth more, by dominance and never by one metric.
+"""Priority among unfinished trials, by dominance and never by one metric.
 
-A trial that meets the constraints comes before one that does not; of those that do not, the one
-closer to them. Those that do come front by front, and inside of a front in an order in which any
-beginning covers it evenly. Everything is a loss (smaller is better); values are finite.
+A trial that meets the constraints comes before one that does not; among infeasible trials, the
+closer one comes first. Feasible trials are ordered front by front. Within a front, every prefix of
+the order covers the front evenly. Everything is a loss (smaller is better); values are finite.
 
 Shapes: T trials, M objectives, C constraints.
 """
@@ -13,23 +13,24 @@ import moocore
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from gdpo_tune.analysis.pareto import Floats
+
 Ranks = NDArray[np.int64]
 
 
-def first_in_order(
+def find_first(
     losses: Floats, broken: Floats, rank: Ranks, candidates: NDArray[np.int64], room: int
 ) -> int | None:
-    """Of some trials, the one that stands first in the order of all; None if that is too late.
+    """Return the candidate that is first in the order of all trials; None if it is too late.
 
-    Only the front that it is on is laid out, and only if its place there matters.
+    Only the candidate's front is ordered, and only if the place within it matters.
 
     Args:
         losses: [T, M].
         broken: [T], total excess.
-        rank: [T], see `ranks`.
+        rank: [T], see `compute_ranks`.
         candidates: rows, at least one.
-        room: a place from here on, counted from 0, is too late.
+        room: first place, counted from 0, that is too late.
 
     Returns:
         Its row. Equal trials stand in the order of their rows.
@@ -40,15 +41,15 @@ def first_in_order(
     if ahead >= room:
         return None
     front = np.flatnonzero(level & (rank == rank[lead]))
-    asked = np.isin(front, candidates)
-    if ahead + len(front) <= room and np.count_nonzero(asked) == 1:
+    is_candidate = np.isin(front, candidates)
+    if ahead + len(front) <= room and np.count_nonzero(is_candidate) == 1:
         return int(lead)
-    place = np.where(asked, net_order(losses[front]), len(losses))
+    place = np.where(is_candidate, order_evenly(losses[front]), len(losses))
     return int(front[place.argmin()]) if ahead + place.min() < room else None
 
 
-def ranks(losses: Floats, broken: Floats) -> Ranks:
-    """The front that each trial is on, `int[T]`, counted from 0; 0 for who breaks a constraint.
+def compute_ranks(losses: Floats, broken: Floats) -> Ranks:
+    """Compute the front of each trial, `int[T]`, counted from 0; 0 for an infeasible trial.
 
     Args:
         losses: [T, M].
@@ -60,10 +61,10 @@ def ranks(losses: Floats, broken: Floats) -> Ranks:
     return rank
 
 
-def add_rank(losses: Floats, broken: Floats, rank: Ranks) -> None:
-    """Bring ranks up to date with the last trial: what `ranks` gives, but for a few comparisons.
+def update_ranks(losses: Floats, broken: Floats, rank: Ranks) -> None:
+    """Update ranks for the last trial: as `compute_ranks`, but with a few comparisons.
 
-    Whom it dominates on its front moves one front back, and pushes back others there in turn.
+    Trials of its front that it dominates move one front back, and push others there back in turn.
 
     Args:
         losses: [T, M].
@@ -77,19 +78,19 @@ def add_rank(losses: Floats, broken: Floats, rank: Ranks) -> None:
     if broken[last] > 0:
         rank[last] = 0
         return
-    front = rank[dominating(losses, broken, last)].max(initial=-1) + 1
+    front = rank[find_dominating(losses, broken, last)].max(initial=-1) + 1
     rank[last] = front
-    behind = np.flatnonzero(dominating(-losses, broken, last))
+    behind = np.flatnonzero(find_dominating(-losses, broken, last))
     moved = np.array([last])
     while moved.size:
-        there = behind[rank[behind] == front]
-        moved = there[any_dominating(losses[moved], losses[there])]
+        peers = behind[rank[behind] == front]
+        moved = peers[find_dominated(losses[moved], losses[peers])]
         front += 1
         rank[moved] = front
 
 
-def any_dominating(some: Floats, others: Floats) -> NDArray[np.bool_]:
-    """Which of the others `[B, M]` any of some `[A, M]` dominates, `bool[B]`."""
+def find_dominated(some: Floats, others: Floats) -> NDArray[np.bool_]:
+    """Find which of the others `[B, M]` any of some `[A, M]` dominates, `bool[B]`."""
     no_worse = np.ones((len(some), len(others)), dtype=np.bool_)
     better = np.zeros_like(no_worse)
     for column, other in zip(some.T, others.T, strict=True):
@@ -98,10 +99,10 @@ def any_dominating(some: Floats, others: Floats) -> NDArray[np.bool_]:
     return np.logical_or.reduce(no_worse & better)
 
 
-def total_excess(excess: Floats) -> Floats:
-    """How far each trial is from meeting all constraints, `float[T]`; 0: it meets them.
+def sum_excess(excess: Floats) -> Floats:
+    """Sum each trial's excess `[T, C]` over all constraints, `float[T]`; 0: it meets them.
 
-    Each constraint counts in units of the largest excess over it, so that none drowns another.
+    The largest excess over a constraint is its unit, so that no constraint outweighs another.
     """
     total = np.zeros(len(excess))
     for column in np.clip(excess, 0, None).T:
@@ -111,11 +112,11 @@ def total_excess(excess: Floats) -> Floats:
     return total
 
 
-def dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
-    """Which trials are better than trial `row` beyond any trade-off, `bool[T]`.
+def find_dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
+    """Find the trials that dominate trial `row`, `bool[T]`.
 
-    A trial that meets the constraints dominates one that does not; of two that do not, the one with
-    less total excess dominates.
+    A feasible trial dominates an infeasible one; of two infeasible ones, the one with less total
+    excess dominates.
 
     Args:
         losses: [T, M].
@@ -125,15 +126,15 @@ def dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
     if broken[row] > 0:
         return broken < broken[row]
     no_worse, better = broken == 0, np.zeros(len(losses), dtype=np.bool_)
-    # An objective at a time: numpy is slow at reducing an axis as short as M.
+    # one objective at a time: numpy is slow at reducing an axis as short as M
     for column, value in zip(losses.T, losses[row], strict=True):
         no_worse &= column <= value
         better |= column < value
     return no_worse & better
 
 
-def net_order(front: Floats) -> NDArray[np.int64]:
-    """Place of each member of a front in an order that covers it evenly, `int[T]`.
+def order_evenly(front: Floats) -> NDArray[np.int64]:
+    """Order a front so that every prefix covers it evenly; return each member's place, `int[T]`.
 
     First the best of each objective, then always the member farthest from those already placed
     (Euclidean, each objective scaled to [0, 1] over the front); ties go to the earlier row.
@@ -145,12 +146,10 @@ def net_order(front: Floats) -> NDArray[np.int64]:
     scaled = (front - front.min(axis=0)) / np.where(spread > 0, spread, 1)
     order = list(dict.fromkeys(scaled.argmin(axis=0).tolist()))
     nearest = np.full(len(scaled), np.inf)
-    for member in order:
-        nearest = np.minimum(nearest, ((scaled - scaled[member]) ** 2).sum(axis=1))
-    nearest[order] = -1
-    while len(order) < len(scaled):
-        member = int(nearest.argmax())
-        order.append(member)
+    for index in range(len(scaled)):
+        if index == len(order):
+            order.append(int(nearest.argmax()))
+        member = order[index]
         nearest = np.minimum(nearest, ((scaled - scaled[member]) ** 2).sum(axis=1))
         nearest[member] = -1
     place = np.empty(len(scaled), dtype=np.int64)

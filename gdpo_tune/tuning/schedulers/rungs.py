@@ -1,15 +1,15 @@
-"""Asynchronous successive halving by dominance: who goes on from a rung. Knows no Ray.
+"""Asynchronous successive halving by dominance: verdicts at rungs. Knows no Ray.
 
 At each level of the budget a trial is compared with all that were measured there before it. In the
 stop variant it goes on or ends at once. In the promote variant it goes on or waits, and may be
-promoted once more trials have come in behind it.
+promoted once more trials rank behind it.
 
-A trial on the front of its level always goes on. Of the others, those go on that are among the
-first `1 / reduction_factor` in the order of `priority`, so that nobody in the worst third
-does under a factor of 3.
+A trial on the front of its level always goes on. Other trials go on if they are among the first
+`1 / reduction_factor` in the order of `priority`. So under a factor of 3, none of the worst third
+goes on.
 
-Verdicts depend on the order in which trials are recorded, and on nothing else: recording the same
-again gives the same verdicts.
+Verdicts depend only on the order in which trials are recorded: the same records give the same
+verdicts.
 
 Source: Li et al. 2020, A system for massively parallel hyperparameter tuning (ASHA); Schmucker et
 al. 2021, Multi-objective asynchronous successive halving.
@@ -27,22 +27,22 @@ from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
     Ranks,
-    add_rank,
-    dominating,
-    first_in_order,
-    ranks,
-    total_excess,
+    compute_ranks,
+    find_dominating,
+    find_first,
+    sum_excess,
+    update_ranks,
 )
 
 Verdict = Literal["continue", "stop", "pause"]
 Variant = Literal["stop", "promote"]
 
-AT_ONCE = 50
-"""From so many trials on, ranking all anew takes less time than adding one after the other."""
+RERANK_FROM = 50
+"""Number of new trials from which ranking all again is faster than adding them one by one."""
 
 
 class Rungs:
-    """What trials were worth at each level, and what follows from it."""
+    """Measurements of trials at each level, and the verdicts that follow."""
 
     def __init__(
         self,
@@ -52,13 +52,14 @@ class Rungs:
         variant: Variant = "stop",
         constraints: int = 0,
     ) -> None:
-        """
+        """Create empty levels.
+
         Args:
             objectives: M of them.
             levels: completions at which trials are compared.
-            reduction_factor: one of so many goes on, the front aside.
-            variant: what happens to a trial that does not go on.
-            constraints: how many there are, C.
+            reduction_factor: inverse of the share of trials that go on besides the front.
+            variant: decides whether a trial that does not go on ends or waits.
+            constraints: number of constraints, C.
         """
         self._objectives = tuple(objectives)
         self._variant: Variant = variant
@@ -70,43 +71,43 @@ class Rungs:
     def record(
         self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
     ) -> Verdict:
-        """Take in what a trial measured, and decide.
+        """Take in a trial's measurement and return the verdict.
+
+        A second record at the same level changes nothing.
 
         Args:
             number: of the trial.
-            completions: sampled by then; what is no level decides nothing.
+            completions: sampled so far; if this is not a level, the trial goes on.
             values: M, in the units and directions of the objectives; finite.
-            excess: C, by how much each constraint is broken; finite; 0 or less: it holds.
-
-        Returns:
-            What the trial is to do. A second record at the same level changes nothing.
+            excess: C, excess over each constraint; finite; 0 or less: it is met.
         """
         level = self._levels.get(completions)
         if level is None:
             return "continue"
         if number not in level.verdicts:
             level.add(number, self._row(values, excess))
-            goes_on = level.last_goes_on()
-            self.promote(number)  # it would not be here if it still waited below
-            turned_away: Verdict = "stop" if self._variant == "stop" else "pause"
-            level.decide(number, "continue" if goes_on else turned_away)
+            verdict: Verdict = "stop" if self._variant == "stop" else "pause"
+            if level.does_last_go_on():
+                verdict = "continue"
+            self.promote(number)  # it does not wait at a lower level any more
+            level.set_verdict(number, verdict)
         return level.verdicts[number]
 
-    def recall(
+    def replay(
         self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
     ) -> None:
-        """Take in what a trial measured that has ended since: `record`, but for the verdict.
+        """Take in the measurement of a trial that has ended: others are compared with it.
 
-        Others are compared with it, and that is all that is left of it.
+        Arguments are those of `record`.
         """
         level = self._levels.get(completions)
         if level is not None:
             level.add(number, self._row(values, excess))
 
-    def promotable(self) -> int | None:
-        """The waiting trial to go on with: of the highest level, the first in priority."""
+    def find_promotable(self) -> int | None:
+        """Return the first waiting trial in priority, from the highest level that has room."""
         for level in reversed(self._levels.values()):
-            number = level.promotable()
+            number = level.find_promotable()
             if number is not None:
                 return number
         return None
@@ -116,19 +117,19 @@ class Rungs:
         for level in self._levels.values():
             level.promote(number)
 
-    def better(self, number: int, completions: int) -> tuple[int, ...]:
-        """Trials that dominated a trial when it came to a level, in the order of their recording.
+    def list_dominating(self, number: int, completions: int) -> tuple[int, ...]:
+        """Return the trials that dominated a trial when it reached a level, in recorded order.
 
-        Meeting the constraints, or coming closer to them, counts as dominating.
+        A trial dominates if it meets the constraints, or is closer to them.
         """
-        return self._levels[completions].better(number)
+        return self._levels[completions].list_dominating(number)
 
     def _row(self, values: Sequence[float], excess: Sequence[float]) -> Floats:
         return np.append(losses([values], self._objectives), np.asarray(excess, dtype=float))
 
 
 class _Level:
-    """The trials of one level, a row each."""
+    """Trials of one level, one row each."""
 
     def __init__(self, objectives: int, constraints: int, reduction_factor: float) -> None:
         self.verdicts: dict[int, Verdict] = {}
@@ -140,10 +141,10 @@ class _Level:
         self._rows = np.empty((16, objectives + constraints), order="F")  # read by columns
         self._rank = np.empty(16, dtype=np.int64)
         self._ranked = 0
-        """Trials whose ranks are known."""
+        """Number of trials whose ranks are computed."""
         self._factor = reduction_factor
-        self._looked_at = 0
-        """Trials when the waiting ones were last compared: only new ones make room."""
+        self._compared = 0
+        """Number of trials when the waiting ones were last compared: only new trials make room."""
 
     def add(self, number: int, row: Floats) -> None:
         """Add a trial."""
@@ -155,17 +156,17 @@ class _Level:
         self._numbers.append(number)
         self._row_of[number] = last
 
-    def last_goes_on(self) -> bool:
-        """Whether the trial that was added last goes on."""
-        last, broken = len(self._numbers) - 1, total_excess(self._excess)
-        ahead = int(np.count_nonzero(dominating(self._losses, broken, last)))
+    def does_last_go_on(self) -> bool:
+        """Return whether the trial that was added last goes on."""
+        last, broken = len(self._numbers) - 1, sum_excess(self._excess)
+        ahead = int(np.count_nonzero(find_dominating(self._losses, broken, last)))
         if not ahead:
             return True
-        # Whoever dominates it stands before it: often that spares the ranks.
+        # trials that dominate it come before it: often this makes ranks unnecessary
         return ahead < self._room and self._first_of([last], broken) is not None
 
-    def decide(self, number: int, verdict: Verdict) -> None:
-        """Take note of what becomes of a trial that was added."""
+    def set_verdict(self, number: int, verdict: Verdict) -> None:
+        """Store the verdict on a trial that was added."""
         self.verdicts[number] = verdict
         if verdict == "pause":
             self._waiting[number] = self._row_of[number]
@@ -175,26 +176,26 @@ class _Level:
         if self._waiting.pop(number, None) is not None:
             self.verdicts[number] = "continue"
 
-    def promotable(self) -> int | None:
-        """The waiting trial that is next, if it is among those for whom there is room."""
-        if self._looked_at == len(self._numbers) or not self._waiting:
+    def find_promotable(self) -> int | None:
+        """Return the first waiting trial in priority; None if there is no room for it."""
+        if self._compared == len(self._numbers) or not self._waiting:
             return None
-        first = self._first_of(list(self._waiting.values()), total_excess(self._excess))
+        first = self._first_of(list(self._waiting.values()), sum_excess(self._excess))
         if first is None:
-            self._looked_at = len(self._numbers)
+            self._compared = len(self._numbers)
             return None
         return self._numbers[first]
 
-    def better(self, number: int) -> tuple[int, ...]:
-        """Trials recorded before one that dominate it."""
+    def list_dominating(self, number: int) -> tuple[int, ...]:
+        """Return the trials recorded before this one that dominate it."""
         end = self._row_of[number] + 1
-        broken = total_excess(self._excess[:end])
-        found = np.flatnonzero(dominating(self._losses[:end], broken, end - 1))
-        return tuple(map(self._numbers.__getitem__, found.tolist()))
+        broken = sum_excess(self._excess[:end])
+        rows = np.flatnonzero(find_dominating(self._losses[:end], broken, end - 1))
+        return tuple(self._numbers[row] for row in rows.tolist())
 
     @property
     def _room(self) -> int:
-        """How many go on, those on the front aside."""
+        """Number of trials that go on, besides the front."""
         return max(1, int(len(self._numbers) / self._factor))
 
     @property
@@ -206,17 +207,18 @@ class _Level:
         return self._rows[: len(self._numbers), self._objectives :]
 
     def _first_of(self, rows: Sequence[int], broken: Floats) -> int | None:
-        rank = self._ranks(broken)
-        return first_in_order(self._losses, broken, rank, np.asarray(rows), self._room)
+        """Return the first of some rows in the order of all; None if there is no room for it."""
+        rank = self._rank_all(broken)
+        return find_first(self._losses, broken, rank, np.asarray(rows), self._room)
 
-    def _ranks(self, broken: Floats) -> Ranks:
-        """Ranks of all; of those that are known only what new trials change is computed again."""
+    def _rank_all(self, broken: Floats) -> Ranks:
+        """Return the ranks of all trials; compute only what new trials change."""
         count = len(self._numbers)
         rank = self._rank[:count]
-        if count - self._ranked >= AT_ONCE:
-            rank[:] = ranks(self._losses, broken)
+        if count - self._ranked >= RERANK_FROM:
+            rank[:] = compute_ranks(self._losses, broken)
         else:
             for end in range(self._ranked + 1, count + 1):
-                add_rank(self._losses[:end], broken[:end], rank[:end])
+                update_ranks(self._losses[:end], broken[:end], rank[:end])
         self._ranked = count
         return rank

@@ -1,13 +1,12 @@
-"""What a sweep has spent, and whether that is all that it may: pure functions.
+"""Spending of a sweep against its budget: pure functions.
 
-Running trials count with what they had spent at their last measurement.
+A running trial counts with its cost at its last measurement.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gdpo_tune.core.costs import HOUR, gpu_hours
@@ -15,47 +14,33 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What a sweep has spent so far, in the units of `search.budget`."""
-
-    trials: int
-    completions: int
-    gpu_hours: float
-    hours: float
-
-
-def spent(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> Spent:
-    """What `records` have cost.
+def compute_spending(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float
+) -> dict[str, float]:
+    """Sum the costs of trials, by the names and in the units of `search.budget`.
 
     Args:
-        spec: says how many GPUs a trial has.
+        spec: gives the number of GPUs of a trial.
         records: every trial.
-        hours: in which the sweep ran, see `hours_of`.
+        hours: running time of the sweep, see `hours_of`.
     """
-    return Spent(
-        trials=len(records),
-        completions=sum(record.cost.completions for record in records),
-        gpu_hours=sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
-        hours=hours,
-    )
+    return {
+        "trials": len(records),
+        "completions": sum(record.cost.completions for record in records),
+        "gpu_hours": sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
+        "hours": hours,
+    }
 
 
-def spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
-    """Which part of `search.budget` is spent, for a person; empty if there is some of each left."""
+def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
+    """Describe which part of `search.budget` is spent; empty if some of every part is left."""
     budget = spec.search.budget
     if not any((budget.trials, budget.completions, budget.gpu_hours, budget.hours)):
-        return ""  # asked before each of many trials, which need not be added up each time
-    so_far = spent(spec, records, hours)
-    limits = {
-        "trials": (so_far.trials, budget.trials),
-        "completions": (so_far.completions, budget.completions),
-        "GPU-hours": (so_far.gpu_hours, budget.gpu_hours),
-        "hours": (so_far.hours, budget.hours),
-    }
-    for what, (found, limit) in limits.items():
-        if limit and found >= limit:
-            return f"the budget of {limit:,g} {what} is spent"
+        return ""  # saves adding up all trials before each new one
+    for name, value in compute_spending(spec, records, hours).items():
+        limit = getattr(budget, name)
+        if limit and value >= limit:
+            return f"the budget of {limit:,g} {name.replace('gpu_', 'GPU-')} is spent"
     return ""
 
 
@@ -64,12 +49,12 @@ def hours_of(
     records: Sequence[TrialRecord],
     now: float | None = None,
 ) -> float:
-    """Hours in which a sweep ran: its sessions together.
+    """Sum the hours of a sweep's sessions.
 
-    One that was killed lasted until the last start, rung or end of a trial that is known of it.
+    A killed session counts until its last recorded start, rung or end of a trial.
 
     Args:
-        sessions: in order, each with `started` and, unless it was killed or runs, `finished`.
+        sessions: in order; each has `started` and, unless it was killed or runs, `finished`.
         records: every trial.
         now: in Unix seconds, as all times here, if the last session still runs; else None.
     """
@@ -83,13 +68,13 @@ def hours_of(
             end = now
         else:
             following = math.inf if last else float(sessions[index + 1]["started"])
-            known = (time for record in records for time in times_of(record))
-            end = max((time for time in known if time < following), default=start)
+            recorded = (time for record in records for time in _list_times(record))
+            end = max((time for time in recorded if time < following), default=start)
         total += max(0.0, end - start)
     return total / HOUR
 
 
-def times_of(record: TrialRecord) -> list[float]:
-    """When something is known to have happened in a trial, in Unix seconds."""
+def _list_times(record: TrialRecord) -> list[float]:
+    """Return the times of a trial's start, rungs and end, in Unix seconds."""
     times = (record.started, *(rung.recorded for rung in record.rungs), record.finished)
     return [time for time in times if time is not None]

@@ -1,50 +1,51 @@
-"""What a trial that is not at its end will come to, or would have: a guess for the sampler.
+"""Estimate of a trial's final values from its last rung, for the sampler.
 
-Stopped trials are most of a sweep, and those that a sampler does not see it proposes again; those
-that still run are most of what there is to learn from while a sweep is young. Their values at a
-rung are not comparable with values at full budget. So each gets the median change from that rung to
-the end over the trials that ran to their end.
+Stopped trials are most of a sweep, and a sampler that does not see them proposes them again. While
+a sweep is young, most of its information is in trials that still run. Values at a rung are not
+comparable with values at full budget. So each such trial gets the median change from that rung to
+the end, over complete trials.
 
-The guess rests on the first so many of those trials, by the time of their end, and on more of them
-only in leaps: every change of it moves all of those, and a new process with the same records
-has to guess the same.
+The estimate uses the first complete trials, by the time of their end. Their number grows in steps:
+every change of it moves all estimates. A new process with the same records estimates the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from statistics import median
 
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec
 
 ONE_BY_ONE = 8
-"""Up to so many trials, each one counts as soon as it ends; then a quarter more at a time."""
+"""Number of trials up to which each one counts at once; then a quarter more at a time."""
 
 
 class Drift:
-    """Median changes from a rung to the end, over complete trials."""
+    """Median changes from each rung to the end, over complete trials."""
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
         self._complete: dict[int, TrialRecord] = {}
-        self._known: dict[tuple[int, str], float] = {}
-        self._leap = 0
+        self._changes: dict[tuple[int, str], float] = {}
+        """(Completions, metric) -> median change, as far as computed."""
+        self._used = 0
 
     def add(self, record: TrialRecord) -> bool:
-        """Take in a complete trial; return whether the guess rests on more trials than before."""
+        """Take in a complete trial; return whether estimates now use more trials than before."""
         self._complete[record.number] = record
-        leap = leap_to(len(self._complete))
-        grown = leap > self._leap
+        used = count_used(len(self._complete))
+        grown = used > self._used
         if grown:
-            self._leap = leap
-            self._known.clear()
+            self._used = used
+            self._changes.clear()
         return grown
 
-    def guess(self, rung: Rung) -> dict[str, float]:
-        """Every metric that the sweep judges by, as it would be at the end; no change is known from
-        a rung that no complete trial has."""
+    def estimate_final(self, rung: Rung) -> dict[str, float]:
+        """Estimate the final value of every objective and constraint metric.
+
+        If no complete trial has such a rung, the values at the rung stay as they are.
+        """
         return {
             name: rung.validation[name].mean + self._change(rung.completions, name)
             for name in self._spec.judged
@@ -52,38 +53,36 @@ class Drift:
 
     def _change(self, completions: int, name: str) -> float:
         key = (completions, name)
-        if key not in self._known:
+        if key not in self._changes:
+            by_end = sorted(self._complete.values(), key=_get_end)
             changes = [
                 record.validation[name].mean - rung.validation[name].mean
-                for record in self._counted()
+                for record in by_end[: self._used]
                 for rung in record.rungs
                 if rung.completions == completions
             ]
-            self._known[key] = median(changes) if changes else 0.0
-        return self._known[key]
-
-    def _counted(self) -> Collection[TrialRecord]:
-        return sorted(self._complete.values(), key=_end)[: self._leap]
+            self._changes[key] = median(changes) if changes else 0.0
+        return self._changes[key]
 
 
-def _end(record: TrialRecord) -> tuple[float, int]:
+def _get_end(record: TrialRecord) -> tuple[float, int]:
     return math.inf if record.finished is None else record.finished, record.number
 
 
-def leap_to(count: int) -> int:
-    """How many of `count` complete trials the guess rests on."""
-    leap = min(count, ONE_BY_ONE)
-    while leap >= ONE_BY_ONE and leap + leap // 4 <= count:
-        leap += leap // 4
-    return leap
+def count_used(count: int) -> int:
+    """Return how many of `count` complete trials the estimate uses."""
+    used = min(count, ONE_BY_ONE)
+    while used >= ONE_BY_ONE and used + used // 4 <= count:
+        used += used // 4
+    return used
 
 
-def last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
-    """The newest rung of a trial that has not come to its end, and may never; None without one.
+def find_last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
+    """Return the newest rung of a stopped, waiting or running trial; None if it has none.
 
     Args:
         record: the trial.
-        under_way: whether one counts that runs and never waited.
+        under_way: True if a running trial that has never waited counts, too.
     """
     counts = record.state in ("pruned", "paused")
     if record.state == "running":

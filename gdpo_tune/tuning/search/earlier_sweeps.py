@@ -1,4 +1,4 @@
-"""Trials of earlier sweeps from which this one's sampler learns (`search.warm_start`)."""
+"""Trials of earlier sweeps that this sweep's sampler learns from (`search.warm_start`)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from gdpo_tune.spec.model import SPEC
 from gdpo_tune.spec.warm_start import folder_of
 
 
-def earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
-    """Complete trials of the sweeps that the spec names, by folder and number.
+def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
+    """Load the usable trials of the sweeps that the spec names, by directory and number.
 
-    The untrained policy is none of them, nor is a member of a population or a replicate of one:
-    their parameters moved while they trained. The ledgers are only read, so a sweep may still run.
+    The ledgers are only read, so an earlier sweep may still run.
 
     Raises:
-        SpecError: the file of an earlier sweep does not hold any more.
-        UsageError, IdentityError: a folder holds no ledger, or one of another sweep than its file.
+        SpecError: the file of an earlier sweep is not valid any more.
+        UsageError, IdentityError: a directory holds no ledger, or one of another sweep.
     """
-    found: list[TrialRecord] = []
-    for folder in map(folder_of, spec.search.warm_start):
-        earlier = load_spec(folder / SPEC, to_run=False)
-        # where it lies now, wherever it lay when it ran
-        here = {"storage": str(folder.absolute().parent), "name": folder.absolute().name}
-        with Ledger.open(earlier.model_copy(update=here), read_only=True) as ledger:
-            found += teaching(ledger.records(), spec.judged)
-    return found
+    trials: list[TrialRecord] = []
+    for directory in map(folder_of, spec.search.warm_start):
+        earlier = load_spec(directory / SPEC, to_run=False)
+        # the directory may have moved since the sweep ran
+        location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
+        with Ledger.open(earlier.model_copy(update=location), read_only=True) as ledger:
+            trials += select_usable(ledger.records(), spec.judged)
+    return trials
 
 
-def teaching(records: Sequence[TrialRecord], judged: Sequence[str]) -> Iterator[TrialRecord]:
-    """Trials of one sweep that were trained to their end, by the parameters of their records, and
-    measured everything that is judged now."""
-    moving = {record.number for record in records if record.role == "member"}
+def select_usable(records: Sequence[TrialRecord], judged: Sequence[str]) -> Iterator[TrialRecord]:
+    """Yield the complete trials of one sweep that have every judged metric.
+
+    The untrained policy and members of a population are left out, and so are replicates of members:
+    their parameters moved while they trained.
+    """
+    members = {record.number for record in records if record.role == "member"}
     for record in records:
         trained = record.state == "complete" and record.role != "untrained"
-        moved = record.number in moving or record.replicate_of in moving
+        moved = record.number in members or record.replicate_of in members
         if trained and not moved and all(name in record.validation for name in judged):
             yield record

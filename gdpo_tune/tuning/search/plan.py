@@ -1,13 +1,14 @@
-"""What is to be run next: a pure function of the spec and the records.
+"""Plan of a sweep: the next step follows from the spec and the records alone.
 
-The order is baselines, points to try first, the sampler's proposals, then replicates of the front.
-Because the records alone decide, the same function continues a sweep, extends one whose
-`search.trials` grew, and says that one is finished.
+The order is baselines, enqueued points, the sampler's proposals, then replicates of the front.
+Because only the records decide, one function continues a sweep, extends a sweep whose
+`search.trials` grew, and detects that a sweep is finished.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,125 +16,185 @@ from gdpo_tune.analysis.racing import next_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.budget import spent_budget
+from gdpo_tune.tuning.search.budget import describe_spent_budget, hours_of
 
 BASELINES: tuple[Role, ...] = ("untrained", "published")
-"""What every sweep begins with."""
+"""Roles of the first trials of every sweep."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A trial to start."""
+    """Trial to start."""
 
     role: Role
     proposer: Proposer
     params: Params | None
-    """Complete parameters; None: the sampler is to propose them."""
+    """Complete parameters; None: the sampler proposes them."""
     replicate_of: int | None = None
 
 
-def next_step(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> Step | None:
-    """The next trial; None if there is none as things stand.
+def find_next_step(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0
+) -> Step | None:
+    """Find the next trial to start; None if there is none at present.
 
-    While trials run, None may turn into a replicate once they end.
+    While trials run, a replicate may follow once they end.
 
     Args:
-        spec: what is asked.
+        spec: the sweep.
         records: every trial.
-        hours: in which the sweep ran so far, for its budget.
+        hours: running time of the sweep so far, for its budget.
     """
-    if spent_budget(spec, records, hours):
+    if describe_spent_budget(spec, records, hours):
         return None
     for role in BASELINES:
         if not any(record.role == role for record in records):
-            return Step(role, "baseline", published(spec))
-    few = len(records) < spec.search.trials  # then there is no need to count
-    if few or count_begun(records) < spec.search.trials:
-        enqueued = enqueued_step(spec, records)
+            return Step(role, "baseline", build_published(spec))
+    few = len(records) < spec.search.trials  # saves counting
+    if few or count_started(records) < spec.search.trials:
+        enqueued = _find_enqueued_step(spec, records)
         if isinstance(spec.search.scheduler, PbtSettings):
-            return replace(enqueued, role="member") if enqueued else member_step(spec, records)
+            return replace(enqueued, role="member") if enqueued else _build_member(spec, records)
         if enqueued is not None:
             return enqueued
         if not has_stagnated(records, spec.objective_list(), spec.search.patience):
             return Step("search", "model", None)
     if any(r.role == "member" and r.is_open for r in records):
-        return None  # until they end, nobody knows who is on the front
-    wanted = spec.search.replicates
-    replicate = next_replicate(records, spec.objective_list(), wanted.per_point, wanted.max_runs)
+        return None  # the front is not known until they end
+    limits = spec.search.replicates
+    replicate = next_replicate(records, spec.objective_list(), limits.per_point, limits.max_runs)
     if replicate is None:
         return None
     return Step("replicate", "replicate", replicate.params, replicate.of)
 
 
-def enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
-    """The first point of `enqueue:` that was not run, completed; None if there is none.
+def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
+    """Return the first point of `enqueue:` that no enqueued trial has, completed; None if all ran.
 
-    A point was run if a trial that was enqueued agrees with it, so points may be added anywhere to
-    a sweep that goes on.
+    A trial has a point if it agrees with it on the parameters that have an effect. So points may be
+    added anywhere to a sweep that goes on.
     """
     if not spec.enqueue:
         return None
-    enqueued = [record for record in records if record.proposer == "enqueued"]
-    for given in spec.enqueue:
-        if not any(agrees(spec, record.params, given) for record in enqueued):
-            filled = {**quasi_random.point(spec, len(enqueued)), **given}
+    enqueued = [record.params for record in records if record.proposer == "enqueued"]
+    active = [(params, spec.space.active(params)) for params in enqueued]
+    for point in spec.enqueue:
+        if not any(
+            all(params[name] == value for name, value in point.items() if name in names)
+            for params, names in active
+        ):
+            filled = {**quasi_random.draw_point(spec, len(enqueued)), **point}
             return Step("search", "enqueued", spec.space.complete(filled))
     return None
 
 
-def member_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step:
-    """A further member of a population; all of them together cover the space evenly."""
-    known = sum(record.role == "member" and record.proposer == "startup" for record in records)
-    return Step("member", "startup", spec.space.complete(quasi_random.point(spec, known)))
-
-
-def agrees(spec: SweepSpec, params: Params, given: Params) -> bool:
-    """Whether a trial's parameters are what `given` asks for, where it has an effect."""
-    active = spec.space.active(params)
-    return all(params[name] == value for name, value in given.items() if name in active)
+def _build_member(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step:
+    """Build a further member of a population; together the members cover the space evenly."""
+    count = sum(record.role == "member" and record.proposer == "startup" for record in records)
+    params = spec.space.complete(quasi_random.draw_point(spec, count))
+    return Step("member", "startup", params)
 
 
 def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
-    """Whether nothing runs or waits and nothing is left to run; `hours` as for `next_step`."""
+    """Return whether no trial is open and none is left to run; `hours` as for `find_next_step`."""
     open_trials = any(record.is_open for record in records)
-    return not open_trials and next_step(spec, records, hours) is None
+    return not open_trials and find_next_step(spec, records, hours) is None
 
 
 def ending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
-    """Why nothing is left to run, for a person; `hours` as for `next_step`."""
-    reason = spent_budget(spec, records, hours)
+    """Explain why no trial is left to run; `hours` as for `find_next_step`."""
+    reason = describe_spent_budget(spec, records, hours)
     if reason:
         return reason
-    tried = count_begun(records)
-    if tried < spec.search.trials:
+    if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
 
 
-def count_begun(records: Sequence[TrialRecord]) -> int:
-    """Configurations that were begun, baselines and replicates aside."""
+def count_started(records: Sequence[TrialRecord]) -> int:
+    """Count the configurations that were started, without baselines and replicates."""
     return sum(record.role in ("search", "member") for record in records)
 
 
 def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
-    """Trials that will exist at the end, at most: replicates depend on how large the front is."""
-    search = max(spec.search.trials, count_begun(records))
+    """Return the most trials at the end; the number of replicates depends on the front's size."""
+    search = max(spec.search.trials, count_started(records))
     most = 2 + search + spec.search.replicates.most
     return max(len(records), min(most, spec.search.budget.trials or most))
 
 
-def published(spec: SweepSpec) -> Params:
-    """The setting of the method's paper, completed from the space."""
+def build_published(spec: SweepSpec) -> Params:
+    """Return the setting of the method's paper, completed from the space."""
     return spec.space.baseline(task_files.task_info(spec.task, spec.space.domains).published)
 
 
-def trial_seed(spec: SweepSpec, number: int) -> int:
-    """Seed of a trial's training: the first 31 bits of SHA-256 of `<search.seed>:<number>`.
+def derive_trial_seed(spec: SweepSpec, number: int) -> int:
+    """Derive the seed of a trial: the first 31 bits of SHA-256 of `<search.seed>:<number>`.
 
-    So a replicate, which has a number of its own, has a fresh seed, and a trial that goes on in
-    another process has its old one.
+    So a replicate, which has its own number, has a new seed, and a trial that goes on in another
+    process keeps its seed.
     """
     digest = hashlib.sha256(f"{spec.search.seed}:{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
+
+
+class PlanCache:
+    """Next step of a running sweep, computed again only after a change that may affect it.
+
+    Ray asks for the next trial all the time, and among thousands of trials it takes half a second
+    to find the next replicate. Every start, measurement and end of a trial must be noted here.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._spec = ledger.spec
+        self._step: Step | None = None
+        self._is_step_valid = False
+        self._is_budget_checked = False
+
+    def note_start(self) -> None:
+        """Note that a trial has started."""
+        self._is_step_valid = False
+
+    def note_measurement(self) -> None:
+        """Note a measurement, which changes the plan through the budget alone."""
+        self._is_budget_checked = False
+
+    def note_end(self, record: TrialRecord) -> None:
+        """Note that a trial has ended.
+
+        A stopped trial adds no step if there was none; at the end of a sweep most are stopped.
+        """
+        stopped = record.role == "search" and record.state in ("pruned", "paused")
+        self._is_step_valid &= stopped and self._step is None
+
+    def get_step(self, *, idle: bool) -> Step | None:
+        """Return the next step; None if no trial can start at present.
+
+        Args:
+            idle: True if no trial is under way.
+        """
+        # hours pass by themselves
+        may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
+        if not self._is_step_valid or (self._step is None and idle):
+            records = self._ledger.records()
+            self._step = find_next_step(self._spec, records, self._compute_hours(records))
+            self._is_step_valid = True
+        elif self._step is not None and may_be_spent and self.is_budget_spent():
+            self._step = None
+        self._is_budget_checked = True
+        return self._step
+
+    def is_budget_spent(self) -> bool:
+        """Return whether some part of `search.budget` is spent."""
+        records = self._ledger.records()
+        return bool(describe_spent_budget(self._spec, records, self._compute_hours(records)))
+
+    def _compute_hours(self, records: Sequence[TrialRecord]) -> float:
+        """Return the running time of the sweep; 0 if its budget has no hours."""
+        if not self._spec.search.budget.hours:
+            return 0.0
+        return hours_of(self._ledger.sessions(), records, time.time())

@@ -1,24 +1,25 @@
-"""What a sampler sees: the ledger's trials as a study of finished, comparable configurations.
+"""Projection of the ledger's trials to a study of finished, comparable configurations.
 
-A sampler must not read the ledger itself (pruned trials are invisible to it, conditional parameters
-it draws uniformly, replicates look like new points). So each proposal is asked of an in-memory
-study with one entry a configuration:
+A sampler must not read the ledger itself: pruned trials would be invisible to it, it would draw
+conditional parameters uniformly, and replicates would look like new points. So each proposal comes
+from an in-memory study with one entry for each configuration:
 
     complete        the mean over its seeds, on validation prompts
     stopped early   its last rung plus the median change from there to the end, see `drift`
-    waiting         the same, also once it goes on
-    running         the same from its first rung on, in sweeps of up to 300 trials; else pending
+    waiting         as stopped early, also once it goes on
+    running         as stopped early from its first rung on, in sweeps of up to 300 trials;
+                    else pending
     failed          pending for good
     untrained       left out: its parameters had no effect
     population      left out, replicates too: the parameters of a member moved while it trained
     out of space    left out (the published baseline may be)
 
-From pending points the Gaussian process and TPE keep away, so they neither propose what runs nor
-return to where a first try gave no value. The genetic algorithms and the random sampler look at
-finished trials alone: what protects them is that no configuration is proposed twice, by anyone,
-while one is near that is new. A sampler without a model is told nothing.
+The Gaussian process and TPE keep away from pending points. So they neither propose what runs, nor
+return to a configuration that failed. The genetic algorithms and the random sampler read only
+finished trials. For all of them, a configuration is not proposed twice while a new one is near. A
+sampler without a model sees no trial.
 
-Every entry has a value in every dimension; a parameter without effect sits at its domain's middle.
+Every entry has a value in every dimension; a parameter without effect has its domain's middle.
 """
 
 from __future__ import annotations
@@ -36,240 +37,243 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Params, ParamValue, Proposer, Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec, choose_sampler, most_trials
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.drift import Drift, last_rung
-from gdpo_tune.tuning.search.entries import Entries, Point
-from gdpo_tune.tuning.search.samplers import Sampling
+from gdpo_tune.tuning.search.drift import Drift, find_last_rung
+from gdpo_tune.tuning.search.sampler_study import Point, SamplerStudy
+from gdpo_tune.tuning.search.samplers import SamplerFactory
 
-MOST_WATCHED = 300
-"""Trials up to which those under way are worth looking at: each look costs a new study."""
-UNSEEN_TRIES = 64
-"""Quasi-random points tried in place of a configuration that was proposed before."""
+MAX_WATCHED = 300
+"""Most trials of a sweep whose running trials are used: each use may rebuild the study."""
+MAX_TRIES = 64
+"""Number of points tried in place of a configuration that was proposed before."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What the projection proposes."""
+    """Proposal of the projection."""
 
     params: dict[str, ParamValue]
-    """Complete."""
+    """Complete parameters."""
     proposer: Proposer
     sampler_state: Mapping[str, Any]
-    """For the ledger, so that a new process rebuilds the same projection."""
+    """State for the ledger, from which a new process rebuilds the same projection."""
 
 
 class Projection:
-    """The study behind the proposals. Feed it every new or changed record with `observe`."""
+    """Study behind the proposals. Pass every new or changed record to `observe`."""
 
     def __init__(self, spec: SweepSpec, slots: int | None = None) -> None:
-        """
+        """Create an empty projection.
+
         Args:
             spec: the sweep.
-            slots: trials at the same time, for `auto`; None where that is not known.
+            slots: number of trials at the same time, for `auto`; None if not known.
         """
         self.spec = spec
         self.sampler = choose_sampler(spec, slots)
-        sampler = registry.SAMPLERS[self.sampler.name]
-        self._sampling: Sampling = registry.load(sampler.target)(spec)
+        target = registry.SAMPLERS[self.sampler.name].target
+        self._factory: SamplerFactory = registry.load(target)(spec)
         self._domains = spec.space.searched
-        self._members: dict[Point, dict[int, TrialRecord]] = {}
+        self._records: dict[Point, dict[int, TrialRecord]] = {}
+        """Records of this sweep, by point and number."""
         self._states: dict[Point, Mapping[str, Any]] = {}
         self._earlier: dict[Point, list[TrialRecord]] = {}
-        """Trials of earlier sweeps, by configuration."""
-        self._moving: set[int] = set()
+        """Trials of earlier sweeps, by point."""
+        self._population: set[int] = set()
         """Numbers of the members of a population."""
-        self._guessed = False
-        """Whether any trial stands at what it would come to."""
-        self._under_way = most_trials(spec) <= MOST_WATCHED
-        self._quasi_random_asked = 0
+        self._has_estimates = False
+        """True if any trial has estimated values."""
+        self._under_way = most_trials(spec) <= MAX_WATCHED
+        self._startup_count = 0
         self._drift = Drift(spec)
         self.known = 0
-        """Records that a sampler may learn from."""
-        self._entries = Entries(spec, self._domains)
+        """Number of records that a sampler may learn from."""
+        self._study = SamplerStudy(spec, self._domains)
         self._outdated = False
-        """Whether the study has to be built anew before the next proposal."""
+        """True if the study must be rebuilt before the next proposal."""
 
     @property
     def study(self) -> Study:
-        """The study as the sampler sees it."""
+        """Study as the sampler sees it."""
         if self._outdated:
             self._rebuild()
-        return self._entries.study
+        return self._study.study
 
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
         """Take in a record that is new or has changed.
 
-        A configuration that was complete and changes its mean costs the next proposal a rebuild of
-        the whole study, and so does a complete trial that changes what stopped ones are worth;
-        everything else is one small step.
+        The whole study is rebuilt before the next proposal if the mean of a finished configuration
+        or the estimates of stopped trials change. Every other record is one small step.
         """
-        point, moved = self._place(record, sampler_state or {})
-        self._outdated |= moved
+        point, estimates_changed = self._add(record, sampler_state or {})
+        self._outdated |= estimates_changed
         if point is None or self._outdated:
             return
-        told = self._entries.told(point)
-        if not told:
-            self._enter(point)
-        elif told != self._entries.mean(self._worth(point)):
+        values = self._study.get_values(point)
+        if not values:
+            self._update_study(point)
+        elif values != self._study.compute_mean(self._list_seed_values(point)):
             self._outdated = True
 
-    def learn(self, records: Iterable[TrialRecord]) -> None:
+    def load_earlier(self, records: Iterable[TrialRecord]) -> None:
         """Take in complete trials of earlier sweeps, before anything else.
 
-        They are as finished configurations of this one, until it tries one itself: then its own
-        seeds alone count. They may be proposed again, since none is on this sweep's front.
+        Each counts as a finished configuration, until this sweep tries it: then only its own seeds
+        count. They may be proposed again, since none is on this sweep's front.
         """
         for record in records:
-            point = self._point(record.params)
+            point = self._find_point(record.params)
             if point is not None:
                 self._earlier.setdefault(point, []).append(record)
         self._outdated = True
 
     def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
-        """Take in what a ledger holds, each record with its sampler state."""
+        """Take in the records of a ledger, each with its sampler state."""
         for record, sampler_state in records:
-            self._place(record, sampler_state)
+            self._add(record, sampler_state)
         self._outdated = True
 
-    def ask(self) -> Suggestion:
-        """Propose a configuration. `observe` its record, or `withdraw` it, before the next `ask`.
+    def propose(self) -> Suggestion:
+        """Propose a configuration. `observe` its record or `withdraw` it before the next proposal.
 
-        What is proposed follows from what was observed, whenever it is asked: a new process with
-        the same records proposes the same. Genetic algorithms alone go on with other children of
-        the same generation there.
+        A proposal depends only on the observed records: a new process with the same records
+        proposes the same. Only genetic algorithms then produce other children of a generation.
         """
         study = self.study
-        startup = self._entries.completed < self._sampling.startup
+        startup = self._study.completed < self._factory.startup
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
-        if startup and self._sampling.quasi_random:
-            unseen = self._unseen()
-            return self._quasi_random(self._quasi_random_asked if unseen is None else unseen)
-        if not self._sampling.has_model:
-            drawn = self._suggestion(self._entries.drawn(self._new_sampler()), "startup")
-            known = self._point(drawn.params) in self._members
-            return self._unlike(drawn) if known else drawn
-        study.sampler = self._new_sampler()
-        trial = study.ask(self._entries.distributions)
-        suggestion = self._suggestion(trial.params, "startup" if startup else "model", trial)
-        point = self._point(suggestion.params)
+        if startup and self._factory.quasi_random:
+            return self._propose_unseen() or self._propose_point(self._startup_count)
+        if not self._factory.has_model:
+            drawn = self._build_suggestion(self._study.draw(self._build_sampler()), "startup")
+            repeated = self._find_point(drawn.params) in self._records
+            return self._replace_repeated(drawn) if repeated else drawn
+        study.sampler = self._build_sampler()
+        trial = study.ask(self._study.distributions)
+        suggestion = self._build_suggestion(trial.params, "startup" if startup else "model", trial)
+        point = self._find_point(suggestion.params)
         assert point is not None  # a sampler stays inside of its distributions
-        if point in self._members:
-            # a sampler without a finer idea repeats itself; replicates are decided elsewhere
-            self._entries.fail(trial.number)
-            return self._unlike(suggestion)
+        if point in self._records:
+            # a converged sampler repeats itself; the plan decides about replicates
+            self._study.fail(trial.number)
+            return self._replace_repeated(suggestion)
         literal = point == tuple(trial.params[name] for name in self._domains)
-        if literal and point not in self._entries:
-            self._entries.adopt(point, trial.number)
+        if literal and point not in self._study:
+            self._study.adopt(point, trial.number)
         else:
-            self._entries.fail(trial.number)  # `observe` adds the true point
+            self._study.fail(trial.number)  # `observe` adds the true point
         return suggestion
 
     def withdraw(self, suggestion: Suggestion) -> None:
         """Forget a proposal that no trial will have."""
-        point = self._point(suggestion.params)
-        if point is not None and point not in self._members:
-            self._entries.withdraw(point)
+        point = self._find_point(suggestion.params)
+        if point is not None and point not in self._records:
+            self._study.withdraw(point)
 
-    def _place(
+    def _add(
         self, record: TrialRecord, sampler_state: Mapping[str, Any]
     ) -> tuple[Point | None, bool]:
-        """File a record under its point.
+        """Add a record under its point.
 
         Returns:
-            The point, or None if a sampler has nothing to learn from the record; and whether
-            guesses have changed.
+            The point, or None if the sampler cannot learn from the record; and whether estimates
+            have changed.
         """
-        point = self._point(record.params)
+        point = self._find_point(record.params)
         if record.role == "member":
-            self._moving.add(record.number)
-        moving = record.number in self._moving or record.replicate_of in self._moving
-        if moving or record.role == "untrained" or point is None:
+            self._population.add(record.number)
+        moved = record.number in self._population or record.replicate_of in self._population
+        if moved or record.role == "untrained" or point is None:
             return None, False
-        members = self._members.setdefault(point, {})
-        if record.number not in members and record.proposer == "startup":
-            self._quasi_random_asked += 1
-        self.known += record.number not in members
-        members[record.number] = record
+        records = self._records.setdefault(point, {})
+        is_new = record.number not in records
+        self._startup_count += is_new and record.proposer == "startup"
+        self.known += is_new
+        records[record.number] = record
         self._states.setdefault(point, sampler_state)
-        if self._rung(record) is not None:
-            self._guessed = True
+        if self._find_last_rung(record) is not None:
+            self._has_estimates = True
         learned = record.state == "complete" and self._drift.add(record)
-        return point, learned and self._guessed
+        return point, learned and self._has_estimates
 
     def _rebuild(self) -> None:
-        """Begin a new study."""
-        self._entries = Entries(self.spec, self._domains)
+        self._study = SamplerStudy(self.spec, self._domains)
         self._outdated = False
-        for point in dict.fromkeys((*self._earlier, *self._members)):
-            self._enter(point)
+        for point in dict.fromkeys((*self._earlier, *self._records)):
+            self._update_study(point)
 
-    def _new_sampler(self) -> BaseSampler:
-        """A sampler with the seed of the next proposal: one that has a memory would be another one
-        after a restart."""
+    def _build_sampler(self) -> BaseSampler:
+        """Build the sampler of the next proposal, with its own seed and without a memory.
+
+        So the proposal is the same after a restart.
+        """
         seed = hashlib.sha256(f"{self.spec.search.seed}:{self.known}".encode()).digest()
-        return self._sampling.build(int.from_bytes(seed[:4], "big") >> 1)
+        return self._factory.build(int.from_bytes(seed[:4], "big") >> 1)
 
-    def _enter(self, point: Point) -> None:
-        if self._sampling.has_model:
-            attrs = {**self._sampling.attrs, **self._states.get(point, {})}
-            self._entries.enter(point, self._worth(point), attrs)
+    def _update_study(self, point: Point) -> None:
+        if self._factory.has_model:
+            attrs = {**self._factory.attrs, **self._states.get(point, {})}
+            self._study.update(point, self._list_seed_values(point), attrs)
 
-    def _rung(self, record: TrialRecord) -> Rung | None:
-        return last_rung(record, under_way=self._under_way)
+    def _find_last_rung(self, record: TrialRecord) -> Rung | None:
+        return find_last_rung(record, under_way=self._under_way)
 
-    def _worth(self, point: Point) -> list[dict[str, float]]:
-        """Metric -> value of each complete seed; if there is none, of each that came to a rung; if
-        this sweep knows nothing of the point, of each trial of an earlier one."""
-        members = self._members.get(point, {}).values()
-        complete = [record for record in members if record.state == "complete"]
-        rungs = [rung for record in members if (rung := self._rung(record)) is not None]
+    def _list_seed_values(self, point: Point) -> list[dict[str, float]]:
+        """Return metric -> value for each complete seed of a point.
+
+        Without a complete seed, estimate each seed that has a rung. Without those, use the trials
+        of earlier sweeps.
+        """
+        records = self._records.get(point, {}).values()
+        complete = [record for record in records if record.state == "complete"]
+        rungs = [rung for record in records if (rung := self._find_last_rung(record)) is not None]
         if rungs and not complete:
-            return [self._drift.guess(rung) for rung in rungs]
-        told = complete or self._earlier.get(point, [])
-        return [{name: e.mean for name, e in record.validation.items()} for record in told]
+            return [self._drift.estimate_final(rung) for rung in rungs]
+        measured = complete or self._earlier.get(point, [])
+        return [{name: e.mean for name, e in record.validation.items()} for record in measured]
 
-    def _point(self, params: Params) -> Point | None:
-        """Where a configuration lies, or None if the space does not hold it."""
+    def _find_point(self, params: Params) -> Point | None:
+        """Return the point of a configuration, or None if it is outside of the space."""
         active = self.spec.space.active(params)
-        for name, domain in active.items():
-            if not domain.contains(params[name]):
-                return None
+        if not all(domain.contains(params[name]) for name, domain in active.items()):
+            return None
         return tuple(
             params[name] if name in active else domain.middle()
             for name, domain in self._domains.items()
         )
 
-    def _suggestion(
+    def _build_suggestion(
         self, values: Params, proposer: Proposer, trial: Trial | None = None
     ) -> Suggestion:
         state: dict[str, Any] = {}
         if trial is not None:
-            attrs = self._entries.study.get_trials(deepcopy=False)[trial.number].system_attrs
-            # a copy of the proposal, cut into pieces
+            attrs = self._study.study.get_trials(deepcopy=False)[trial.number].system_attrs
+            # without the pieces of a copy of the proposal
             state = {key: value for key, value in attrs.items() if ":relative_params" not in key}
         return Suggestion(self.spec.space.complete(values), proposer, state)
 
-    def _unlike(self, repeated: Suggestion) -> Suggestion:
-        """A new point near a repeated one: with one parameter of a quasi-random point. If none is
-        new, a quasi-random point; if none of them is, the repeated one."""
+    def _replace_repeated(self, repeated: Suggestion) -> Suggestion:
+        """Return a new point near a repeated one: one parameter is from a quasi-random point.
+
+        If none is new, return a quasi-random point; if none of those is new, the repeated one.
+        """
         names = tuple(self._domains)
-        for index in range(self.known, self.known + UNSEEN_TRIES):
+        for index in range(self.known, self.known + MAX_TRIES):
             name = names[index % len(names)]
-            fresh = quasi_random.point(self.spec, index)
-            near = self._suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)
-            point = self._point(near.params)  # None: what it makes active has no value yet
-            if point is not None and point not in self._members:
+            fresh = quasi_random.draw_point(self.spec, index)
+            near = self._build_suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)
+            point = self._find_point(near.params)  # None: an active one lacks a value
+            if point is not None and point not in self._records:
                 return near
-        unseen = self._unseen()
-        return repeated if unseen is None else self._quasi_random(unseen)
+        return self._propose_unseen() or repeated
 
-    def _quasi_random(self, index: int) -> Suggestion:
-        return self._suggestion(quasi_random.point(self.spec, index), "startup")
-
-    def _unseen(self) -> int | None:
-        """The next index of the quasi-random sequence whose point is new; None if none is near."""
-        for index in range(self._quasi_random_asked, self._quasi_random_asked + UNSEEN_TRIES):
-            params = self.spec.space.complete(quasi_random.point(self.spec, index))
-            if self._point(params) not in self._members:
-                return index
+    def _propose_unseen(self) -> Suggestion | None:
+        """Propose the next new point of the quasi-random sequence; None if none is near."""
+        for index in range(self._startup_count, self._startup_count + MAX_TRIES):
+            suggestion = self._propose_point(index)
+            if self._find_point(suggestion.params) not in self._records:
+                return suggestion
         return None
+
+    def _propose_point(self, index: int) -> Suggestion:
+        return self._build_suggestion(quasi_random.draw_point(self.spec, index), "startup")

@@ -1,9 +1,9 @@
-"""Proposals beside the loop: a sampler thinks in a thread, while Ray's loop goes on.
+"""Proposals from a thread of their own, so that Ray's loop goes on meanwhile.
 
-A proposal is asked for when a slot is free, never ahead of that, and knows every result that
-existed when its asking began. If results came in while the sampler was thinking, it is asked again
-with them, once: so a slow sampler is late, but neither blind nor starved by quick trials. Where
-they are few beside all that it knew, it is not: a thousand trials always bring some.
+A proposal is computed when a slot is free, never earlier. It knows every result that existed when
+its computation began. If results arrived meanwhile, it is computed once more with them. So a slow
+sampler is late, but it does not miss results, and quick trials do not starve it. A few results
+beside many known ones do not count: with a thousand trials some always arrive.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
 
-GLANCE = 0.02
-"""Seconds that the loop waits for a proposal, which is enough for a quick sampler."""
-IDLE_WAIT = 0.5
-"""The same when nothing runs, so that the loop has nothing better to do."""
-FEW = 0.01
-"""Share of what a sampler knew up to which it need not know what came in meanwhile."""
+BUSY_WAIT_SECONDS = 0.02
+"""Time that the loop waits for a proposal; enough for a quick sampler."""
+IDLE_WAIT_SECONDS = 0.5
+"""Time that the loop waits when no trial runs."""
+NEGLIGIBLE_SHARE = 0.01
+"""Share of the known records up to which results that arrive meanwhile do not count."""
 
 
 class Proposals(Closing):
-    """The projection, and one thread that asks it. `close` it, or use it as a context manager.
+    """Proposals of a projection, computed in one thread.
 
-    All methods are called from one thread, Ray's loop.
+    All methods are called from one other thread, Ray's loop.
     """
 
     def __init__(self, projection: Projection) -> None:
         self._projection = projection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposals")
-        self._asked: Future[Suggestion] | None = None
-        self._again = False
-        """Whether the sampler was asked again because results came in."""
+        self._future: Future[Suggestion] | None = None
+        self._repeated = False
+        """True if the computation was repeated because results arrived."""
         self._missed: list[tuple[TrialRecord, Mapping[str, Any]]] = []
-        """What happened while the sampler was thinking."""
+        """Records and sampler states that arrived during the computation."""
 
     def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
-        """Take in what a ledger holds, before the first proposal."""
+        """Take in the records of a ledger, before the first proposal."""
         self._projection.load(records)
 
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
-        """Take in a record that is new or has changed, now or once the sampler is done."""
-        if self._asked is None:
+        """Take in a record that is new or has changed, now or after the computation."""
+        if self._future is None:
             self._projection.observe(record, sampler_state)
         else:
             self._missed.append((record, sampler_state or {}))
 
-    def next(self, *, idle: bool) -> Suggestion | None:
-        """A proposal, or None: not yet, ask again. `observe` its record before the next call.
+    def poll(self, *, idle: bool) -> Suggestion | None:
+        """Return a proposal, or None if it is not ready. `observe` its record before the next call.
 
         Args:
-            idle: whether nothing runs.
+            idle: True if no trial runs.
 
         Raises:
-            Exception: what the sampler raised.
+            Exception: an error of the sampler.
         """
-        if self._asked is None:
-            self._asked = self._thread.submit(self._projection.ask)
-        wait([self._asked], IDLE_WAIT if idle else GLANCE)
-        if not self._asked.done():
+        if self._future is None:
+            self._future = self._thread.submit(self._projection.propose)
+        wait([self._future], IDLE_WAIT_SECONDS if idle else BUSY_WAIT_SECONDS)
+        if not self._future.done():
             return None
-        suggestion, self._asked = self._asked.result(), None
-        enough = self._again or len(self._missed) <= FEW * self._projection.known
+        suggestion, self._future = self._future.result(), None
+        enough = self._repeated or len(self._missed) <= NEGLIGIBLE_SHARE * self._projection.known
         if not enough:
             self._projection.withdraw(suggestion)
         for record, sampler_state in self._missed:
             self._projection.observe(record, sampler_state)
         self._missed.clear()
-        self._again = not enough
-        return suggestion if enough else self.next(idle=idle)
+        self._repeated = not enough
+        return suggestion if enough else self.poll(idle=idle)
 
     def close(self) -> None:
-        """Wait for a sampler that is still thinking, and end the thread."""
+        """Wait for a computation that still runs, and end the thread."""
         self._thread.shutdown(cancel_futures=True)

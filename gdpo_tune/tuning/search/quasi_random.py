@@ -1,7 +1,7 @@
-"""A sampler's start-up: points of a scrambled Sobol sequence.
+"""Points of a scrambled Sobol sequence, for the start-up of samplers.
 
-They cover a space of a few dimensions more evenly than uniform draws do, choices included (Optuna's
-own quasi-random sampler draws choices uniformly).
+They cover a space of a few dimensions more evenly than uniform draws do. That includes choices,
+which Optuna's own quasi-random sampler draws uniformly.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec import Choice, SweepSpec, Uniform
 
 
-def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
-    """Point `index` of the sweep's sequence: a value for every dimension, conditions ignored.
+def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
+    """Draw point `index` of the sweep's sequence: a value for every dimension, without conditions.
 
     The same index gives the same point in every process.
     """
-    # Not at the top: it takes a second, and a refusal of the sweep needs no point.
+    # not at the top: this import takes a second, and refusing a spec needs no point
     from scipy.stats import qmc
 
     domains = spec.space.searched
@@ -28,13 +28,13 @@ def point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
         sequence.fast_forward(index)
     shares = sequence.random(1)[0]
     return {
-        name: at(domain, float(share))
+        name: map_share(domain, float(share))
         for (name, domain), share in zip(domains.items(), shares, strict=True)
     }
 
 
-def at(domain: Choice | Uniform, share: float) -> ParamValue:
-    """The value that lies at `share` (in [0, 1)) of a domain, on the domain's own scale."""
+def map_share(domain: Choice | Uniform, share: float) -> ParamValue:
+    """Return the value at `share` (in [0, 1)) of a domain, on the domain's own scale."""
     values = domain.values()
     if values is not None and not (isinstance(domain, Uniform) and domain.log):
         return values[int(share * len(values))]

@@ -1,7 +1,7 @@
-"""Who proposes configurations: one small function a sampler.
+"""Samplers: one function builds the `SamplerFactory` of each.
 
-Each returns a `Sampling`. Constraints reach a sampler as constraint values on every trial of the
-projection study, so no sampler needs to be told about them.
+Constraints reach a sampler as constraint values on every trial of its study. So no factory needs to
+pass them on.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ from gdpo_tune.tuning.search.gaussian_process import GaussianProcess
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""
 FIRST_GENERATION = {f"{kind.__name__}:generation": 0 for kind in (NSGAIISampler, NSGAIIISampler)}
-"""Optuna's genetic algorithms take a trial for a parent by its generation alone."""
+"""Attributes by which Optuna's genetic algorithms accept a trial as a parent."""
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How configurations are proposed."""
+class SamplerFactory:
+    """Factory of a sampler, and its start-up."""
 
     build: Callable[[int], BaseSampler]
-    """Seed -> a new Optuna sampler."""
+    """Function from a seed to a new Optuna sampler."""
     startup: int
-    """Complete configurations from which on the sampler's model is asked."""
+    """Number of complete configurations from which the sampler's model proposes."""
     quasi_random: bool
-    """Whether the start-up is a Sobol sequence of ours; else the sampler has a start of its own."""
-
+    """True if the start-up is our Sobol sequence, False if the sampler has its own start-up."""
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What a trial needs beside its values to count, where the sampler did not propose it."""
+    """Attributes that a trial needs to count, if the sampler did not propose it."""
 
     @property
     def has_model(self) -> bool:
-        """Whether it ever learns from a trial."""
+        """True if the sampler ever learns from a trial."""
         return self.startup < NEVER
 
 
-def gp(spec: SweepSpec) -> Sampling:
-    """A Gaussian process an objective; proposes by expected hypervolume improvement.
+def build_gp(spec: SweepSpec) -> SamplerFactory:
+    """Build the Gaussian process: one for each objective, expected hypervolume improvement.
 
     It accounts for running trials and for constraints.
     """
-    objectives, startup = spec.objective_list(), startup_trials(spec)
-    return Sampling(
+    objectives, startup = spec.objective_list(), count_startup_trials(spec)
+    return SamplerFactory(
         lambda seed: GaussianProcess(objectives, seed, startup), startup, quasi_random=True
     )
 
 
 class ParzenEstimator(TPESampler):
-    """Optuna's own, told its dimensions.
+    """Optuna's TPE sampler with given dimensions.
 
-    Every entry of the projection has all of them. Optuna would compare those of all entries for
-    each proposal, which at thousands is half of its time.
+    Every entry of the study has all of them. Optuna would compare the dimensions of all entries for
+    each proposal, which takes half of its time with thousands of entries.
     """
 
     def __init__(self, dimensions: Mapping[str, BaseDistribution], seed: int, startup: int) -> None:
-        """
+        """Set up the sampler of one proposal.
+
         Args:
             dimensions: name -> distribution.
             seed: of this proposal.
-            startup: complete trials before which it proposes at random.
+            startup: number of complete trials before which it proposes at random.
         """
         super().__init__(seed=seed, n_startup_trials=startup, multivariate=True)
         self._dimensions = dimensions
@@ -85,24 +85,24 @@ class ParzenEstimator(TPESampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Every dimension with more than one value, by name, as Optuna orders them."""
-        found = sorted(self._dimensions.items())
-        return {name: dimension for name, dimension in found if not dimension.single()}
+        """Return every dimension with more than one value, by name, as Optuna orders them."""
+        ordered = sorted(self._dimensions.items())
+        return {name: dimension for name, dimension in ordered if not dimension.single()}
 
 
-def tpe(spec: SweepSpec) -> Sampling:
-    """Multi-objective tree-structured Parzen estimator over all dimensions jointly."""
-    startup = startup_trials(spec)
+def build_tpe(spec: SweepSpec) -> SamplerFactory:
+    """Build the multi-objective tree-structured Parzen estimator over all dimensions jointly."""
+    startup = count_startup_trials(spec)
     dimensions = {name: to_distribution(domain) for name, domain in spec.space.searched.items()}
-    return Sampling(
+    return SamplerFactory(
         lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )
 
 
-def nsga2(spec: SweepSpec) -> Sampling:
-    """Genetic algorithm, crowding distance; its first generation is uniform."""
-    population = population_size(spec)
-    return Sampling(
+def build_nsga2(spec: SweepSpec) -> SamplerFactory:
+    """Build the genetic algorithm with crowding distance; its first generation is uniform."""
+    population = choose_population_size(spec)
+    return SamplerFactory(
         lambda seed: NSGAIISampler(seed=seed, population_size=population),
         population,
         quasi_random=False,
@@ -110,36 +110,36 @@ def nsga2(spec: SweepSpec) -> Sampling:
     )
 
 
-def nsga3(spec: SweepSpec) -> Sampling:
-    """Genetic algorithm, reference points; its first generation is uniform."""
-    population = population_size(spec)
+def build_nsga3(spec: SweepSpec) -> SamplerFactory:
+    """Build the genetic algorithm with reference points; its first generation is uniform."""
+    population = choose_population_size(spec)
 
     def build(seed: int) -> BaseSampler:
         with warnings.catch_warnings():
-            # "experimental", and so since 2023; the version of Optuna is capped
+            # "experimental" since 2023; the version of Optuna is capped
             warnings.simplefilter("ignore", ExperimentalWarning)
             return NSGAIIISampler(seed=seed, population_size=population)
 
-    return Sampling(build, population, quasi_random=False, attrs=FIRST_GENERATION)
+    return SamplerFactory(build, population, quasi_random=False, attrs=FIRST_GENERATION)
 
 
-def random(spec: SweepSpec) -> Sampling:
-    """Uniform over the space: no model, ever."""
+def build_random(spec: SweepSpec) -> SamplerFactory:
+    """Build the sampler that draws uniformly over the space, without a model."""
     del spec
-    return Sampling(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
+    return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
 
 
-def qmc(spec: SweepSpec) -> Sampling:
-    """Our Sobol sequence to the end: no model, ever, but more even than uniform draws."""
+def build_qmc(spec: SweepSpec) -> SamplerFactory:
+    """Build our Sobol sequence to the end, more even than uniform draws, without a model."""
     del spec
-    return Sampling(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
+    return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
 
 
-def startup_trials(spec: SweepSpec) -> int:
-    """Trials before a model: few, since even with four it beats chance; see docs/search.md."""
+def count_startup_trials(spec: SweepSpec) -> int:
+    """Return the trials before a model: few, since with four it beats chance (docs/search.md)."""
     return min(10, max(4, spec.search.trials // 8))
 
 
-def population_size(spec: SweepSpec) -> int:
-    """Members of a generation: small enough for several generations within the sweep."""
+def choose_population_size(spec: SweepSpec) -> int:
+    """Choose a generation's size, small enough for several generations within the sweep."""
     return min(50, max(4, spec.search.trials // 5))

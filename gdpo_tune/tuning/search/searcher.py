@@ -1,7 +1,7 @@
-"""What Ray Tune asks for trials and tells of their ends: the plan, the sampler and the ledger.
+"""Searcher of Ray Tune: starts trials by plan and sampler, and records their ends in the ledger.
 
-Ray asks whenever it has room in its queue. A trial is handed out only when a slot is free, so that
-a proposal knows every result that exists by then; until then the answer is "not now".
+Ray asks for a trial whenever its queue has room. A trial starts only when a slot is free, so that a
+proposal knows every result that exists by then; until then the answer is "not now".
 """
 
 from __future__ import annotations
@@ -50,26 +50,25 @@ from gdpo_tune.tuning.ray.messages import (
 from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray.reporter import choose_interval
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.handover import write_schedule
-from gdpo_tune.tuning.schedulers.referee import Referee
-from gdpo_tune.tuning.search.agenda import Agenda
-from gdpo_tune.tuning.search.earlier_sweeps import earlier_trials
-from gdpo_tune.tuning.search.plan import trial_seed
+from gdpo_tune.tuning.schedulers.exploits import write_schedule
+from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
+from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
+from gdpo_tune.tuning.search.plan import PlanCache, derive_trial_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
-LEAVE_NO_CHOICE = (
+FATAL_ERRORS = (
     DiskFullError,
     LedgerUnreachableError,
     LedgerHeldError,
     StoreError,
     StoreUnreachableError,
 )
-"""Errors after which nothing can be recorded, so that the sweep ends."""
+"""Errors that end the sweep, because no record can be written any more."""
 
 
 class LedgerSearcher(Searcher):
-    """Emits unfinished trials first, then what the plan says; records how each one ends."""
+    """Searcher that starts unfinished trials first, then those of the plan."""
 
     def __init__(
         self,
@@ -79,44 +78,45 @@ class LedgerSearcher(Searcher):
         emit: Callable[[Event], None],
         scheduler: Scheduler,
     ) -> None:
-        """
+        """Restore the state of the sweep from its ledger.
+
         Args:
             ledger: open for writing.
             setup: goes to every trial.
-            slots: trials that fit side by side.
+            slots: number of trials that fit side by side.
             emit: takes events.
-            scheduler: decides who goes on from a rung.
+            scheduler: decides which trials go on from a rung.
         """
         super().__init__()
         self.fatal: Exception | None = None
-        """The error that ended the sweep because every trial would meet it."""
+        """Error that ended the sweep because every trial would meet it."""
         self._ledger = ledger
         self._spec = ledger.spec
         self._setup = setup
         self._slots = slots
         self._emit = emit
         self._numbers: dict[str, int] = {}
-        """Ray's trial id -> number, for trials that have not ended."""
+        """Ray's id -> number, for trials that have not ended."""
         self._spent: dict[int, Cost] = {}
-        """What running trials have cost so far: a failure has a price too."""
+        """Costs of running trials so far, in case they fail."""
         self._stopping = False
         self._scheduler = scheduler
-        self._referee = Referee(ledger, scheduler)
-        self.stop_flag = self._referee.stop_flag
-        """Through which trials are asked to end."""
-        for record in self._referee.catch_up():
-            self._tell(record)
+        self._decisions = RungDecisions(ledger, scheduler)
+        self.stop_flag = self._decisions.stop_flag
+        """Flag that tells trials to end."""
+        for record in self._decisions.restore():
+            self._emit_state(record)
         self._unfinished = ledger.list_unfinished()
         projection = Projection(ledger.spec, slots)
-        projection.learn(earlier_trials(ledger.spec))
+        projection.load_earlier(load_earlier_trials(ledger.spec))
         self._proposals = Proposals(projection)
         self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.records())
-        self._thinking = False
-        """Whether a free slot waits for a proposal."""
-        self._agenda = Agenda(ledger)
+        self._is_proposing = False
+        """True if a free slot waits for a proposal."""
+        self._plan = PlanCache(ledger)
 
     def fit(self, nodes: Sequence[ClusterNode]) -> None:
-        """The cluster has other nodes now: as many trials are handed out as they have room for."""
+        """Change the number of slots to what the present nodes have room for."""
         try:
             self._slots = count_slots(self._spec, nodes)
         except ResourcesError as error:
@@ -125,15 +125,15 @@ class LedgerSearcher(Searcher):
         self._setup = replace(self._setup, interval=choose_interval(self._slots))
 
     def note(self, what: str, trials: Sequence[str]) -> None:
-        """Record what has befallen the sweep, or trials by Ray's ids."""
+        """Record an incident of the sweep, or of trials by Ray's ids."""
         numbers = tuple(sorted({self._numbers[n] for n in trials if n in self._numbers}))
         incident = Incident(time.time(), what, numbers)
-        with self._recording():
+        with self._write_guard():
             self._ledger.record_incident(incident)
         self._emit(Disturbed(incident))
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Start no further trial."""
         self._stopping = True
 
     def close(self) -> None:
@@ -141,26 +141,27 @@ class LedgerSearcher(Searcher):
         self._proposals.close()
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial's config (a dict), None for "not now", or FINISHED."""
+        """Return the next trial's config (a dict), None for "not now", or FINISHED."""
         if self._stopping:
             return self.FINISHED
         if len(self._numbers) >= self._slots:
             return None
         record = self._unfinished.pop(0) if self._unfinished else None
         if record is None:
-            with self._recording():
-                record = self._promoted() or self._new_trial() or self._promoted(alone=True)
+            with self._write_guard():
+                record = self._promote() or self._start_trial() or self._promote(alone=True)
         if self._stopping:
             return self.FINISHED
         if record is None:
-            return None if self._numbers or self._thinking else self._nothing_left()
+            return None if self._numbers or self._is_proposing else self._finish()
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
-        ends_at = self._scheduler.ends_at(record)
-        return pack(AttemptConfig(self._config(record), self._setup, ends_at, str(record.started)))
+        ending_steps = self._scheduler.list_ending_steps(record)
+        config = self._build_config(record)
+        return pack(AttemptConfig(config, self._setup, ending_steps, str(record.started)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Take a measurement of a running trial, or what it has to wait for."""
+        """Take in a measurement of a running trial, or a notice about waiting."""
         message = unpack_message(result)
         if isinstance(message, TrialNotice):
             self.note(message.text, [trial_id])
@@ -169,71 +170,64 @@ class LedgerSearcher(Searcher):
         measurement = message.measurement
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
-        # what comes after a verdict counts for nothing: where it was given, the trial goes on
-        if measurement.validated and not self._referee.is_halting(number):
-            with self._recording():
-                self._agenda.measured()
+        # measurements after a verdict do not count: a promoted trial goes on from its rung
+        if measurement.validated and not self._decisions.is_halting(number):
+            with self._write_guard():
+                self._plan.note_measurement()
                 if self._ledger.record_rung(number, measurement):
-                    self._referee.decide(number, measurement.cost.completions)
+                    self._decisions.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.record(number))
         self._emit(TrialProgress(number, measurement, message.earlier))
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record how a trial ended. Of an error, `on_failure` tells the reason."""
+        """Record how a trial ended; `on_failure` records errors."""
         if error or trial_id not in self._numbers:
             return
-        number = self._numbers.pop(trial_id)
-        end = unpack_message(result)
-        if isinstance(end, Finished):
-            outcome = end.outcome
-            with self._recording():
-                self._referee.clear(number)
-                if self._spec.address and outcome.checkpoint:
-                    outcome.checkpoint.mkdir(parents=True)  # stands for the one in the store
-                self._finished(self._ledger.complete(number, outcome))
-        elif self._referee.is_halting(number):
-            self._let_go(number)
-        elif isinstance(end, Failed):
-            self._fail(number, end.reason)
-        elif isinstance(end, Fatal):
-            self.fatal = end.error
-            self.stop()
-        # otherwise it was interrupted: it stays unfinished, and the next start goes on with it
+        self._record_end(self._numbers.pop(trial_id), unpack_message(result))
 
     def on_failure(self, trial_id: str, reason: str) -> None:
-        """Record that a trial failed for good; one that was to end anyway has not failed."""
-        number = self._numbers.pop(trial_id)
-        if self._referee.is_halting(number):
-            self._let_go(number)
-        else:
-            self._fail(number, reason)
+        """Record that a trial failed for good, unless it was told to end anyway."""
+        self._record_end(self._numbers.pop(trial_id), Failed(reason))
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: the ledger is the state, and Ray's snapshots are never restored."""
+        """Save nothing: the ledger is the state, and Ray's snapshots are never restored."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """An empty state, for the copy that Ray writes and nothing ever reads.
+        """Return an empty state for Ray's snapshots, which are never restored.
 
-        Listeners hold threads and terminals, which no file can keep.
+        Listeners hold threads and terminals, which cannot be written to a file.
         """
         return {}
 
-    def _fail(self, number: int, reason: str) -> None:
-        with self._recording():
-            self._finished(self._ledger.fail(number, reason, self._spent.get(number)))
+    def _record_end(self, number: int, end: object) -> None:
+        """Record the end of a trial; an interrupted one stays unfinished, for the next start."""
+        with self._write_guard():
+            if isinstance(end, Finished):
+                self._decisions.clear(number)
+                if self._spec.address and end.outcome.checkpoint:
+                    # stands for the checkpoint in the store
+                    end.outcome.checkpoint.mkdir(parents=True)
+                self._handle_end(self._ledger.complete(number, end.outcome))
+            elif self._decisions.is_halting(number):
+                self._handle_end(self._decisions.record_halted(number))
+            elif isinstance(end, Failed):
+                self._handle_end(self._ledger.fail(number, end.reason, self._spent.get(number)))
+            elif isinstance(end, Fatal):
+                self.fatal = end.error
+                self.stop()
 
     @contextmanager
-    def _recording(self) -> Generator[None]:
-        """A write to the ledger: Ray takes an error in here for one of the trial's and goes on."""
+    def _write_guard(self) -> Generator[None]:
+        """Stop the sweep if a write to the ledger fails; Ray would blame the trial and go on."""
         try:
             with room_in(self._ledger.directory, "the ledger"):
                 yield
-        except LEAVE_NO_CHOICE as error:
+        except FATAL_ERRORS as error:
             self.fatal = error
             self.stop()
-        except OSError as error:  # of a folder that is gone from under the ledger
+        except OSError as error:  # the directory of the ledger is gone
             self.fatal = FolderLostError(
                 f"the ledger in {self._ledger.directory} cannot be written to "
                 f"({error.strerror or error}); what is recorded is kept, and the same command goes "
@@ -241,55 +235,51 @@ class LedgerSearcher(Searcher):
             )
             self.stop()
 
-    def _let_go(self, number: int) -> None:
-        with self._recording():
-            self._finished(self._referee.record_halted(number))
-
-    def _nothing_left(self) -> str:
-        with self._recording():
-            for record in self._referee.close_waiting():
-                self._finished(record)
+    def _finish(self) -> str:
+        with self._write_guard():
+            for record in self._decisions.prune_waiting():
+                self._handle_end(record)
         return self.FINISHED
 
-    def _finished(self, record: TrialRecord) -> None:
+    def _handle_end(self, record: TrialRecord) -> None:
         self._spent.pop(record.number, None)
-        self._agenda.ended(record)
+        self._plan.note_end(record)
         self._proposals.observe(record)
-        self._tell(record)
+        self._emit_state(record)
 
-    def _tell(self, record: TrialRecord) -> None:
+    def _emit_state(self, record: TrialRecord) -> None:
         self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
 
-    def _promoted(self, *, alone: bool = False) -> TrialRecord | None:
-        number = self._referee.promotable(alone=alone)
+    def _promote(self, *, alone: bool = False) -> TrialRecord | None:
+        number = self._scheduler.find_promotable(alone=alone)
         if number is None:
             return None
-        if not self._scheduler.promotes_beyond_budget and self._agenda.budget_is_spent():
+        if not self._scheduler.promotes_beyond_budget and self._plan.is_budget_spent():
             return None
-        return self._referee.promote(number)
+        return self._decisions.promote(number)
 
-    def _new_trial(self) -> TrialRecord | None:
-        self._thinking = False
-        step = self._agenda.next(idle=not self._numbers)
+    def _start_trial(self) -> TrialRecord | None:
+        self._is_proposing = False
+        step = self._plan.get_step(idle=not self._numbers)
         if step is None:
             return None
         params, proposer, sampler_state = step.params, step.proposer, {}
         if params is None:
-            suggestion = self._proposals.next(idle=not self._numbers)
+            suggestion = self._proposals.poll(idle=not self._numbers)
             if suggestion is None:
-                self._thinking = True
+                self._is_proposing = True
                 return None
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
-        self._agenda.begun()
-        seed = trial_seed(self._spec, len(self._ledger.records()))
+        self._plan.note_start()
+        seed = derive_trial_seed(self._spec, len(self._ledger.records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
         self._proposals.observe(record, sampler_state)
         return record
 
-    def _config(self, record: TrialRecord) -> TrialConfig:
+    def _build_config(self, record: TrialRecord) -> TrialConfig:
         directory = Path(self._ledger.trial_directory(record.number))
         if record.role == "member":
             write_schedule(self._ledger, record.number)
@@ -297,6 +287,6 @@ class LedgerSearcher(Searcher):
         return replace(
             self._spec.trial_config(training.params, training.seed, directory),
             train=record.role != "untrained",
-            evaluate_at=self._scheduler.evaluate_at(record),
+            evaluate_at=self._scheduler.list_evaluation_steps(record),
             schedule=training.schedule,
         )

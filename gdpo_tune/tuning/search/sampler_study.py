@@ -1,4 +1,4 @@
-"""The study that a sampler reads: one trial a configuration, pending or finished."""
+"""Study that a sampler reads: one trial for each configuration, pending or finished."""
 
 from __future__ import annotations
 
@@ -17,70 +17,72 @@ from gdpo_tune.spec import Choice, SweepSpec, Uniform
 STUDY = "projection"
 
 Point = tuple[ParamValue, ...]
-"""A value a dimension: what tells configurations apart."""
-Worth = Sequence[Mapping[str, float]]
-"""Metric -> value, one mapping a seed; empty while nothing is known."""
+"""Configuration as one value for each dimension."""
+SeedValues = Sequence[Mapping[str, float]]
+"""Metric -> value, one mapping for each seed; empty while no value is known."""
 
 
-class Entries:
-    """An in-memory study, and where in it each configuration stands.
+class SamplerStudy:
+    """In-memory study, and the number of each configuration in it.
 
-    What is finished stays as it is: a study does not forget. A configuration that is worth
-    something else later needs a new study.
+    A finished configuration cannot change: if its values change later, a new study is needed.
     """
 
     def __init__(self, spec: SweepSpec, domains: Mapping[str, Choice | Uniform]) -> None:
-        """
+        """Create an empty study.
+
         Args:
             spec: the sweep.
             domains: the dimensions of a point, in their order.
         """
         self.distributions = {name: to_distribution(domain) for name, domain in domains.items()}
         self.completed = 0
-        """Configurations that are finished."""
+        """Number of finished configurations."""
         self._spec = spec
         self._storage = InMemoryStorage()
         # a placeholder: each proposal has a sampler of its own
         self.study = create_study(self._storage, STUDY, spec, RandomSampler())
         self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._numbers: dict[Point, int] = {}
-        """Of the study's trials, by configuration."""
-        self._told: dict[Point, tuple[float, ...]] = {}
-        """What the sampler knows of those that are finished."""
+        """Point -> number of its trial in the study."""
+        self._finished: dict[Point, tuple[float, ...]] = {}
+        """Point -> values of its finished trial."""
 
     def __contains__(self, point: Point) -> bool:
-        """Whether the study has it, pending or finished."""
+        """Return whether the study has a point, pending or finished."""
         return point in self._numbers
 
-    def told(self, point: Point) -> tuple[float, ...]:
-        """What the sampler knows of a point, an objective each; empty if it is not finished."""
-        return self._told.get(point, ())
+    def get_values(self, point: Point) -> tuple[float, ...]:
+        """Return the values of a point's objectives; empty if it is not finished."""
+        return self._finished.get(point, ())
 
-    def mean(self, worth: Worth) -> tuple[float, ...]:
-        """Mean over seeds, an objective each; empty while nothing is known."""
-        if not worth:
+    def compute_mean(self, seed_values: SeedValues) -> tuple[float, ...]:
+        """Return the mean over seeds of each objective; empty without a seed."""
+        if not seed_values:
             return ()
-        return tuple(fmean(values[name] for values in worth) for name in self._spec.objectives)
+        return tuple(
+            fmean(values[name] for values in seed_values) for name in self._spec.objectives
+        )
 
-    def enter(self, point: Point, worth: Worth, attrs: Mapping[str, Any]) -> None:
-        """Bring a point that is absent or pending to what is known now.
+    def update(self, point: Point, seed_values: SeedValues, attrs: Mapping[str, Any]) -> None:
+        """Add a point that is absent, or finish one that is pending.
 
         Args:
             point: the configuration.
-            worth: of each of its seeds; empty: it is pending.
-            attrs: what the sampler wants to find again beside a point that is absent.
+            seed_values: of each of its seeds; empty: it is pending.
+            attrs: system attributes of the sampler, for a point that is absent.
         """
-        mean = self.mean(worth)
+        mean = self.compute_mean(seed_values)
         broken = {
-            name: compute_violation(bound, fmean(values[name] for values in worth))
+            name: compute_violation(bound, fmean(values[name] for values in seed_values))
             for name, bound in self._spec.constraints.items()
-            if worth
+            if seed_values
         }
         if point not in self:
             self._numbers[point] = len(self.study.get_trials(deepcopy=False))
             self.study.add_trial(
                 create_trial(
-                    state=TrialState.COMPLETE if worth else TrialState.RUNNING,
+                    state=TrialState.COMPLETE if seed_values else TrialState.RUNNING,
                     values=mean or None,
                     params=dict(zip(self.distributions, point, strict=True)),
                     distributions=self.distributions,
@@ -88,19 +90,19 @@ class Entries:
                     constraints=broken,
                 )
             )
-        elif worth:
+        elif seed_values:
             number = self._numbers[point]
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
             for name, value in broken.items():
                 Trial(self.study, trial_id).set_constraint(name, value)
-            # not by `tell`, which copies the whole trial for who asked it
+            # not by `tell`, which copies the whole trial
             self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, mean)
-        if worth:
-            self._told[point] = mean
+        if seed_values:
+            self._finished[point] = mean
             self.completed += 1
 
-    def drawn(self, sampler: BaseSampler) -> dict[str, ParamValue]:
-        """A value a dimension from a sampler without a model; the study stays as it is."""
+    def draw(self, sampler: BaseSampler) -> dict[str, ParamValue]:
+        """Draw a value for each dimension from a sampler without a model."""
         trial = create_trial(state=TrialState.RUNNING)
         return {
             name: sampler.sample_independent(self.study, trial, name, distribution)
@@ -108,14 +110,14 @@ class Entries:
         }
 
     def adopt(self, point: Point, number: int) -> None:
-        """Let a trial that the study made itself, when it was asked, stand for a pending point."""
+        """Let a trial that `study.ask` created stand for a pending point."""
         self._numbers[point] = number
 
     def withdraw(self, point: Point) -> None:
-        """Forget a pending point; one that is absent or finished stays as it is."""
-        if point in self and not self.told(point):
+        """Remove a pending point; ignore one that is absent or finished."""
+        if point in self and not self.get_values(point):
             self.fail(self._numbers.pop(point))
 
     def fail(self, number: int) -> None:
-        """Close a trial of the study that stands for nothing."""
+        """Close a trial of the study that stands for no point."""
         self.study.tell(number, state=TrialState.FAIL)
