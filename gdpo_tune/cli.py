@@ -177,7 +177,7 @@ def check_share(spec: SweepSpec) -> None:
         ResourcesError: with the share that could do.
     """
     if spec.resources.gpus:
-        from gdpo_tune.policies.size import parameters
+        from gdpo_tune.policies.load_policy import parameters
         from gdpo_tune.spec import check_gpu_share, device_memory
 
         check_gpu_share(spec, parameters(spec.policy), device_memory())

@@ -24,7 +24,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
         that cannot be read from here (another machine's directory) only `unknown`, the reason.
     """
     # Imported only here: numpy and Optuna take a second, and most ticks find no run that ended.
-    from gdpo_tune.core.costs import gpu_hours
+    from gdpo_tune.core.metrics import gpu_hours
     from gdpo_tune.results.open_sweep import read_sweep
 
     # A run whose attempts were all refused has no directory. Pods may have another disk.

@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.events import (
     Disturbed,
     Event,
@@ -30,6 +29,7 @@ from gdpo_tune.core.formatting import (
     format_number,
     format_parameter,
 )
+from gdpo_tune.core.system import Closing
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.formatting import abbreviate, format_estimate
 from gdpo_tune.core.steps import is_kept
+from gdpo_tune.core.system import Closing
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
 from gdpo_tune.display.tables import format_metrics, make_table
 

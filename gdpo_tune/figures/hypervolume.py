@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.costs import HOUR, gpu_hours
+from gdpo_tune.core.metrics import HOUR, gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout

@@ -21,8 +21,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from gdpo_tune.core.closing import Closing
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.system import Closing
 from gdpo_tune.core.trials import (
     Cost,
     Generation,

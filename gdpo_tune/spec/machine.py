@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gdpo_tune.core.engines import choose, installed_vllm
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.memory import SHARE_FOR_CANDIDATES, candidates_at_once, machine_memory
 from gdpo_tune.core.settings import SandboxSettings
+from gdpo_tune.core.system import SHARE_FOR_CANDIDATES, candidates_at_once, machine_memory
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.training_section import Resources
 

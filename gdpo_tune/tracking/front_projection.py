@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.colors import INK, MODE_COLORS, OTHER_COLOR
-from gdpo_tune.core.formatting import mode_of
+from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR, mode_of
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import SWEEP, clean_name, to_milliseconds

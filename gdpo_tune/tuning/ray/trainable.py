@@ -21,7 +21,7 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import disk_full, is_disk_full
-from gdpo_tune.core.memory import machine_memory
+from gdpo_tune.core.system import machine_memory
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,

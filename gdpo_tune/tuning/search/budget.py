@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.core.costs import HOUR, gpu_hours
+from gdpo_tune.core.metrics import HOUR, gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from gdpo_tune.core.closing import Closing
+from gdpo_tune.core.system import Closing
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
 
