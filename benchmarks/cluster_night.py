@@ -46,7 +46,7 @@ from night import (
     write_files,
 )
 
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from tests.support.ray_nodes import (
     RayCluster,
     RayNode,
@@ -89,7 +89,7 @@ def well_under_way(night: Night, cluster: RayCluster) -> bool:
         return False
     numbers = running(night)
     folders = [night.spec.directory / "trials" / str(number) for number in numbers]
-    have = sum(newest_valid_checkpoint(folder) is not None for folder in folders)
+    have = sum(find_newest_checkpoint(folder) is not None for folder in folders)
     return len(numbers) == SLOTS and have >= SLOTS // 2
 
 

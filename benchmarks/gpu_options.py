@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
-from gdpo_tune.spec.machine import visible_gpus
+from gdpo_tune.spec.machine import count_visible_gpus
 
 
 def require_gpu() -> None:
@@ -18,7 +18,7 @@ def require_gpu() -> None:
     Raises:
         ResourcesError: there is not exactly one that may be used.
     """
-    gpus = visible_gpus(os.environ)
+    gpus = count_visible_gpus(os.environ)
     if gpus != 1:
         raise ResourcesError(
             f"this machine has {gpus} GPUs that may be used, and one is measured\n"

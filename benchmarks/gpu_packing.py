@@ -31,9 +31,9 @@ from peaks import Peak, ask_gpu, used_below, used_on_gpu
 from utilisation import measure as measure_sweep
 
 from gdpo_tune import cli
-from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import SweepSpec, check_resources, load_spec, local_cpus
+from gdpo_tune.spec import SweepSpec, check_resources, count_local_cpus, load_spec
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "math.yaml"
 SHARES = (1.0, 0.5, 0.25)
@@ -66,7 +66,7 @@ class Plan:
                 f"training.evaluate_every={self.steps}",
                 f"training.checkpoint_every={self.steps}",
                 f"storage={folder}",
-                f"resources.cpus={local_cpus() * share:g}",
+                f"resources.cpus={count_local_cpus() * share:g}",
                 f"resources.gpus={share if self.on_gpu else 0:g}",
             ],
             f"packing_{share:g}",
@@ -160,7 +160,7 @@ def trials_per_hour(records: Sequence[TrialRecord]) -> float:
 
 def engine(spec: SweepSpec, *, on_gpu: bool) -> str:
     """What samples completions; the policy that ships is one for our own sampler on a CPU."""
-    return choose(spec.rollout, gpu=on_gpu, lean=not on_gpu, vllm=installed_vllm())
+    return select_engine(spec.rollout, gpu=on_gpu, lean=not on_gpu, vllm=find_vllm())
 
 
 def parser() -> argparse.ArgumentParser:

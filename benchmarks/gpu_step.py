@@ -27,10 +27,10 @@ from alternation import Block, Side, alternate
 from gpu_options import at_least, refusals, require_gpu
 from gpu_step_plan import Plan
 
-from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import check_available
-from gdpo_tune.spec import local_cpus
+from gdpo_tune.policies.load_policy import check_policy_available
+from gdpo_tune.spec import count_local_cpus
 
 LIKE_A_GPU = ModelSettings(dtype="bfloat16", gradient_checkpointing="on")
 """What `auto` means on a GPU, so that the small form computes the same way."""
@@ -117,9 +117,9 @@ def full_plan(options: argparse.Namespace) -> Plan:
         PolicyError: the policy is not to be had.
     """
     require_gpu()
-    vllm = installed_vllm()
-    engine = choose(RolloutSettings(engine=options.engine), gpu=True, lean=False, vllm=vllm)
-    check_available(options.policy)
+    vllm = find_vllm()
+    engine = select_engine(RolloutSettings(engine=options.engine), gpu=True, lean=False, vllm=vllm)
+    check_policy_available(options.policy)
     return replace(
         SMALL,
         policy=options.policy,
@@ -129,7 +129,7 @@ def full_plan(options: argparse.Namespace) -> Plan:
         tokens=options.tokens,
         steps=options.steps,
         warm_up=2,
-        threads=local_cpus(),
+        threads=count_local_cpus(),
     )
 
 

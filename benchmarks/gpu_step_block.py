@@ -25,9 +25,9 @@ from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.custom import RewardFunctionTask
 from gdpo_tune.training import train, vllm_engine
-from gdpo_tune.training.build import training_order
-from gdpo_tune.training.trl_arguments import prompts_per_step, trainer_arguments
-from gdpo_tune.training.warm import open_worker_cache
+from gdpo_tune.training.build import order_prompts
+from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
+from gdpo_tune.training.worker_cache import open_worker_cache
 
 ROWS = 2000
 """Prompts; about 70 of 100 are for training."""
@@ -89,20 +89,22 @@ def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
     torch.set_num_threads(config.threads)
     with open_worker_cache(config) as cache:
         problems = cache.load_split("train").problems
-        order = training_order(len(problems), watch.last * prompts_per_step(config), config.seed)
+        order = order_prompts(
+            len(problems), watch.last * count_prompts_per_step(config), config.seed
+        )
         model = cache.take_policy()
         uses_vllm = config.rollout.engine == "vllm"
-        engine = vllm_engine.arguments(config, model) if uses_vllm else {}
-        arguments = trainer_arguments(config, cache.task.rewards, engine)
+        engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
+        arguments = build_trainer_arguments(config, cache.task.rewards, engine)
         arguments.multi_objective_aggregation = "normalize_then_sum"
         arguments.max_steps = watch.last
-        with vllm_engine.starting(config, model, arguments) if uses_vllm else nullcontext():
+        with vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext():
             trainer = GRPOTrainer(
                 model=model,
                 reward_funcs=REWARDS,
                 args=arguments,
                 train_dataset=Dataset.from_dict(
-                    {"prompt": [cache.prompts.text(problems[row].prompt) for row in order]}
+                    {"prompt": [cache.prompts.render(problems[row].prompt) for row in order]}
                 ),
                 processing_class=cache.tokenizer,
                 callbacks=[Timed(watch)],

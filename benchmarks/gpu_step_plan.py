@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 
@@ -36,7 +36,7 @@ class Plan:
 
     def config(self, seed: int, folder: Path) -> TrialConfig:
         """The trial that is timed; it would go on for one more step, and evaluate after that."""
-        known = parameters_of(task_files.task_info(TASK))
+        known = list_parameters(task_files.load_task_info(TASK))
         params = {name: parameter.default for name, parameter in known.items()}
         steps = self.warm_up + self.steps + 1
         return TrialConfig(

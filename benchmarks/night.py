@@ -133,13 +133,13 @@ def wait(
 def running(night: Night) -> list[int]:
     """Trials under way."""
     with Ledger.open(night.spec, read_only=True) as ledger:
-        return [record.number for record in ledger.records() if record.state == "running"]
+        return [record.number for record in ledger.get_records() if record.state == "running"]
 
 
 def incidents(night: Night) -> list[Any]:
     """What befell the sweep, in order."""
     with Ledger.open(night.spec, read_only=True) as ledger:
-        return [incident for session in ledger.sessions() for incident in session["incidents"]]
+        return [incident for session in ledger.get_sessions() for incident in session["incidents"]]
 
 
 def lost_trials(night: Night) -> set[str]:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from normalization_report import Cell
 from normalization_trials import MODES, RANGES
 
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 
@@ -54,7 +54,7 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
     )
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
-    write_whole(path, picture.getvalue())
+    write_atomically(path, picture.getvalue())
 
 
 def _draw(axis: Axes, cell: Cell, up: str) -> None:

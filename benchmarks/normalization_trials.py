@@ -18,7 +18,7 @@ import torch
 from normalization_fronts import distinct
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Measurement, TrialConfig
 from gdpo_tune.tasks.base import Problem, Scores, Split
@@ -184,7 +184,7 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
     setting, training = job
     info = info_of(setting.task, setting.ranges)
     name = f"{setting.task} {setting.ranges}"
-    params = {name: parameter.default for name, parameter in parameters_of(info).items()}
+    params = {name: parameter.default for name, parameter in list_parameters(info).items()}
     params |= {
         "normalization": setting.mode,
         "group_size": GROUP_SIZE,

@@ -171,7 +171,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
         Path(os.devnull).open("w") as nowhere,
         simulated(slots, results_of),
         MlflowSink(spec) as sink,
-        LiveDisplay(spec, Console(file=nowhere), sink.state) as display,
+        LiveDisplay(spec, Console(file=nowhere), sink.get_state) as display,
     ):
         run_sweep(spec, listeners=[sink, display, watch])
         watch.write()

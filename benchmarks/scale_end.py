@@ -31,7 +31,7 @@ def finish_ours(told: Path, spec: SweepSpec) -> None:
     with measured("reading the ledger"):
         ledger = Ledger.open(spec, read_only=True)
     with ledger:
-        records, sessions = tuple(ledger.records()), ledger.sessions()
+        records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
     with measured("report"):
         path = write_report(spec, records, sessions=sessions)
     with measured("front.png"):

@@ -31,7 +31,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     ),
     "ledger": tuple(
         f"gdpo_tune.ledger.ledger:Ledger.{name}"
-        for name in ("start", "record_rung", "complete", "prune", "pause", "resume", "records")
+        for name in ("start", "record_rung", "complete", "prune", "pause", "resume", "get_records")
     ),
     "attempts": (
         "gdpo_tune.tuning.ray.failures:Attempts.on_trial_start",

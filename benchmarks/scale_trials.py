@@ -11,7 +11,7 @@ import numpy as np
 from driver import worth
 from scale_executor import CLOCK
 
-from gdpo_tune.core.steps import FILE
+from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
@@ -51,7 +51,7 @@ def step_of(step: int) -> tuple[dict[str, float], bytes]:
 def keep(trial: TrialConfig, lines: list[bytes]) -> None:
     """Append what trials write by themselves, as `append_step` does line by line."""
     trial.directory.mkdir(parents=True, exist_ok=True)
-    with (trial.directory / FILE).open("ab") as file:
+    with (trial.directory / STEPS_FILE).open("ab") as file:
         file.write(b"".join(lines))
     lines.clear()
 

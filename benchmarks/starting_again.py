@@ -89,7 +89,7 @@ class KilledSweep:
             self._ledger.complete(number, outcome)
             return
         self._ledger.record_rung(number, found)
-        record = self._ledger.record(number)
+        record = self._ledger.get_record(number)
         verdict = self._scheduler.judge(record, record.rungs[-1])
         if verdict == "stop":
             reason = self._scheduler.explain(number, record.rungs[-1])

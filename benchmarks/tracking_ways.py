@@ -57,7 +57,9 @@ class Ours:
         path.write_text(SPACE.format(uri=uri, folder=folder, steps=load.steps))
         self._sink = MlflowSink(load_spec(path))
         self._sink(SweepStarted((), load.trials))
-        while self._sink.state().pending:  # the others have imported mlflow before their first call
+        while (
+            self._sink.get_state().pending
+        ):  # the others have imported mlflow before their first call
             time.sleep(0.1)
         self._records: list[Any] = []
 

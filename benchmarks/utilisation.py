@@ -34,7 +34,7 @@ def measure(spec: SweepSpec) -> dict[str, object]:
         SystemExit: a session has no end, so its wall time is not known.
     """
     with Ledger.open(spec, read_only=True) as ledger:
-        records, sessions = ledger.records(), ledger.sessions()
+        records, sessions = ledger.get_records(), ledger.get_sessions()
     if not all("finished" in session for session in sessions):
         raise SystemExit("this sweep was killed or still runs: its wall time is not known")
     training = sum(record.cost.seconds for record in records)

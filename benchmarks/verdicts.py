@@ -30,7 +30,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
 from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
 from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.analysis.sides import Side, side_of
+from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import judge
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
@@ -128,7 +128,8 @@ def sides_of(case: Case, seed: int) -> list[Side]:
         ]
     shared = len(case.trials) == 1
     return [
-        side_of(name, group, GOALS, shared=shared) for name, group in zip("AB", groups, strict=True)
+        build_side(name, group, GOALS, shared=shared)
+        for name, group in zip("AB", groups, strict=True)
     ]
 
 

@@ -30,6 +30,6 @@ def load_sweep(named: str) -> LoadedSweep:
 
 
 def _gallery(spec: SweepSpec, front: Front) -> Any:
-    from gdpo_tune.figures.gallery import gallery  # late: tables alone need no plotly
+    from gdpo_tune.figures.gallery import build_gallery  # late: tables alone need no plotly
 
-    return gallery(spec, front)
+    return build_gallery(spec, front)

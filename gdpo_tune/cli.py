@@ -39,7 +39,7 @@ def main() -> NoReturn:
     """Run `gdpo-tune`: hand the arguments behind a command's name to that command."""
     words = sys.argv[1:]
     if words and words[0] in COMMANDS:
-        run(import_module(f"gdpo_tune.{words[0]}").main, words[1:])
+        run_command(import_module(f"gdpo_tune.{words[0]}").main, words[1:])
     build_parser().parse_args(words)
     build_parser().error(f"name a command: {', '.join(COMMANDS)}")
 
@@ -80,7 +80,9 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def run(command: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> NoReturn:
+def run_command(
+    command: Callable[[Sequence[str]], int], words: Sequence[str] | None = None
+) -> NoReturn:
     """Run a command's `main`, tell a person of its errors, and exit with its status.
 
     Args:
@@ -156,11 +158,11 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune.core import task_files
-    from gdpo_tune.policies.load_policy import check_available
+    from gdpo_tune.policies.load_policy import check_policy_available
     from gdpo_tune.tasks.data import check_data
     from gdpo_tune.tracking import check_server
 
-    check_available(spec.policy, spec.model.revision)
+    check_policy_available(spec.policy, spec.model.revision)
     check_share(spec)
     check_data(spec.data, spec.training)
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
@@ -177,7 +179,7 @@ def check_share(spec: SweepSpec) -> None:
         ResourcesError: with the share that could do.
     """
     if spec.resources.gpus:
-        from gdpo_tune.policies.load_policy import parameters
-        from gdpo_tune.spec import check_gpu_share, device_memory
+        from gdpo_tune.policies.load_policy import count_parameters
+        from gdpo_tune.spec import check_gpu_share, read_device_memory
 
-        check_gpu_share(spec, parameters(spec.policy), device_memory())
+        check_gpu_share(spec, count_parameters(spec.policy), read_device_memory())

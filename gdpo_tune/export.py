@@ -18,13 +18,13 @@ from gdpo_tune import cli
 from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
-    from gdpo_tune.results.retrain import Request
+    from gdpo_tune.results.retrain import TrainingRequest
 
 WITHOUT_GDPO = ("openrlhf", "prime-rl")
 """Libraries that know one reward per completion, so that they can only normalize a sum."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.export",
@@ -61,15 +61,15 @@ def _check_library(name: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
 
     from gdpo_tune.exporters.write_export import PAGE, export_training
-    from gdpo_tune.policies.load_policy import policy_folder
+    from gdpo_tune.policies.load_policy import resolve_policy
 
     request = _load_request(options)
-    policy = policy_folder(request.spec.policy)
+    policy = resolve_policy(request.spec.policy)
     exported, directory = export_training(request, options.to, policy, options.out)
-    for line in request.told:
+    for line in request.trial_lines:
         print(line)
     print(f"{exported.library}: {directory / exported.file}")
     print(f"what you supply, and what differs: {directory / PAGE}")
@@ -77,22 +77,22 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _load_request(options: argparse.Namespace) -> Request:
+def _load_request(options: argparse.Namespace) -> TrainingRequest:
     """Return the training that is exported.
 
     Raises:
         UsageError: it does not exist, or `--pick` stands beside a file.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.results.retrain import from_file, from_sweep
+    from gdpo_tune.results.retrain import build_request_from_file, build_request_from_sweep
 
     if not Path(options.source).is_file():
         source, overrides = options.source, options.overrides
-        return from_sweep(source, overrides, options.pick, "export", to_run=False)
+        return build_request_from_sweep(source, overrides, options.pick, "export", to_run=False)
     if options.pick is not None:
         raise UsageError(f"{options.source} is a file: --pick goes with a sweep's directory")
-    return from_file(options.source, options.overrides)
+    return build_request_from_file(options.source, options.overrides)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

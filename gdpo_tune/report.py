@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.report",
@@ -56,24 +56,24 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse `arguments`, write report.html and front.png, print where they are."""
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     if options.against is not None or options.modes:
         return _compare(options)
 
-    from gdpo_tune.core.files import writing
+    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
-    from gdpo_tune.results.open_sweep import bring_here
+    from gdpo_tune.results.open_sweep import download_artifacts
 
-    spec, pick = _asked(options)
-    bring_here(spec)
+    spec, pick = _load_named(options)
+    download_artifacts(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        records = ledger.records()
-        sessions = ledger.sessions()
-    chosen = None if pick is None else _chosen(spec, records, pick)
+        records = ledger.get_records()
+        sessions = ledger.get_sessions()
+    chosen = None if pick is None else _choose(spec, records, pick)
     ending = sessions[-1].get("ending", "") if sessions else ""
-    with writing("the report"):
+    with explain_write_errors("the report"):
         write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
         write_front_png(spec, records, chosen=chosen and chosen.number)
     print_summary(spec, records, chosen=chosen, sessions=sessions)
@@ -95,7 +95,7 @@ def _compare(options: argparse.Namespace) -> int:
             "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
         )
 
-    from gdpo_tune.core.files import writing
+    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_comparison
     from gdpo_tune.figures import write_comparison
     from gdpo_tune.results.compare import compare_modes, compare_sweeps
@@ -106,34 +106,34 @@ def _compare(options: argparse.Namespace) -> int:
         found = compare_modes(first, *options.modes)
     else:
         found = compare_sweeps(first, find_sweep(options.against))
-    with writing("the comparison"):
+    with explain_write_errors("the comparison"):
         file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
     print_comparison(found.verdict, found.notes, file)
     return 0
 
 
-def _asked(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
+def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """Return the sweep, named by file or directory, and the choice: `--pick` or behind a colon."""
-    from gdpo_tune.results.open_sweep import place_named, split_source, sweep_file
+    from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file, split_source
     from gdpo_tune.spec import load_spec
 
     if Path(options.space).is_file():
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
         return spec, options.pick
     folder, pick = split_source(options.space, options.pick)
-    file, place = sweep_file(place_named(folder), options.space)
+    file, place = resolve_spec_file(resolve_location(folder), options.space)
     name = options.name or file.parent.name
     return load_spec(file, [place, *options.overrides], name, to_run=False), pick
 
 
-def _chosen(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> ChosenTrial:
-    from gdpo_tune.results.pick_language import parse
-    from gdpo_tune.results.picking import choose, told_of
+def _choose(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> ChosenTrial:
+    from gdpo_tune.results.pick_language import parse_pick
+    from gdpo_tune.results.picking import describe_pick, pick_trial
     from gdpo_tune.results.summary import ChosenTrial
 
-    found = choose(records, spec, parse(pick))
-    return ChosenTrial(found.record.number, tuple(told_of(found, spec)))
+    found = pick_trial(records, spec, parse_pick(pick))
+    return ChosenTrial(found.record.number, tuple(describe_pick(found, spec)))
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

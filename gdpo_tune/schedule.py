@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gdpo_tune.core.errors import GdpoTuneError
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Build the command line without importing anything heavy: `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.schedule",
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Do what `arguments` ask for and return the exit status."""
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     return COMMANDS[options.command][1](options)
 
 
@@ -126,10 +126,10 @@ def tick(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
     from gdpo_tune.clusters.console import Rounds
-    from gdpo_tune.core.signals import on_signals
+    from gdpo_tune.core.signals import stop_on_signals
 
     ended, rounds = threading.Event(), Rounds(options.sweeps, read_clock)
-    with on_signals(ended.set):
+    with stop_on_signals(ended.set):
         while not ended.is_set():
             rounds.tick_all()
             ended.wait(options.every)
@@ -140,14 +140,14 @@ def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters.console import ConsolePrinter
     from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
-    from gdpo_tune.core.signals import on_signals
+    from gdpo_tune.core.signals import stop_on_signals
 
     context, ended = open_named(options), threading.Event()
     due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news
     flags = {"wait": options.wait, "once": options.once, "every": options.every}
     if not options.here:  # on other machines the run goes on without this process
         return run_by_name(context, due, report=report, **flags)
-    with on_signals(ended.set):
+    with stop_on_signals(ended.set):
         return run_by_name(context, due, report=report, taken_back=ended, **flags)
 
 
@@ -185,7 +185,7 @@ def stop(options: argparse.Namespace) -> int:
 def render(options: argparse.Namespace) -> int:
     """Write the schedules for another scheduler, and print what that cannot express."""
     from gdpo_tune.clusters.render.base import find_left_out, render_all
-    from gdpo_tune.core.files import write_whole, writing
+    from gdpo_tune.core.files import explain_write_errors, write_atomically
 
     loaded = load(options)
     if loaded.error is not None:
@@ -204,10 +204,10 @@ def render(options: argparse.Namespace) -> int:
         is_yaml = all(file.endswith(".yaml") for file in texts)
         print(("---\n" if is_yaml else "\n").join(texts.values()), end="")
     else:
-        with writing(f"--out {options.out}"):
+        with explain_write_errors(f"--out {options.out}"):
             options.out.mkdir(parents=True, exist_ok=True)
             for file, text in texts.items():
-                write_whole(options.out / file, text)
+                write_atomically(options.out / file, text)
                 print(options.out / file)
     for sweep, files in zip(loaded.sweeps, rendered, strict=True):
         for left_out in find_left_out(files):
@@ -246,4 +246,4 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int]]] = {
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

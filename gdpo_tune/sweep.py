@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
-        with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.state) as display:
+        with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.get_state) as display:
             result = run_sweep(spec, fresh=options.fresh, listeners=[sink, display])
             display.close()
             draw_pictures(spec, result)
@@ -59,7 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
     print_summary(
-        spec, result.records, note=display.note, view=sink.link(), sessions=result.sessions
+        spec,
+        result.records,
+        note=display.note,
+        view=sink.get_front_link(),
+        sessions=result.sessions,
     )
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
@@ -73,19 +77,19 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: options that mean nothing together, or an address that is none.
     """
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     for name in ("detach", "working_dir"):
         if getattr(options, name) and options.submit is None:
             raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
     if options.address is not None:
-        address = ray_access.address(options.address, "--address")
+        address = ray_access.check_ray_address(options.address, "--address")
         # The variable names a cluster more exactly than auto does.
         if address != "auto" or not os.environ.get(ray_access.ADDRESS):
             os.environ[ray_access.ADDRESS] = address
     return options
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the command line, without importing anything heavy: `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.sweep",
@@ -129,19 +133,19 @@ def parser() -> argparse.ArgumentParser:
 
 def print_dry_run(spec: SweepSpec) -> int:
     """Print the resolved spec, refuse a share of a GPU that is too small; return the status."""
-    from gdpo_tune.spec import dry_run
+    from gdpo_tune.spec import render_dry_run
 
-    print(dry_run(spec))
+    print(render_dry_run(spec))
     cli.check_share(spec)
     return 0
 
 
 def print_environment(spec: SweepSpec) -> None:
     """Refuse a sweep that cannot run here, and print what its task says of this machine."""
-    from gdpo_tune.spec import check_resources, sandbox_doubts
+    from gdpo_tune.spec import check_resources, list_sandbox_warnings
 
     check_resources(spec)
-    for warning in sandbox_doubts(spec):
+    for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.probe_environment(spec).items():
         print(f"{name}: {value}")
@@ -189,10 +193,10 @@ def refuse_passwords(overrides: Sequence[str]) -> None:
     Raises:
         UsageError: one has a password in an address.
     """
-    from gdpo_tune.spec import without_password
+    from gdpo_tune.spec import hide_passwords
 
     for override in overrides:
-        shown = without_password(override)
+        shown = hide_passwords(override)
         if shown != override:
             raise UsageError(
                 f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
@@ -202,4 +206,4 @@ def refuse_passwords(overrides: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

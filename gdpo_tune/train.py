@@ -26,13 +26,13 @@ from gdpo_tune import cli
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import Measurement, TrialConfig
-    from gdpo_tune.results.retrain import Request
+    from gdpo_tune.results.retrain import TrainingRequest
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """Files in the directory of a training: its request, its result, and the lock of its process."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="python -m gdpo_tune.train",
@@ -51,39 +51,47 @@ def parser() -> argparse.ArgumentParser:
     )
     cli.add_pick_argument(parser)
     cli.add_override_argument(parser)
-    parser.add_argument("--steps", type=_count(1), help="training steps, instead of the file's")
-    seed = _count(0, 2**32 - 1)
+    parser.add_argument(
+        "--steps", type=_integer_between(1), help="training steps, instead of the file's"
+    )
+    seed = _integer_between(0, 2**32 - 1)
     parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     parser.add_argument(
         "--out", type=Path, help="folder (default: <storage>/<name>-<which>-<steps>)"
     )
-    parser.add_argument("--threads", type=_count(1), help="CPU threads (default: resources.cpus)")
+    parser.add_argument(
+        "--threads", type=_integer_between(1), help="CPU threads (default: resources.cpus)"
+    )
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train as `arguments` say and return the exit status."""
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     if options.pick is not None and options.source is None:
-        parser().error("--pick goes with --from")
+        build_parser().error("--pick goes with --from")
 
-    from gdpo_tune.results.retrain import from_file, from_sweep, trial_config
+    from gdpo_tune.results.retrain import (
+        build_request_from_file,
+        build_request_from_sweep,
+        build_trial_config,
+    )
 
     overrides = list(options.overrides)
     if options.steps is not None:
         overrides.append(f"training.steps={options.steps}")
     if options.source is not None:
-        asked = from_sweep(options.source, overrides, options.pick)
+        asked = build_request_from_sweep(options.source, overrides, options.pick)
     else:
-        asked = from_file(options.space, overrides)
-    for line in asked.told:
+        asked = build_request_from_file(options.space, overrides)
+    for line in asked.trial_lines:
         print(line)
-    config = trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
+    config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
     command = shlex.join(["python", "-m", "gdpo_tune.train", *arguments])
-    return run(asked, config, command)
+    return train_or_show(asked, config, command)
 
 
-def run(asked: Request, config: TrialConfig, command: str) -> int:
+def train_or_show(asked: TrainingRequest, config: TrialConfig, command: str) -> int:
     """Train in `config.directory`, or show the result that is there; return the exit status.
 
     Raises:
@@ -98,19 +106,19 @@ def run(asked: Request, config: TrialConfig, command: str) -> int:
         reason = f"{config.directory} cannot be used: {error}; choose another --out"
         raise UsageError(reason) from error
     try:
-        remember(config)
+        write_request(config)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
-        elif not trained(asked, config):
+        elif not train_to_end(asked, config):
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
             return cli.INTERRUPTED
     finally:
         lease.release()
-    show(asked, config)
+    print_training(asked, config)
     return 0
 
 
-def remember(config: TrialConfig) -> None:
+def write_request(config: TrialConfig) -> None:
     """Write the request into the directory, or compare it with the one that is there.
 
     Raises:
@@ -119,15 +127,15 @@ def remember(config: TrialConfig) -> None:
     import json
 
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import write_whole
-    from gdpo_tune.results.retrain import meaning
-    from gdpo_tune.spec.identity import differences
+    from gdpo_tune.core.files import write_atomically
+    from gdpo_tune.results.retrain import list_decisive_settings
+    from gdpo_tune.spec.model import list_differences
 
-    file, wanted = config.directory / REQUEST, meaning(config)
+    file, wanted = config.directory / REQUEST, list_decisive_settings(config)
     if not file.exists():
-        write_whole(file, json.dumps(wanted, indent=1))
+        write_atomically(file, json.dumps(wanted, indent=1))
         return
-    changed = differences(json.loads(file.read_text(encoding="utf-8")), wanted)
+    changed = list_differences(json.loads(file.read_text(encoding="utf-8")), wanted)
     if changed:
         raise UsageError(
             f"{config.directory} holds another training: {'; '.join(changed)}\n"
@@ -135,15 +143,15 @@ def remember(config: TrialConfig) -> None:
         )
 
 
-def trained(asked: Request, config: TrialConfig) -> bool:
+def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     """Train to the end and write the result; return False if a signal came first."""
     import json
 
-    from gdpo_tune.core.files import write_whole
-    from gdpo_tune.core.signals import on_signals
+    from gdpo_tune.core.files import write_atomically
+    from gdpo_tune.core.signals import stop_on_signals
     from gdpo_tune.display.training import TrainingDisplay
-    from gdpo_tune.ledger.encoding import encode_outcome
-    from gdpo_tune.spec import check_resources, sandbox_doubts
+    from gdpo_tune.ledger.trial_encoding import encode_outcome
+    from gdpo_tune.spec import check_resources, list_sandbox_warnings
     from gdpo_tune.training.checkpoints import find_checkpoint
 
     # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
@@ -151,15 +159,15 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
     check_resources(asked.spec)
-    for warning in sandbox_doubts(asked.spec):
+    for warning in list_sandbox_warnings(asked.spec):
         print(f"warning: {warning}", file=sys.stderr)
     for what, value in cli.probe_environment(asked.spec, tracked=False).items():
         print(f"{what}: {value}")
     found = find_checkpoint(config.directory)
     resume = found.newest
     print(f"{asked.note}, seed {config.seed}; {config.directory}", flush=True)
-    if found.note():
-        print(found.note(), flush=True)
+    if found.describe_damage():
+        print(found.describe_damage(), flush=True)
     elif resume is not None:
         print(f"resumes from {resume.name}", flush=True)
 
@@ -168,26 +176,26 @@ def trained(asked: Request, config: TrialConfig) -> bool:
     with TrainingDisplay(config.training.steps) as display:
         stop = _Stop(display)
         try:
-            with on_signals(stop.request):
+            with stop_on_signals(stop.request):
                 outcome = train(config, resume=resume, report=stop)
         except SystemExit:
             if not stop.requested:
                 raise
             return False
     kept = encode_outcome(outcome, config.directory)
-    write_whole(config.directory / RESULT, json.dumps(kept, indent=1))
+    write_atomically(config.directory / RESULT, json.dumps(kept, indent=1))
     return True
 
 
-def show(asked: Request, config: TrialConfig) -> None:
+def print_training(asked: TrainingRequest, config: TrialConfig) -> None:
     """Print held-out metrics and the path of the policy."""
     import json
 
     from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.encoding import decode_estimates
+    from gdpo_tune.ledger.trial_encoding import decode_estimates
 
     result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
-    goals = asked.spec.objective_list()
+    goals = asked.spec.list_objectives()
     print_result(goals, decode_estimates(result["validation"]), decode_estimates(result["test"]))
     print(f"policy: {config.directory / result['checkpoint']}")
     print(f"steps:  {config.directory / 'steps.jsonl'}")
@@ -209,7 +217,7 @@ class _Stop:
             raise SystemExit
 
 
-def _count(least: int, most: int = 10**9) -> Callable[[str], int]:
+def _integer_between(least: int, most: int = 10**9) -> Callable[[str], int]:
     def count(text: str) -> int:
         value = int(text)
         if not least <= value <= most:
@@ -220,4 +228,4 @@ def _count(least: int, most: int = 10**9) -> Callable[[str], int]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

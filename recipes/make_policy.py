@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.policies.load_policy import policy_folder
+from gdpo_tune.policies.load_policy import resolve_policy
 from recipes.demonstrations import Frame, draw_mode, render
 from recipes.tokenizer import (
     ANSWER_TAGS,
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="warm-start prompts")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="prompts to measure on")
     args = parser.parse_args(argv)
-    out = args.out or Path(policy_folder(describe_task(args.task).embedded))
+    out = args.out or Path(resolve_policy(describe_task(args.task).embedded))
     steps = RECIPES[args.task].steps if args.steps is None else args.steps
     make(args.task, out, steps=steps, prompts=args.prompts, held_out=args.held_out)
     return 0

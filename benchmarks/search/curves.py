@@ -48,11 +48,11 @@ def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
 
     def keep(measurement: Measurement, checkpoint: Path | None) -> None:
         del checkpoint
-        if measurement.validated:
+        if measurement.has_validation:
             rungs.append(Rung(measurement.step, measurement.validation, measurement.cost))
 
     with tempfile.TemporaryDirectory() as folder:
-        config = spec.trial_config(params, index, Path(folder))
+        config = spec.build_trial_config(params, index, Path(folder))
         outcome = train(replace(config, evaluate_at=tuple(job["steps"])), resume=None, report=keep)
     return {
         "params": {name: params[name] for name in spec.space.dimensions},

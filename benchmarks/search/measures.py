@@ -48,7 +48,7 @@ class Share:
 
 def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
     """Completions spent and the hypervolume from then on, once for each time it rose."""
-    goals = spec_of(problem, Search()).objective_list()
+    goals = spec_of(problem, Search()).list_objectives()
     box = np.prod([abs(goal.reference - problem.best[goal.name]) for goal in goals])
     points: list[list[float]] = []
     steps: list[tuple[int, float]] = []
@@ -56,7 +56,7 @@ def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
         truth = problem.truth(history.params[visit.number])
         if all(bound.holds(truth[name]) for name, bound in problem.constraints.items()):
             points.append([truth[goal.name] for goal in goals])
-            volume = pareto.hypervolume(points, goals) / float(box)
+            volume = pareto.compute_hypervolume(points, goals) / float(box)
             if volume > (steps[-1][1] if steps else 0.0):
                 steps.append((visit.spent, volume))
     return steps
@@ -117,13 +117,13 @@ def continuations(history: History, problem: Problem) -> dict[str, Share]:
 
 
 def _ranks(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
-    goals = spec_of(problem, Search()).objective_list()
+    goals = spec_of(problem, Search()).list_objectives()
     values = [[visit.values[goal.name].mean for goal in goals] for visit in visits]
-    ranks = pareto.ranks(values, goals)
+    ranks = pareto.rank_points(values, goals)
     broken = np.array([_broken(visit, problem) for visit in visits])
     if broken.all() or not broken.any():
         return ranks
-    ranks[~broken] = pareto.ranks(np.array(values)[~broken], goals)
+    ranks[~broken] = pareto.rank_points(np.array(values)[~broken], goals)
     ranks[broken] = ranks[~broken].max() + 1
     return ranks
 

@@ -14,7 +14,7 @@ import numpy as np
 from problems import Curve, exactly
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Uniform
+from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
 
 LEVELS = (1, 3, 9, 27)
 """Budget of a trial in units of simulated training; a fidelity of 1 is the last one."""
@@ -27,7 +27,7 @@ class BraninCurrin:
     """Both are minimised; the training of a configuration is its way from low to full fidelity."""
 
     name = "branin_currin"
-    domains: Mapping[str, Choice | Uniform] = {
+    domains: Mapping[str, Choices | Uniform] = {
         "x1": Uniform(low=0.0, high=1.0),
         "x2": Uniform(low=0.0, high=1.0),
     }

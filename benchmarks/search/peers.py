@@ -19,8 +19,8 @@ from problems import REDUCTION, Estimates, Problem, spec_of
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.ledger import compute_violation, create_study, quiet_optuna, to_distribution
-from gdpo_tune.spec import Choice, Search, Uniform
+from gdpo_tune.ledger import compute_violation, create_study, silence_optuna, to_distribution
+from gdpo_tune.spec import Choices, Search, Uniform
 
 
 class OptunaAlone:
@@ -36,7 +36,7 @@ class OptunaAlone:
 
     def start(self, number: int) -> Params:
         """What the sampler proposes."""
-        with quiet_optuna():
+        with silence_optuna():
             self._trials[number] = self._study.ask(self._distributions)
         return self._trials[number].params
 
@@ -95,7 +95,7 @@ class RayOptuna:
         from ray.tune.search.optuna import OptunaSearch
 
         self._problem = problem
-        with quiet_optuna():
+        with silence_optuna():
             self._search = OptunaSearch(
                 {name: to_distribution(d) for name, d in problem.domains.items()},
                 metric=list(problem.objectives),
@@ -116,7 +116,7 @@ class RayOptuna:
     def start(self, number: int) -> Params:
         """What the searcher proposes."""
         self._scheduler.on_trial_add(None, _trial(number))
-        with quiet_optuna():
+        with silence_optuna():
             return self._search.suggest(str(number))
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
@@ -126,7 +126,7 @@ class RayOptuna:
         result = self._result(level, values)
         if self._scheduler.on_trial_result(None, _trial(number), result) == "CONTINUE":
             return "continue"
-        with quiet_optuna():
+        with silence_optuna():
             self._search.on_trial_complete(str(number), result)
         return "stop"
 
@@ -134,7 +134,7 @@ class RayOptuna:
         """Tell both."""
         result = self._result(self._problem.levels[-1], values)
         self._scheduler.on_trial_complete(None, _trial(number), result)
-        with quiet_optuna():
+        with silence_optuna():
             self._search.on_trial_complete(str(number), result)
 
     def promote(self) -> int | None:
@@ -199,10 +199,10 @@ def _trial(number: int) -> Any:
     return SimpleNamespace(trial_id=str(number))
 
 
-def _syne_tune_domain(domain: Choice | Uniform) -> Any:
+def _syne_tune_domain(domain: Choices | Uniform) -> Any:
     from syne_tune import config_space
 
-    if isinstance(domain, Choice):
+    if isinstance(domain, Choices):
         return config_space.choice(list(domain.choices))
     if domain.integer:
         return (config_space.lograndint if domain.log else config_space.randint)(

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from measures import at_budgets, median_of
 
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 
@@ -82,7 +82,7 @@ def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str 
     )
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
-    write_whole(path, picture.getvalue())
+    write_atomically(path, picture.getvalue())
 
 
 def _look(name: str, names: Sequence[str]) -> tuple[str, object]:

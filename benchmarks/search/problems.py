@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from gdpo_tune.core.trials import Estimate, Params
-from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Search, Space, SweepSpec, Uniform
+from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Search, Space, SweepSpec, Uniform
 
 Estimates = Mapping[str, Estimate]
 Curve = Callable[[int], Estimates]
@@ -27,7 +27,7 @@ class Problem(Protocol):
     name: str
     levels: tuple[int, ...]
     """Completions at which a trial is measured; the last is the full budget."""
-    domains: Mapping[str, Choice | Uniform]
+    domains: Mapping[str, Choices | Uniform]
     """Each with more than one value."""
     objectives: Mapping[str, ObjectiveSpec]
     best: Mapping[str, float]

@@ -20,19 +20,19 @@ Core = Callable[[Problem, SweepSpec], Rungs]
 def no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
     """First in, first out: there is no level at which trials are compared."""
     del problem
-    return Rungs(spec.objective_list(), ())
+    return Rungs(spec.list_objectives(), ())
 
 
 def stopping(problem: Problem, spec: SweepSpec) -> Rungs:
     """Whoever does not go on at a level of the problem ends there."""
     bounds = len(spec.constraints)
-    return Rungs(spec.objective_list(), problem.levels[:-1], REDUCTION, "stop", bounds)
+    return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "stop", bounds)
 
 
 def promoting(problem: Problem, spec: SweepSpec) -> Rungs:
     """Whoever does not go on waits, and may be promoted later."""
     bounds = len(spec.constraints)
-    return Rungs(spec.objective_list(), problem.levels[:-1], REDUCTION, "promote", bounds)
+    return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "promote", bounds)
 
 
 class Product:

@@ -8,7 +8,7 @@ import numpy as np
 from problems import Curve, exactly
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.spec import Choice, Constraint, ObjectiveSpec, Uniform
+from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
 
 REFERENCES: Mapping[str, tuple[float, ...]] = {
     "zdt1": (1.1, 6.0),
@@ -55,7 +55,7 @@ class PymooProblem:
         self.name = name
         self._problem = get_problem(name, **DIMENSIONS[name])
         bounds = zip(self._problem.xl, self._problem.xu, strict=True)
-        self.domains: Mapping[str, Choice | Uniform] = {
+        self.domains: Mapping[str, Choices | Uniform] = {
             f"x{index + 1}": Uniform(low=float(low), high=float(high))
             for index, (low, high) in enumerate(bounds)
         }

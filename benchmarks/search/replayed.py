@@ -22,7 +22,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import (
     AshaSettings,
-    Choice,
+    Choices,
     Constraint,
     ObjectiveSpec,
     SweepSpec,
@@ -50,7 +50,7 @@ class Replayed:
             raise ValueError(f"levels {levels} of a table that has {curves.levels}")
         self.name = spec.name
         self.levels = levels
-        self.domains: Mapping[str, Choice | Uniform] = spec.space.searched
+        self.domains: Mapping[str, Choices | Uniform] = spec.space.searched
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
         infos = registry.describe_task(spec.task).metrics

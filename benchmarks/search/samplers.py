@@ -22,7 +22,7 @@ from comparison import Plan, asked, compare, show
 from pymoo_problems import REFERENCES
 
 from gdpo_tune.core.trials import Estimate, TrialRecord
-from gdpo_tune.spec import Choice, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
+from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.projection import Projection
 
@@ -47,7 +47,7 @@ MANY, FEW = 500, 12
 RUNNING, ASKS = 4, 3
 SPACE: dict[str, Domain] = {
     **{f"x{index}": Uniform(low=0.05, high=2.0, log=True) for index in range(5)},
-    "mode": Choice(choices=("a", "b", "c")),
+    "mode": Choices(choices=("a", "b", "c")),
 }
 """As large as a search space of a training."""
 

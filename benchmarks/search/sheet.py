@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from surrogate import Surrogate, explained, features
 from table import Curves, read_table
 
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.spec import SweepSpec
 
 PACKAGES = ("gdpo-tune", "torch", "trl", "transformers")
@@ -20,7 +20,7 @@ PACKAGES = ("gdpo-tune", "torch", "trl", "transformers")
 def write_sheet(spec: SweepSpec, table: Path) -> None:
     """Write the sheet of a table beside it, `.md`; whole or not at all."""
     text = sheet(spec, read_table(table), table.name)
-    write_whole(table.with_suffix(".md"), text.encode())
+    write_atomically(table.with_suffix(".md"), text.encode())
 
 
 def sheet(spec: SweepSpec, curves: Curves, name: str) -> str:

@@ -17,19 +17,19 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.spec import Choice, Uniform
+from gdpo_tune.spec import Choices, Uniform
 
 Floats = NDArray[np.float64]
 LENGTHS = (0.05, 50.0)
 """Bounds of the kernel's lengths: finer is noise, and a longer one leaves a feature out."""
 
 
-def features(params: Params, domains: Mapping[str, Choice | Uniform]) -> Floats:
+def features(params: Params, domains: Mapping[str, Choices | Uniform]) -> Floats:
     """A configuration as `float[D]`."""
     columns: list[float] = []
     for name, domain in domains.items():
         value = params[name]
-        if isinstance(domain, Choice):
+        if isinstance(domain, Choices):
             columns.extend(float(value == choice) for choice in domain.choices)
         else:
             low, high, here = float(domain.low), float(domain.high), float(value)

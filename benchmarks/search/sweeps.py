@@ -36,7 +36,7 @@ from typing import Any
 from measures import at_budgets, reached
 from picture import write_picture
 
-from gdpo_tune.analysis.pareto import hypervolume
+from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.core.trials import Cost, Objective, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -131,7 +131,7 @@ def sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep
         )
     spec = load_spec(SPACE, overrides, name)
     with Ledger.open(spec, read_only=True) as ledger:
-        return read(spec, ledger.records(), ledger.sessions()[-1])
+        return read(spec, ledger.get_records(), ledger.get_sessions()[-1])
 
 
 def read(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any]) -> Sweep:
@@ -144,7 +144,7 @@ def read(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any
         sampler=session["sampler"].split()[0],
         slots=session["slots"],
         courses={
-            name: course(tried, price, spec.objective_list()) for name, price in CURRENCIES.items()
+            name: course(tried, price, spec.list_objectives()) for name, price in CURRENCIES.items()
         },
         completions=sum(record.cost.completions for record in records),
     )
@@ -169,7 +169,7 @@ def rises(
         if record.state != "complete" or record.feasible is False:
             continue
         points.append([record.test[goal.name].mean for goal in goals])
-        volume = hypervolume(points, goals)
+        volume = compute_hypervolume(points, goals)
         if volume > (steps[-1][1] if steps else 0.0):
             steps.append((by_then, volume))
     return steps

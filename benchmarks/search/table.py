@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Params
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ def write_table(
     ]
     file = BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd")
-    write_whole(path, file.getvalue())
+    write_atomically(path, file.getvalue())
 
 
 def _row(configuration: int, params: Params, measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, ranks
+from gdpo_tune.analysis.pareto import Floats, rank_points
 from gdpo_tune.analysis.resampling import rank_values
 from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 
@@ -50,7 +50,7 @@ class Agreement:
         )
 
 
-def agreements(
+def measure_agreements(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> tuple[Agreement, ...]:
     """Measure the agreement at each rung that at least five complete search trials share.
@@ -79,12 +79,12 @@ def _measure_agreement(
     names = [objective.name for objective in objectives]
     early = np.array([[rung.validation[name].mean for name in names] for rung, _ in measured])
     late = np.array([[record.validation[name].mean for name in names] for _, record in measured])
-    best = ranks(late, objectives) == 0
+    best = rank_points(late, objectives) == 0
     return Agreement(
         completions,
         len(measured),
         {name: correlate_ranks(early[:, i], late[:, i]) for i, name in enumerate(names)},
-        int((best & (ranks(early, objectives) > 0)).sum()),
+        int((best & (rank_points(early, objectives) > 0)).sum()),
         int(best.sum()),
     )
 

@@ -31,7 +31,7 @@ def find_attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
     return result
 
 
-def attainment(sets: Iterable[Floats], goals: Floats) -> Floats:
+def compute_attainment(sets: Iterable[Floats], goals: Floats) -> Floats:
     """Return the share of sets that attain each goal, `float[G]`: empirical attainment.
 
     Source: Grunert da Fonseca, Fonseca and Hall 2001, Inferential performance assessment of

@@ -31,10 +31,10 @@ from gdpo_tune.analysis.attainment import compute_coverage
 from gdpo_tune.analysis.pareto import (
     Floats,
     compute_loss_hypervolume,
+    compute_losses,
     convert_references,
     is_inside,
     keep_front,
-    losses,
 )
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.resampling import (
@@ -43,7 +43,7 @@ from gdpo_tune.analysis.resampling import (
     compute_permutation_p,
     compute_smallest_p,
     correct_p_values,
-    drawn_again,
+    draw_resamples,
     rank_values,
 )
 from gdpo_tune.analysis.selection import CLEAR
@@ -160,7 +160,7 @@ def _compute_superiority(left: Side, right: Side, index: int) -> Share:
     if not len(ours) or not len(theirs):
         return 0.5, Interval(0.0, 1.0)
     wins = (ours[:, None] < theirs[None, :]) + 0.5 * (ours[:, None] == theirs[None, :])
-    draws = [float(wins[np.ix_(i, j)].mean()) for i, j in drawn_again(len(ours), len(theirs))]
+    draws = [float(wins[np.ix_(i, j)].mean()) for i, j in draw_resamples(len(ours), len(theirs))]
     return float(wins.mean()), compute_interval(draws)
 
 
@@ -168,7 +168,7 @@ def _get_losses(side: Side, index: int) -> Floats:
     """Return the losses `[T]` of one objective over the independent configurations."""
     goal = side.objectives[index]
     values = [[c.mean[goal.name].mean] for c in side.independent]
-    return losses(values, [goal])[:, 0]
+    return compute_losses(values, [goal])[:, 0]
 
 
 def _divide(left: float, right: float) -> float:
@@ -192,7 +192,7 @@ def _estimate_ratio_interval(left: Side, right: Side, count: int, ratio: float) 
             compute_loss_hypervolume(left.points[ours], goals),
             compute_loss_hypervolume(right.points[theirs], goals),
         )
-        for ours, theirs in drawn_again(left.tried, right.tried, count)
+        for ours, theirs in draw_resamples(left.tried, right.tried, count)
     ]
     if not all(0 < draw < math.inf for draw in draws):
         interval = compute_interval(draws)
@@ -249,7 +249,7 @@ def _draw_points(left: Side, right: Side) -> list[tuple[Floats, Floats]]:
         return []
     return [
         (left.points[ours], right.points[theirs])
-        for ours, theirs in drawn_again(left.tried, right.tried)
+        for ours, theirs in draw_resamples(left.tried, right.tried)
     ]
 
 

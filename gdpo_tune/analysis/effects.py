@@ -65,7 +65,7 @@ class ParameterEffect:
 class Effects:
     """Effects of every parameter on every objective."""
 
-    found: tuple[ParameterEffect, ...]
+    estimates: tuple[ParameterEffect, ...]
     """Empty if there are too few configurations."""
     configurations: int
     needed: int
@@ -82,7 +82,7 @@ class _Term:
     """Before, after, and the change of each column."""
 
 
-def effects(
+def estimate_effects(
     configurations: Sequence[Configuration],
     dimensions: Sequence[str],
     objectives: Sequence[Objective],

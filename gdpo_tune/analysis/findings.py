@@ -19,7 +19,7 @@ MOST = 6
 """Effects that get a sentence: the most important ones."""
 
 
-def reading(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
+def describe_findings(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
     """Return sentences on which parameters mattered, and on what the data cannot tell."""
     return _list_findings(front, effects), _list_limits(front, effects)
 
@@ -40,7 +40,7 @@ def _list_findings(front: Front, effects: Effects) -> list[str]:
                 f"Trial {best.first} has the {name_extreme(goal)}, "
                 f"{format_estimate(best.mean[goal.name])}. No other configuration is tied with it."
             )
-    detected = sorted((e for e in effects.found if e.p <= SURE), key=lambda e: -e.importance)
+    detected = sorted((e for e in effects.estimates if e.p <= SURE), key=lambda e: -e.importance)
     lines += [describe_effect(effect) for effect in detected[:MOST]]
     if len(detected) > MOST:
         lines.append(f"Weaker effects: {len(detected) - MOST} more in the picture of importance.")
@@ -49,20 +49,22 @@ def _list_findings(front: Front, effects: Effects) -> list[str]:
 
 def _list_limits(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
-    if not effects.found:
+    if not effects.estimates:
         lines.append(
             f"Too few configurations to measure what a parameter does: {effects.configurations}. "
             f"This space needs {effects.needed}."
         )
-    detected = {effect.parameter for effect in effects.found if effect.p <= SURE}
-    silent = list(dict.fromkeys(e.parameter for e in effects.found if e.parameter not in detected))
+    detected = {effect.parameter for effect in effects.estimates if effect.p <= SURE}
+    silent = list(
+        dict.fromkeys(e.parameter for e in effects.estimates if e.parameter not in detected)
+    )
     if silent:
         lines.append(
             f"No detectable effect: {format_list(silent)}. There may be one: the intervals in the "
             "picture of importance show how large it can be."
         )
     stopped = sum(record.state == "pruned" for record in front.records)
-    if effects.found and stopped:
+    if effects.estimates and stopped:
         lines.append(
             f"Stopped early, without a value on test prompts: {format_count(stopped, 'trial')}. "
             "Effects are those among trials that ran to their end; over all they may be larger."
@@ -82,7 +84,7 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")
-    if effects.found:
+    if effects.estimates:
         lines.append("Effects are those of single parameters: interactions are not modelled.")
     return lines
 

@@ -9,15 +9,20 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import compute_loss_hypervolume, hypervolume, keep_front, losses
+from gdpo_tune.analysis.pareto import (
+    compute_hypervolume,
+    compute_loss_hypervolume,
+    compute_losses,
+    keep_front,
+)
 from gdpo_tune.analysis.probability import Interval, estimate_hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,
     Key,
-    configurations,
     group_trials,
     is_feasible,
     is_measured,
+    merge_trials,
     pool_estimates,
 )
 from gdpo_tune.analysis.selection import find_extremes, find_knee, is_tied
@@ -67,7 +72,7 @@ class Front:
         """The hypervolume after each trained trial that ended, in order of ending.
 
         Each point is over the means of the seeds so far: the curve falls where a replicate shows
-        that a first trial was lucky, and it ends at `hypervolume`.
+        that a first trial was lucky, and it ends at `compute_hypervolume`.
         """
         return _trace_hypervolume(self.records, self.objectives)
 
@@ -78,12 +83,12 @@ class Front:
         Rivals just below the front count too: noise may have put them there.
         """
         return estimate_hypervolume_interval(
-            [c.values(self.objectives) for c in self._eligible],
-            [c.errors(self.objectives) for c in self._eligible],
+            [c.get_values(self.objectives) for c in self._eligible],
+            [c.get_errors(self.objectives) for c in self._eligible],
             self.objectives,
         )
 
-    def picked_as(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
+    def list_labels(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
         """Return why a configuration stands out: `chosen`, `knee`, `highest correctness`, ...
 
         With `ties` an extreme names the trials that it is tied with: `highest correctness (tied
@@ -114,7 +119,7 @@ class Front:
         return f" (tied with {', '.join(numbers[:MOST_TIES])}{others})" if numbers else ""
 
     @property
-    def seeds_compared(self) -> bool:
+    def has_replicates(self) -> bool:
         """True if some configuration has two seeds, so that the noise of training is measured."""
         return any(c.seeds > 1 and c.role != "untrained" for c in self.configurations)
 
@@ -137,12 +142,12 @@ def build_front(
     `chosen` is the number of the trial that a person picked.
     """
     goals = tuple(objectives)
-    measured = tuple(configurations(records, goals))
+    measured = tuple(merge_trials(records, goals))
     sign = -1.0 if goals[0].direction == "maximize" else 1.0
     members = tuple(
-        sorted((c for c in measured if c.on_front), key=lambda c: sign * c.values(goals)[0])
+        sorted((c for c in measured if c.on_front), key=lambda c: sign * c.get_values(goals)[0])
     )
-    values = [member.values(goals) for member in members]
+    values = [member.get_values(goals) for member in members]
     knee = find_knee(values, goals)
     return Front(
         objectives=goals,
@@ -152,7 +157,7 @@ def build_front(
         baselines=tuple(c for c in measured if c.role in ("untrained", "published")),
         knee=None if knee is None else members[knee],
         extremes={name: members[index] for name, index in find_extremes(values, goals).items()},
-        hypervolume=hypervolume(values, goals),
+        hypervolume=compute_hypervolume(values, goals),
         chosen=next((c for c in measured if chosen in c.numbers), None),
     )
 
@@ -165,7 +170,7 @@ def _trace_hypervolume(
     ended.sort(key=lambda record: (record.finished or math.inf, record.number))
     seeds: dict[Key, list[TrialRecord]] = {}
     points: dict[Key, tuple[float, ...]] = {}
-    front = losses([], objectives)
+    front = compute_losses([], objectives)
     value = 0.0
     trace: list[HypervolumePoint] = []
     for record in ended:
@@ -180,10 +185,10 @@ def _trace_hypervolume(
                     for goal in objectives
                 )
             if before is not None:  # the point moved or went, and may have been on the front
-                front = keep_front(losses(list(points.values()), objectives))
+                front = keep_front(compute_losses(list(points.values()), objectives))
                 value = compute_loss_hypervolume(front, objectives)
             elif now is not None:
-                point = losses([now], objectives)
+                point = compute_losses([now], objectives)
                 # Most points lie behind the front, so thousands of trials stay cheap.
                 if not (front <= point).all(axis=1).any():
                     front = keep_front(np.concatenate([front, point]))

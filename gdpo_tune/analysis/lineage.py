@@ -26,7 +26,7 @@ class Training:
     schedule: tuple[Segment, ...] = ()
 
 
-def training_of(records: Sequence[TrialRecord], number: int) -> Training:
+def trace_training(records: Sequence[TrialRecord], number: int) -> Training:
     """Return the training that gives a trial's policy.
 
     A replicate is the training of the trial that it repeats, with its own seed. `records` holds
@@ -34,7 +34,7 @@ def training_of(records: Sequence[TrialRecord], number: int) -> Training:
     """
     record = records[number]
     if record.replicate_of is not None:
-        return replace(training_of(records, record.replicate_of), seed=record.seed)
+        return replace(trace_training(records, record.replicate_of), seed=record.seed)
     return _trace_until(records, number, math.inf)
 
 

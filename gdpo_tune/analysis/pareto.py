@@ -1,8 +1,8 @@
 """Dominance, ranks and hypervolume of objective values.
 
 Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives.
-Inside this room everything is a loss (smaller is better): `losses` flips the directions once. A row
-with NaN or infinity was not measured: it is never on a front and adds no hypervolume.
+Inside this room everything is a loss (smaller is better): `compute_losses` flips the directions
+once. A row with NaN or infinity was not measured: it is never on a front and adds no hypervolume.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOT_RANKED = -1
 """Rank of a point that was not measured."""
 
 
-def losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+def compute_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     """Return values as losses `[T, M]`: maximised objectives change their sign.
 
     Raises:
@@ -34,23 +34,23 @@ def losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     return array * _get_signs(objectives)
 
 
-def ranks(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int64]:
+def rank_points(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int64]:
     """Sort points into fronts, `int[T]`: 0 is the front, 1 the front of the remaining points, ...
 
     Equal points share a rank; a point that was not measured has `NOT_RANKED`.
     Source: Deb et al. 2002, A fast and elitist multiobjective genetic algorithm (NSGA-II).
     """
-    return _rank_losses(losses(values, objectives))
+    return _rank_losses(compute_losses(values, objectives))
 
 
-def loss_front(points: Floats) -> NDArray[np.bool_]:
+def mark_front(points: Floats) -> NDArray[np.bool_]:
     """Mark the losses `[T, M]` that no other point dominates, `bool[T]`."""
     return _rank_losses(points) == 0
 
 
 def keep_front(points: Floats) -> Floats:
     """Return the non-dominated rows of losses `[T, M]`, without those that hold NaN."""
-    return points[loss_front(points)]
+    return points[mark_front(points)]
 
 
 def _rank_losses(points: Floats) -> NDArray[np.int64]:
@@ -62,14 +62,14 @@ def _rank_losses(points: Floats) -> NDArray[np.int64]:
     return result
 
 
-def hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
+def compute_hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
     """Return the volume between the points and the objectives' fixed references; 0 for no points.
 
     A point that is not better than the reference in every objective contributes nothing.
     Source: Zitzler and Thiele 1999, Multiobjective evolutionary algorithms: a comparative case
     study and the strength Pareto approach.
     """
-    return compute_loss_hypervolume(losses(values, objectives), objectives)
+    return compute_loss_hypervolume(compute_losses(values, objectives), objectives)
 
 
 def compute_loss_hypervolume(points: Floats, objectives: Sequence[Objective]) -> float:
@@ -81,13 +81,13 @@ def compute_loss_hypervolume(points: Floats, objectives: Sequence[Objective]) ->
     return float(moocore.hypervolume(points[inside], ref=reference))
 
 
-def contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+def compute_contributions(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     """Return what the front's hypervolume would lose without each of its points, `float[T]`.
 
     Volume that a dominated point also covers counts as lost. 0 for a point that is dominated, equal
     to another one, or not better than the reference in every objective.
     """
-    points, reference = losses(values, objectives), convert_references(objectives)
+    points, reference = compute_losses(values, objectives), convert_references(objectives)
     if len(objectives) == 1:  # moocore wants two: a width of 1 changes no volume
         points, reference = np.pad(points, ((0, 0), (0, 1))), np.append(reference, 1.0)
     result = np.zeros(len(points))

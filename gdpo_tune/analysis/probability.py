@@ -13,7 +13,12 @@ import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, hypervolume, losses
+from gdpo_tune.analysis.pareto import (
+    Floats,
+    compute_hypervolume,
+    compute_loss_hypervolume,
+    compute_losses,
+)
 from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000
@@ -40,7 +45,7 @@ def estimate_front_probability(
     Raises:
         ValueError: `means` is not empty and does not have one column for each objective.
     """
-    points = losses(means, objectives)
+    points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     result = np.zeros(len(points))
     kept = np.flatnonzero(~_mark_hopeless(points, spread))
@@ -70,9 +75,9 @@ def estimate_hypervolume_interval(
     Raises:
         ValueError: `means` is not empty and does not have one column for each objective.
     """
-    points = losses(means, objectives)
+    points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
-    seen = hypervolume(means, objectives)
+    seen = compute_hypervolume(means, objectives)
     kept = ~_mark_hopeless(points, spread)
     volumes = [
         compute_loss_hypervolume(drawn, objectives)

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gdpo_tune.analysis.pareto import Floats, losses
-from gdpo_tune.analysis.replicates import configurations, find_original, group_trials
+from gdpo_tune.analysis.pareto import Floats, compute_losses
+from gdpo_tune.analysis.replicates import find_original, group_trials, merge_trials
 from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
@@ -36,7 +36,7 @@ LIKELY = 0.01
 """Probability of being on the front above which a configuration below it is a rival."""
 
 
-def next_replicate(
+def choose_replicate(
     records: Sequence[TrialRecord], objectives: Sequence[Objective], per_point: int, max_runs: int
 ) -> Replicate | None:
     """Choose the configuration to train again with a fresh seed; None if there is none.
@@ -52,14 +52,12 @@ def next_replicate(
     if sum(record.role == "replicate" for record in records) >= max_runs:
         return None
     groups = {find_original(members).number: members for members in group_trials(records).values()}
-    rivals = [
-        c for c in configurations(records, objectives) if c.on_front or c.probability > LIKELY
-    ]
+    rivals = [c for c in merge_trials(records, objectives) if c.on_front or c.probability > LIKELY]
     seeds = [c.seeds + sum(r.state == "running" for r in groups[c.first]) for c in rivals]
     changes = count_expected_changes(
-        [c.values(objectives) for c in rivals],
+        [c.get_values(objectives) for c in rivals],
         [
-            np.array(c.errors(objectives)) * math.sqrt(c.seeds / count)
+            np.array(c.get_errors(objectives)) * math.sqrt(c.seeds / count)
             for c, count in zip(rivals, seeds, strict=True)
         ],
         seeds,
@@ -74,7 +72,7 @@ def next_replicate(
     if not allowed:
         return None
     best = min(allowed, key=lambda i: (-round(float(changes[i]), 6), seeds[i], rivals[i].first))
-    return Replicate(of=rivals[best].first, params=rivals[best].params)
+    return Replicate(original=rivals[best].first, params=rivals[best].params)
 
 
 def count_expected_changes(
@@ -88,7 +86,7 @@ def count_expected_changes(
         seeds: number of seeds of each mean.
         objectives: directions of the M columns.
     """
-    points = losses(means, objectives)
+    points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     noise = np.random.default_rng(0).standard_normal((DRAWS, len(objectives)))
     dominates = _find_dominated(points)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import NOT_RANKED, ranks
+from gdpo_tune.analysis.pareto import NOT_RANKED, rank_points
 from gdpo_tune.analysis.probability import estimate_front_probability
 from gdpo_tune.core.trials import Estimate, Objective, Params, Role, TrialRecord
 
@@ -72,16 +72,16 @@ class Configuration:
         """True if there is only one seed, so that its own noise of training is unknown."""
         return self.seeds < 2
 
-    def values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
+    def get_values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
         """Return the test means of the objectives, in their order."""
         return tuple(self.mean[objective.name].mean for objective in objectives)
 
-    def errors(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
-        """Return the standard errors of `values`."""
+    def get_errors(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
+        """Return the standard errors of `get_values`."""
         return tuple(self.mean[objective.name].se for objective in objectives)
 
 
-def configurations(
+def merge_trials(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> list[Configuration]:
     """Merge trials into configurations with at least one measured trial, ordered by `first`."""
@@ -211,13 +211,13 @@ def _pool_metrics(
 def _rank(merged: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
     """Return the configurations with their rank and their probability of being on the front."""
     eligible = [c for c in merged if c.feasible and c.role != "untrained"]
-    means = np.array([c.values(objectives) for c in eligible])
-    errors = np.array([c.errors(objectives) for c in eligible])
+    means = np.array([c.get_values(objectives) for c in eligible])
+    errors = np.array([c.get_errors(objectives) for c in eligible])
     probabilities = estimate_front_probability(means, errors, objectives)
     ranked = {
         c.first: replace(c, rank=int(rank), probability=float(probability))
         for c, rank, probability in zip(
-            eligible, ranks(means, objectives), probabilities, strict=True
+            eligible, rank_points(means, objectives), probabilities, strict=True
         )
     }
     return [ranked.get(c.first, c) for c in merged]

@@ -68,7 +68,7 @@ def correct_p_values(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def drawn_again(
+def draw_resamples(
     left: int, right: int, size: int | None = None
 ) -> Iterator[tuple[Indices, Indices]]:
     """Draw `RESAMPLES` pairs of rows with replacement, each group's rows counted from 0.

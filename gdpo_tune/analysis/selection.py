@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.trials import Estimate, Objective
 
 CLEAR = 1.96
@@ -73,7 +73,7 @@ def is_tied(one: Estimate, other: Estimate) -> bool:
 
 
 def _scale_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
-    points = losses(values, objectives)
+    points = compute_losses(values, objectives)
     if len(points) == 0:
         return points
     best = points.min(axis=0)

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, keep_front, losses
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, compute_losses, keep_front
 from gdpo_tune.analysis.replicates import (
     Configuration,
-    configurations,
     find_original,
     group_trials,
     is_measured,
+    merge_trials,
 )
 from gdpo_tune.core.trials import Objective, TrialRecord
 
@@ -34,7 +34,7 @@ class Side:
     configurations: tuple[Configuration, ...]
     """Measured at full budget, feasible or not."""
     independent: tuple[Configuration, ...]
-    """Configurations whose values may be compared one by one: see `side_of`."""
+    """Configurations whose values may be compared one by one: see `build_side`."""
     stopped: int
     """Configurations that ended at a rung."""
     failed: int
@@ -52,7 +52,9 @@ class Side:
     @cached_property
     def points(self) -> Floats:
         """Losses `[tried, M]`; a row of NaN for what was stopped or breaks a constraint."""
-        rows = losses([c.values(self.objectives) for c in self.configurations], self.objectives)
+        rows = compute_losses(
+            [c.get_values(self.objectives) for c in self.configurations], self.objectives
+        )
         feasible = np.array([c.feasible for c in self.configurations], dtype=np.bool_)
         rows = np.where(feasible[:, None], rows, np.nan)
         return np.vstack([rows, np.full((self.stopped, len(self.objectives)), np.nan)])
@@ -68,7 +70,7 @@ class Side:
         return any(c.seeds > 1 for c in self.configurations)
 
 
-def side_of(
+def build_side(
     name: str,
     records: Sequence[TrialRecord],
     objectives: Sequence[Objective],
@@ -88,7 +90,7 @@ def side_of(
         and not any(is_measured(seed, goals) for seed in seeds)
         for seeds in group_trials(kept).values()
     )
-    measured = tuple(configurations(kept, goals))
+    measured = tuple(merge_trials(kept, goals))
     modelled = {record.number for record in kept if record.proposer == "model"}
     return Side(
         name=name,

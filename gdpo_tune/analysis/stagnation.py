@@ -7,9 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, hypervolume, losses
+from gdpo_tune.analysis.pareto import (
+    Floats,
+    compute_hypervolume,
+    compute_loss_hypervolume,
+    compute_losses,
+)
 from gdpo_tune.analysis.probability import draw_points
-from gdpo_tune.analysis.replicates import configurations
+from gdpo_tune.analysis.replicates import merge_trials
 from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.trials import Objective, TrialRecord
 
@@ -40,16 +45,16 @@ def has_stagnated(
         return False
     search.sort(key=lambda record: (record.finished or math.inf, record.number))
     latest = {record.number for record in search[-patience:]}
-    feasible = [c for c in configurations(tried, objectives) if c.feasible]
+    feasible = [c for c in merge_trials(tried, objectives) if c.feasible]
     estimates = [[c.validation[goal.name] for goal in objectives] for c in feasible]
     means = np.array([[estimate.mean for estimate in row] for row in estimates])
     before = np.array([not latest.issuperset(c.numbers) for c in feasible], dtype=np.bool_)
-    now = hypervolume(means, objectives)
-    earlier = hypervolume(means[before], objectives)
+    now = compute_hypervolume(means, objectives)
+    earlier = compute_hypervolume(means[before], objectives)
     if now <= 0:
         return False
     errors = np.array([[estimate.se for estimate in row] for row in estimates])
-    noise = _estimate_noise(losses(means, objectives), errors, before, objectives)
+    noise = _estimate_noise(compute_losses(means, objectives), errors, before, objectives)
     return now - earlier <= max(LEAST * earlier, CLEAR * noise)
 
 

@@ -18,8 +18,8 @@ from typing import Annotated
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator
 
-from gdpo_tune.spec.problems import did_you_mean
-from gdpo_tune.spec.sections import Section, refused
+from gdpo_tune.spec.problems import suggest
+from gdpo_tune.spec.sections import Section, build_refusal
 
 FIELDS = 5
 TOO_LONG = re.compile(r"[0-9]{9}")
@@ -41,23 +41,23 @@ NICKNAMES = {
 def check_line(line: str) -> str:
     """Return a cron line that can be used; refuse others with reason and fix."""
     if line.strip() in NICKNAMES:
-        raise refused("not five fields", f'write cron: "{NICKNAMES[line.strip()]}"')
+        raise build_refusal("not five fields", f'write cron: "{NICKNAMES[line.strip()]}"')
     example = 'such as "0 2 * * *" for two at night'
     count = len(line.split())
     if count != FIELDS:
         fix = f"write minute, hour, day of the month, month, day of the week, {example}"
-        raise refused(f"{count} field{'s' if count != 1 else ''}, not five", fix)
+        raise build_refusal(f"{count} field{'s' if count != 1 else ''}, not five", fix)
     numbers = f"write numbers, *, lists, ranges and steps, {example}"
     if TOO_LONG.search(line):
-        raise refused("a number of too many digits", numbers)
+        raise build_refusal("a number of too many digits", numbers)
     error = _parse_error(line)
     if not error:
         return line
     minute, hour, day, month, weekday = line.split()
     parts = (f"{minute} {hour} {day} * {weekday}", f"{minute} {hour} * {month} {weekday}")
     if any(map(_parse_error, parts)):
-        raise refused(error, numbers)
-    raise refused("there is no such day", "write a day that exists")
+        raise build_refusal(error, numbers)
+    raise build_refusal("there is no such day", "write a day that exists")
 
 
 def check_zone(name: str) -> str:
@@ -66,11 +66,11 @@ def check_zone(name: str) -> str:
         zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # `../x`, and `Europe`
         zones = {zone.lower(): zone for zone in sorted(zoneinfo.available_timezones())}
-        suggestion = did_you_mean(name, zones)
+        suggestion = suggest(name, zones)
         for lower, zone in zones.items():
             suggestion = suggestion.replace(repr(lower), repr(zone))
         fix = f"{suggestion}write a name such as Europe/Berlin or UTC"
-        raise refused("unknown time zone", fix) from None
+        raise build_refusal("unknown time zone", fix) from None
     return name
 
 

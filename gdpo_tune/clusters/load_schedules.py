@@ -10,14 +10,22 @@ from pathlib import Path
 
 from gdpo_tune.clusters.backend_checks import find_backend_problems
 from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, resolve_path
-from gdpo_tune.core.errors import Problem, SpecError, UsageError
-from gdpo_tune.core.files import is_file, is_folder
+from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
+from gdpo_tune.core.files import is_directory, is_file
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec import SweepSpec, load_spec, without_password
-from gdpo_tune.spec.checks import check_name
-from gdpo_tune.spec.problems import KeyPath, Mark, Node, Problems, Unreadable, did_you_mean, dotted
-from gdpo_tune.spec.sections import section
-from gdpo_tune.spec.source import missing_file_fix, parse, read_text
+from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
+from gdpo_tune.spec.problems import (
+    KeyPath,
+    Problems,
+    SourceMark,
+    Unreadable,
+    YamlNode,
+    check_name,
+    format_path,
+    suggest,
+)
+from gdpo_tune.spec.sections import read_section
+from gdpo_tune.spec.source import parse_yaml, read_text, suggest_file
 from gdpo_tune.spec.storage_section import NAME
 
 SUFFIXES = (".yaml", ".yml")
@@ -71,7 +79,7 @@ class LoadedSweeps:
             raise self.error
         names = ", ".join(sorted(sweeps))
         raise UsageError(
-            f"there is no sweep {name!r}\n    fix: {did_you_mean(name, sweeps)}existing: {names}"
+            f"there is no sweep {name!r}\n    fix: {suggest(name, sweeps)}existing: {names}"
         )
 
 
@@ -87,13 +95,13 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     files = [ScheduleFile(file) for file in _list_files(Path(path))]
     sweeps = [file.load() for file in files]
     _refuse_same_names(files)
-    problems: list[Problem] = []
+    problems: list[SpecProblem] = []
     for file in files:
         try:
             file.problems.raise_if_any()
         except SpecError as error:
             problems += error.problems
-    valid = [s for file, s in zip(files, sweeps, strict=True) if s and not file.problems.found]
+    valid = [s for file, s in zip(files, sweeps, strict=True) if s and not file.problems.records]
     return LoadedSweeps(tuple(valid), SpecError(tuple(problems)) if problems else None)
 
 
@@ -117,7 +125,7 @@ def _list_files(path: Path) -> list[Path]:
     reason, fix = "there is no such file or directory", "give a directory such as sweeps/"
     if is_file(path):
         return [path]
-    if is_folder(path):
+    if is_directory(path):
         reason = "no file *.yaml in it"
         try:
             # editors keep files whose names begin with a dot beside the file that they write
@@ -128,7 +136,7 @@ def _list_files(path: Path) -> list[Path]:
         files = sorted(entry for entry in entries if entry.suffix in SUFFIXES)
         if files:
             return files
-    raise SpecError((Problem(str(path), "", "", reason, fix),))
+    raise SpecError((SpecProblem(str(path), "", "", reason, fix),))
 
 
 def _refuse_same_names(files: Sequence[ScheduleFile]) -> None:
@@ -147,7 +155,7 @@ class ScheduleFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.project = file.absolute().parent.parent
-        self.problems = Problems(Mark(str(file), 1))
+        self.problems = Problems(SourceMark(str(file), 1))
         self.root = self._read()
         self.name = self._read_name()
 
@@ -160,32 +168,32 @@ class ScheduleFile:
         kind = ("backend", "kind")
         if "kind" in (self.root.find(kind[:1]).entries or {}):
             check_name(self.root.find(kind), kind, "backend", BACKEND_SETTINGS, self.problems)
-        settings = section(SweepFile, self.root, (), self.problems)
+        settings = read_section(SweepFile, self.root, (), self.problems)
         if settings is None:
             return None
         settings = settings.model_copy(update={"name": self.name})
-        if not self.problems.about("backend"):
+        if not self.problems.has_problem("backend"):
             for path, reason, fix in find_backend_problems(settings, self.project):
                 self._add(path, reason, fix)
         self._check_addresses(settings)
         spec = self._load_spec(settings)
         return spec and ScheduledSweep(self.file, self.project, settings, spec)
 
-    def _read(self) -> Node:
-        nothing = Node(Mark(str(self.file), 1))
+    def _read(self) -> YamlNode:
+        nothing = YamlNode(SourceMark(str(self.file), 1))
         if self.file.exists() and not is_file(self.file):
             # reading a pipe or a device might never end
             fix = "move it out of the directory, or give it another ending"
-            self.problems.add(Mark(str(self.file)), "", None, "not a file", fix)
+            self.problems.add(SourceMark(str(self.file)), "", None, "not a file", fix)
             return nothing
         try:
-            root = parse(read_text(self.file, self.problems), str(self.file), self.problems)
+            root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
         except Unreadable:
             return nothing
         if root.entries is None:
             reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
             fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
-            self.problems.at(root, (), reason, fix)
+            self.problems.add_value(root, (), reason, fix)
         return root
 
     def _read_name(self) -> str:
@@ -195,7 +203,7 @@ class ScheduleFile:
             return value
         if isinstance(value, str):
             reason = "not a name for a directory (letters, digits, '.', '_', '-')"
-            self.problems.at(node, ("name",), reason, "write name: followed by such a name")
+            self.problems.add_value(node, ("name",), reason, "write name: followed by such a name")
         return ""
 
     def _check_addresses(self, settings: SweepFile) -> None:
@@ -216,7 +224,7 @@ class ScheduleFile:
         """Load the search space with the file's overrides, and note the problems of both."""
         space = self.project / settings.space
         if not is_file(space):
-            fix = missing_file_fix(space) + f"the path is relative to {self.project}"
+            fix = suggest_file(space) + f"the path is relative to {self.project}"
             self._add(("space",), f"there is no file {settings.space}", fix)
             return None
         overrides, limit = list_overrides(settings, self.project), settings.budget.gpu_hours_per_30d
@@ -225,22 +233,22 @@ class ScheduleFile:
         try:
             return load_spec(space, list(overrides), self.name or "sweep")
         except SpecError as error:
-            keys = {without_password(override): path for override, path in overrides.items()}
+            keys = {hide_passwords(override): path for override, path in overrides.items()}
             for problem in error.problems:
                 self._add_of_space(problem, keys)
         return None
 
-    def _add_of_space(self, problem: Problem, keys: dict[str, KeyPath]) -> None:
+    def _add_of_space(self, problem: SpecProblem, keys: dict[str, KeyPath]) -> None:
         """Note a problem of the search space, at the key of this file that causes it."""
         path = keys.get(problem.where.removeprefix("--set "))
         if path is None:
-            self.problems.found.append((Mark(problem.where), problem))
-        elif not self.problems.about(dotted(path)):  # otherwise it is noted already
+            self.problems.records.append((SourceMark(problem.where), problem))
+        elif not self.problems.has_problem(format_path(path)):  # otherwise it is noted already
             mark = self.root.find(path).mark
-            problem = replace(problem, where=str(mark), key=dotted(path))
-            self.problems.found.append((mark, problem))
+            problem = replace(problem, where=str(mark), key=format_path(path))
+            self.problems.records.append((mark, problem))
 
     def _add(self, path: KeyPath, reason: str, fix: str) -> None:
         node = self.root.find(path)
-        value = without_password(node.value) if isinstance(node.value, str) else node.plain()
-        self.problems.add(node.mark, dotted(path), value, reason, fix)
+        value = hide_passwords(node.value) if isinstance(node.value, str) else node.to_plain()
+        self.problems.add(node.mark, format_path(path), value, reason, fix)

@@ -24,7 +24,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
         that cannot be read from here (another machine's directory) only `unknown`, the reason.
     """
     # Imported only here: numpy and Optuna take a second, and most ticks find no run that ended.
-    from gdpo_tune.core.metrics import gpu_hours
+    from gdpo_tune.core.metrics import count_gpu_hours
     from gdpo_tune.results.open_sweep import read_sweep
 
     # A run whose attempts were all refused has no directory. Pods may have another disk.
@@ -35,11 +35,11 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
         found = read_sweep(f"{sweep.storage}/{run}", run)
     except (GdpoTuneError, OSError) as error:
         return {"unknown": str(error)}
-    records, gpus, front = found.records, found.spec.resources.in_all, found.front()
+    records, gpus, front = found.records, found.spec.resources.total_gpus, found.build_front()
     figures: dict[str, Any] = {
         "trials": len(records),
         "failed_trials": sum(record.state == "failed" for record in records),
-        "gpu_hours": sum(gpu_hours(record.cost, gpus) for record in records),
+        "gpu_hours": sum(count_gpu_hours(record.cost, gpus) for record in records),
         "front": len(front.members),
     }
     if front.members:

@@ -147,7 +147,7 @@ def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False)
         run.began, run.earlier_attempts, run.gpu_hours_limit = now, run.attempt, limit
         state.add_run(run)
         return retry_run(run, now)
-    name, identity = context.run_name(due), context.sweep.spec.identity()
+    name, identity = context.run_name(due), context.sweep.spec.compute_identity()
     run = ScheduledRun(name=name, due=due, identity=identity, began=now, by_name=by_name)
     run.gpu_hours_limit = limit
     state.add_run(run)

@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gdpo_tune.clusters import schedule_spec
-from gdpo_tune.core.files import write_whole
-from gdpo_tune.spec.problems import one_of, show
-from gdpo_tune.spec.reference import bound, read_attribute_docs, table
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.reference import describe_bound, read_attribute_docs, render_table
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 KINDS = {int: "whole number", float: "number", bool: "true, false"}
@@ -43,7 +43,7 @@ def _format_section(title: str, section: type[BaseModel], prefix: str) -> str:
         for name, field in fields
     ]
     summary = (section.__doc__ or "").partition("\n")[0]
-    return f"### {title}\n\n{summary}\n\n{table(('key', 'values', 'default', 'what'), rows)}"
+    return f"### {title}\n\n{summary}\n\n{render_table(('key', 'values', 'default', 'what'), rows)}"
 
 
 def _describe_values(field: FieldInfo) -> str:
@@ -56,9 +56,9 @@ def _describe_values(field: FieldInfo) -> str:
     literal = next((part for part in parts if get_origin(part) is Literal), None)
     if literal is not None:
         is_list = any(get_origin(part) is tuple for part in parts)
-        return ("some of " if is_list else "") + one_of(get_args(literal))
+        return ("some of " if is_list else "") + join(get_args(literal))
     kind = next((KINDS[part] for part in parts if isinstance(part, type) and part in KINDS), "")
-    return ", ".join(filter(None, [kind, *map(bound, parts)])) if kind else ""
+    return ", ".join(filter(None, [kind, *map(describe_bound, parts)])) if kind else ""
 
 
 def _flatten(kind: object) -> Iterator[Any]:
@@ -83,4 +83,4 @@ def _format_default(name: str, field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    write_whole(page, fill_page(page.read_text(encoding="utf-8")))
+    write_atomically(page, fill_page(page.read_text(encoding="utf-8")))

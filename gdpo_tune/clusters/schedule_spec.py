@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.sections import Section, refused, written
+from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
@@ -28,12 +28,12 @@ def parse_duration(text: Any) -> int:
     """Return the seconds that a text such as `1d12h` means; refuse other values."""
     match = DURATION.fullmatch(text) if isinstance(text, str) and text else None
     if match is None:
-        raise refused("not a length of time", "write it like 90m, 6h or 1d12h")
+        raise build_refusal("not a length of time", "write it like 90m, 6h or 1d12h")
     counts = zip(match.groups(), UNITS.values(), strict=True)
     seconds = sum(int(count or 0) * size for count, size in counts)
     if not SHORTEST <= seconds <= LONGEST:
         bounds = f"{format_duration(SHORTEST)} to {format_duration(LONGEST)}"
-        raise refused(f"must be {bounds}", f"write a length of time of {bounds}")
+        raise build_refusal(f"must be {bounds}", f"write a length of time of {bounds}")
     return seconds
 
 
@@ -55,14 +55,14 @@ def check_location(path: str) -> str:
     """Return an address or a path; refuse the home of an unknown user."""
     if not is_url(path) and os.path.expanduser(path).startswith("~"):
         fix = "write an absolute path, which begins with /"
-        raise refused("there is no user of that name", fix)
+        raise build_refusal("there is no user of that name", fix)
     return path
 
 
 def check_directory(path: str) -> str:
     """Return a path that can be a directory of this machine; refuse others."""
     if is_url(path):
-        raise refused("an address, not a directory", "write a directory of this machine")
+        raise build_refusal("an address, not a directory", "write a directory of this machine")
     return check_location(path)
 
 
@@ -71,7 +71,7 @@ Duration = Annotated[int, DURATION_VALIDATOR]
 """Seconds, written as text in the file."""
 EnvironmentName = Annotated[
     str,
-    written(
+    require_pattern(
         r"[A-Za-z_][A-Za-z0-9_]*",
         "not the name of an environment variable",
         "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",
@@ -79,7 +79,7 @@ EnvironmentName = Annotated[
 ]
 KubernetesName = Annotated[
     str,
-    written(
+    require_pattern(
         r"(?=.{1,253}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?",
         "not a name of Kubernetes (RFC 1123)",
         "write small letters, digits, '-' and '.', or remove the key",
@@ -87,16 +87,18 @@ KubernetesName = Annotated[
 ]
 Image = Annotated[
     str,
-    written(r"[!-~]+", "not the name of an image", "write it like registry.example.org/search:1"),
+    require_pattern(
+        r"[!-~]+", "not the name of an image", "write it like registry.example.org/search:1"
+    ),
 ]
 Memory = Annotated[
     str,
-    written(
+    require_pattern(
         r"[1-9][0-9]{0,14}([KMGT]i?)?", "not an amount of memory", "write it like 512Mi or 32Gi"
     ),
 ]
 SlurmName = Annotated[
-    str, written(r"[!-~]+", "not one word", "write it without blanks, or remove the key")
+    str, require_pattern(r"[!-~]+", "not one word", "write it without blanks, or remove the key")
 ]
 MOST = 100_000
 """Most nodes, pods, CPUs or GPUs: a larger number is a typing error."""

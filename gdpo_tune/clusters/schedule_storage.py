@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gdpo_tune.core.errors import StoreError
-from gdpo_tune.core.object_store import is_url, open_filesystem, unusable
+from gdpo_tune.core.object_store import build_store_error, is_url, open_filesystem
 
 
 class ScheduleStorage:
@@ -81,7 +81,7 @@ class ScheduleStorage:
         except expected:
             raise
         except Exception as error:  # each store has its own errors for credentials and networks
-            raise unusable(self.address, error) from error
+            raise build_store_error(self.address, error) from error
 
 
 def _create_on_disk(path: Path, content: bytes) -> None:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 MARKER = "complete.json"
-BEGIN = "checkpoint-"
-_NAME = re.compile(rf"{BEGIN}(\d+)")
+CHECKPOINT_PREFIX = "checkpoint-"
+_NAME = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
 
 
-def step_of(name: str) -> int | None:
+def parse_step(name: str) -> int | None:
     """Return the steps that the checkpoint in a directory of that name contains; None: no name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -23,7 +23,7 @@ def step_of(name: str) -> int | None:
 
 def find_checkpoint_name(path: str) -> str | None:
     """Return the name of the checkpoint that a file belongs to; None if it belongs to none."""
-    return next((part for part in path.split("/")[:-1] if step_of(part) is not None), None)
+    return next((part for part in path.split("/")[:-1] if parse_step(part) is not None), None)
 
 
 def is_marker(path: str) -> bool:
@@ -34,7 +34,7 @@ def is_marker(path: str) -> bool:
 def sort_checkpoints(paths: Iterable[str]) -> list[str]:
     """Return the names of the checkpoints among a trial's files, the one of most steps first."""
     names = {name for path in paths if (name := find_checkpoint_name(path)) is not None}
-    return sorted(names, key=lambda name: step_of(name) or 0, reverse=True)
+    return sorted(names, key=lambda name: parse_step(name) or 0, reverse=True)
 
 
 def iterate_whole_checkpoints(

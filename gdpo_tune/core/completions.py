@@ -1,7 +1,7 @@
 """`completions.jsonl`: a few held-out completions of one trial, for a person to read.
 
 A line is `{"prompt": ..., "completion": ..., "metrics": {"correctness": 1.0, ...}}`. The file is
-small on purpose: it has `MOST` lines, and long texts are cut.
+small on purpose: it has `MOST_COMPLETIONS` lines, and long texts are cut.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 
-FILE = "completions.jsonl"
-MOST = 6
+COMPLETIONS_FILE = "completions.jsonl"
+MOST_COMPLETIONS = 6
 """Completions that are kept."""
-LONGEST = 1500
+LONGEST_TEXT = 1500
 """Characters of a text that are kept; of a prompt the last ones, where the question is."""
 CUT = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -31,12 +31,14 @@ class Completion:
     metrics: Mapping[str, float | None]
 
 
-def shortened(prompt: str, completion: str, metrics: Mapping[str, float | None]) -> Completion:
-    """Build a completion whose texts are cut to `LONGEST`."""
-    if len(prompt) > LONGEST:
-        prompt = CUT + prompt[-LONGEST:]
-    if len(completion) > LONGEST:
-        completion = completion[:LONGEST] + CUT
+def shorten_completion(
+    prompt: str, completion: str, metrics: Mapping[str, float | None]
+) -> Completion:
+    """Build a completion whose texts are cut to `LONGEST_TEXT`."""
+    if len(prompt) > LONGEST_TEXT:
+        prompt = CUT + prompt[-LONGEST_TEXT:]
+    if len(completion) > LONGEST_TEXT:
+        completion = completion[:LONGEST_TEXT] + CUT
     return Completion(prompt, completion, dict(metrics))
 
 
@@ -44,7 +46,7 @@ def write_completions(directory: Path, completions: Sequence[Completion]) -> Non
     """Replace a trial's file; its directory is created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(asdict(completion), ensure_ascii=False) for completion in completions]
-    write_whole(directory / FILE, "".join(f"{line}\n" for line in lines))
+    write_atomically(directory / COMPLETIONS_FILE, "".join(f"{line}\n" for line in lines))
 
 
 def read_completions(directory: Path) -> list[Completion]:
@@ -53,7 +55,7 @@ def read_completions(directory: Path) -> list[Completion]:
     Raises:
         UsageError: a line of the file holds no completion.
     """
-    path = directory / FILE
+    path = directory / COMPLETIONS_FILE
     if not path.exists():
         return []
     result: list[Completion] = []

@@ -30,12 +30,12 @@ class VLLM:
     """True if it was built to compute on a CPU."""
 
     @property
-    def supported(self) -> bool:
+    def is_supported(self) -> bool:
         """True if its release lies in the range; local parts such as `+cu129` do not count."""
         return _parse_release(OLDEST) <= _parse_release(self.version) <= _parse_release(NEWEST)
 
 
-def installed_vllm() -> VLLM | None:
+def find_vllm() -> VLLM | None:
     """Find the vLLM of this environment without importing it; None if there is none."""
     for name, for_cpu in _DISTRIBUTIONS.items():
         try:
@@ -46,7 +46,7 @@ def installed_vllm() -> VLLM | None:
     return None
 
 
-def choose(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None) -> Engine:
+def select_engine(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None) -> Engine:
     """Choose the engine of a trial.
 
     Args:
@@ -68,7 +68,7 @@ def choose(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | Non
             f"{setting}: vLLM is not installed\n"
             f"    fix: pip install 'gdpo-tune[vllm]', or {_OTHER_ENGINE}"
         )
-    if not vllm.supported:
+    if not vllm.is_supported:
         raise EngineError(
             f"{setting}: vLLM {vllm.version} is installed, and {OLDEST} to {NEWEST} are supported\n"
             f"    fix: pip install 'gdpo-tune[vllm]', which installs one of those, or "

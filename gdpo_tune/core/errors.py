@@ -21,7 +21,7 @@ GdpoTuneError                 every error that this package raises on purpose
 |- SupersededError            another process has taken over this one's trial
 |- LedgerUnreachableError     the database of the ledger does not answer: run the command again
 |- StoreUnreachableError      an object store does not answer: run the command again
-|- FolderLostError            the sweep's directory is gone: run the command again
+|- DirectoryLostError            the sweep's directory is gone: run the command again
 |- DiskFullError              no space left: run the command again once there is space
 |- BackendUnreachableError    a backend does not answer: the same call may succeed later
 |- ClusterLostError           Ray's servers died or did not start: run the command again
@@ -47,7 +47,7 @@ class UsageError(GdpoTuneError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class SpecProblem:
     """One mistake in a sweep file: where, what, why, and what to write instead."""
 
     where: str
@@ -68,7 +68,7 @@ class Problem:
 class SpecError(UsageError):
     """Every problem of a sweep file, together."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[SpecProblem, ...]) -> None:
         super().__init__(problems)
         self.problems = problems
 
@@ -131,7 +131,7 @@ class PickError(UsageError):
 class ExportError(UsageError):
     """Every setting of a training that a library cannot repeat."""
 
-    def __init__(self, library: str, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, library: str, problems: tuple[SpecProblem, ...]) -> None:
         super().__init__(library, problems)
         self.library = library
         self.problems = problems
@@ -179,7 +179,7 @@ class SupersededError(GdpoTuneError):
     """A trial that another process has taken over; this one writes nothing more."""
 
 
-class FolderLostError(GdpoTuneError):
+class DirectoryLostError(GdpoTuneError):
     """A sweep directory that is gone, as after a lost mount, and did not come back."""
 
 
@@ -202,12 +202,12 @@ class StoreUnreachableError(GdpoTuneError):
         self.address, self.answer, self.seconds = address, answer, seconds
 
     @property
-    def what(self) -> str:
+    def summary(self) -> str:
         """The failure without its consequences."""
         return f"{self.address} has not answered for {self.seconds} s ({self.answer})"
 
     def __str__(self) -> str:
-        return f"{self.what}; what trials have recorded is kept, and the same command goes on"
+        return f"{self.summary}; what trials have recorded is kept, and the same command goes on"
 
 
 class ClusterLostError(GdpoTuneError):

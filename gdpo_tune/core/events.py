@@ -63,7 +63,7 @@ class TrialFinished:
 
 
 @dataclass(frozen=True)
-class Disturbed:
+class IncidentOccurred:
     """Incident that the sweep survives."""
 
     incident: Incident
@@ -86,7 +86,7 @@ Event = (
     | TrialProgress
     | TrialPaused
     | TrialFinished
-    | Disturbed
+    | IncidentOccurred
     | SweepFinished
 )
 Listener = Callable[[Event], None]

@@ -16,7 +16,7 @@ _NEARLY_FULL = 64 * 1024
 """Bytes. With less free space, a write that failed without a reason failed for lack of space."""
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Replace a file in one step: a reader, or a crash, sees the old content or the new one.
 
     Args:
@@ -40,7 +40,7 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def writing(subject: str) -> Generator[None]:
+def explain_write_errors(subject: str) -> Generator[None]:
     """Turn a failure to write `subject` to a user's path into a usage error.
 
     Raises:
@@ -62,13 +62,13 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)
 
 
-def is_folder(path: Path) -> bool:
+def is_directory(path: Path) -> bool:
     """Return whether a directory exists; unlike `Path.is_dir`, False for a name too long."""
     return os.path.isdir(path)
 
 
 @contextmanager
-def room_in(directory: Path, subject: str) -> Generator[None]:
+def explain_full_disk(directory: Path, subject: str) -> Generator[None]:
     """Turn a failure to write `subject` to a full disk into a `DiskFullError`.
 
     Raises:
@@ -79,10 +79,10 @@ def room_in(directory: Path, subject: str) -> Generator[None]:
     except Exception as error:
         if isinstance(error, DiskFullError) or not _lacks_space(error, directory):
             raise
-        raise disk_full(directory, subject) from error
+        raise build_disk_full_error(directory, subject) from error
 
 
-def disk_full(directory: Path, subject: str) -> DiskFullError:
+def build_disk_full_error(directory: Path, subject: str) -> DiskFullError:
     """Build the error for a failure to write `subject` into a directory on a full disk."""
     free = _count_free_bytes(directory)
     return DiskFullError(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
-NOTHING = "\N{EM DASH}"
+NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
-SHORT = {
+SHORT_NAMES = {
     "reward_weights": "w {}",
     "conditioning": "{} if",
     "conditioning_threshold": "{} if at least",
@@ -33,20 +33,20 @@ OTHER_COLOR = "#7f7f7f"
 """Colour of a mode that is not in `MODE_COLORS`."""
 
 
-def mode_of(params: Params) -> str:
+def get_mode(params: Params) -> str:
     """Return the normalization mode that a configuration was trained with."""
     return str(params.get("normalization", "gdpo"))
 
 
 def format_number(value: float) -> str:
     """Format a measured value: three decimals below 10, fewer above; a dash if not finite."""
-    return f"{value:,.{_choose_decimals(value)}f}" if math.isfinite(value) else NOTHING
+    return f"{value:,.{_choose_decimals(value)}f}" if math.isfinite(value) else NO_VALUE
 
 
 def format_estimate(value: Estimate | None) -> str:
     """Format `mean ± standard error` with equally many decimals; a dash for None."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     return f"{format_number(value.mean)} ± {value.se:,.{_choose_decimals(value.mean)}f}"
 
 
@@ -63,7 +63,7 @@ def _choose_decimals(value: float) -> int:
 def format_parameter(value: ParamValue | None) -> str:
     """Format a parameter's value in three significant digits; a dash for None."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     if isinstance(value, bool):
         return str(value).lower()  # as it is written in the file
     if not isinstance(value, float):
@@ -74,10 +74,10 @@ def format_parameter(value: ParamValue | None) -> str:
     return f"{value:.3g}"
 
 
-def abbreviate(name: str) -> str:
+def abbreviate_parameter(name: str) -> str:
     """Shorten a parameter's name for a narrow column: `reward_weights.format` -> `w format`."""
     family, _, reward = name.partition(".")
-    return SHORT.get(family, "{}").format(reward) if reward else name.replace("_", " ")
+    return SHORT_NAMES.get(family, "{}").format(reward) if reward else name.replace("_", " ")
 
 
 def format_duration(seconds: float) -> str:

@@ -28,12 +28,12 @@ COST_METRICS = {
 """Costs of a trial, whatever its task: objectives and constraints may name these too."""
 
 
-def gpu_hours(cost: Cost, gpus: float) -> float:
+def count_gpu_hours(cost: Cost, gpus: float) -> float:
     """Return a trial's wall time multiplied by its GPUs, in hours."""
     return cost.seconds * gpus / HOUR
 
 
-def priced(
+def add_costs(
     measured: Mapping[str, Estimate], cost: Cost, names: Collection[str], gpus: float
 ) -> dict[str, Estimate]:
     """Add to held-out metrics those of `COST_METRICS` that are named.
@@ -50,7 +50,7 @@ def priced(
     costs = {
         "seconds": cost.seconds,
         "cpu_seconds": cost.cpu_seconds,
-        "gpu_hours": gpu_hours(cost, gpus),
+        "gpu_hours": count_gpu_hours(cost, gpus),
     }
     named = {name: Estimate(value, 0.0) for name, value in costs.items() if name in names}
     return {**named, **measured}

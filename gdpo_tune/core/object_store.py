@@ -37,7 +37,7 @@ def is_url(storage: str) -> bool:
     return URL.match(storage) is not None
 
 
-def joined(address: str, *names: str) -> str:
+def join_address(address: str, *names: str) -> str:
     """Return an address below another one."""
     return "/".join([address.rstrip("/"), *names])
 
@@ -50,13 +50,13 @@ def find_cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gdpo_tune"
 
 
-def local_folder(address: str) -> Path:
+def find_local_copy(address: str) -> Path:
     """Return where this machine keeps copies of what lies at an address."""
     scheme, _, path = address.partition("://")
     return find_cache_directory().joinpath(scheme.lower(), *filter(None, path.split("/")))
 
 
-def address_of(directory: Path) -> str:
+def find_address(directory: Path) -> str:
     """Return the address that a directory of this machine is a copy of; empty if it is none."""
     try:
         scheme, *names = directory.absolute().relative_to(find_cache_directory()).parts
@@ -65,14 +65,14 @@ def address_of(directory: Path) -> str:
     return f"{scheme}://{'/' if scheme in ON_DISK else ''}{'/'.join(names)}" if names else ""
 
 
-def copied_from(name: str) -> list[str]:
+def list_copied_addresses(name: str) -> list[str]:
     """Return the addresses of sweeps of this name that this machine has copies of."""
     addresses: list[str] = []
     for directory, below, files in os.walk(find_cache_directory()):
         if "spec.yaml" in files:
             below.clear()  # no sweep lies below another one
             if os.path.basename(directory) == name:
-                addresses.append(address_of(Path(directory)))
+                addresses.append(find_address(Path(directory)))
     return sorted(addresses)
 
 
@@ -102,7 +102,7 @@ def first_line(error: BaseException) -> str:
     return words.strip().splitlines()[0]
 
 
-def unusable(place: str, error: BaseException) -> StoreError:
+def build_store_error(place: str, error: BaseException) -> StoreError:
     """Return the error to raise when nothing can be read or written at a place."""
     return StoreError(
         f"storage {place}: {first_line(error)}\n"
@@ -219,7 +219,7 @@ class StoreDirectory:
             if isinstance(error, FileNotFoundError) and absent is not _RAISE:
                 answer = absent
             elif is_refusal(error):
-                raise unusable(self.address, error) from error
+                raise build_store_error(self.address, error) from error
             elif is_disk_full(error):
                 raise
             else:

@@ -122,17 +122,17 @@ FAMILIES: dict[str, ParameterInfo] = {
 """Families of parameters: a task has one of each for each reward, `<family>.<reward>`."""
 
 
-def parameters_of(task: TaskInfo) -> dict[str, ParameterInfo]:
+def list_parameters(task: TaskInfo) -> dict[str, ParameterInfo]:
     """Return every parameter of a task, those of its rewards included."""
     absent = {
         *(() if task.length_reward else LENGTH_PARAMETERS),
         *(() if task.partial_reward else (PARTIAL_CREDIT,)),
     }
     general = {name: info for name, info in PARAMETERS.items() if name not in absent}
-    return {**general, **parameters_of_rewards(tuple(task.rewards))}
+    return {**general, **list_reward_parameters(tuple(task.rewards))}
 
 
-def parameters_of_rewards(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
+def list_reward_parameters(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
     """Return `<family>.<reward>` for each reward; a single reward has no condition."""
     result = {f"reward_weights.{reward}": REWARD_WEIGHT for reward in rewards}
     if len(rewards) < 2:

@@ -9,7 +9,7 @@ SAME_START = 2.0
 the boot time, which moves when the clock is set."""
 
 
-def creation(process: psutil.Process) -> float | None:
+def read_creation_time(process: psutil.Process) -> float | None:
     """Return when a process was created, in Unix seconds; None if it is gone or not accessible."""
     try:
         return process.create_time()
@@ -17,7 +17,7 @@ def creation(process: psutil.Process) -> float | None:
         return None
 
 
-def process_of(pid: int, created: float) -> psutil.Process | None:
+def find_process(pid: int, created: float) -> psutil.Process | None:
     """Return the process with this pid and creation time; None if it is gone or not accessible."""
     try:
         process = psutil.Process(pid)
@@ -26,9 +26,9 @@ def process_of(pid: int, created: float) -> psutil.Process | None:
         return None
 
 
-def runs(pid: int, created: float) -> bool:
+def is_running(pid: int, created: float) -> bool:
     """Return whether a process exists and is more than an exit status that nobody has read."""
-    process = process_of(pid, created)
+    process = find_process(pid, created)
     try:
         return process is not None and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -23,7 +23,7 @@ FIX = f"    fix: export {FILE}=FILE with the cluster's token, or {TOKEN}=..."
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 
 
-def address(text: str, option: str) -> str:
+def check_ray_address(text: str, option: str) -> str:
     """Return an address that `ray.init` can join: `auto`, or `HOST:PORT`.
 
     Args:
@@ -44,7 +44,7 @@ def address(text: str, option: str) -> str:
     )
 
 
-def token(environment: Mapping[str, str]) -> str:
+def find_token(environment: Mapping[str, str]) -> str:
     """Find the token to send; empty for none.
 
     Raises:
@@ -61,16 +61,16 @@ def token(environment: Mapping[str, str]) -> str:
     return result
 
 
-def settle(environment: MutableMapping[str, str]) -> None:
+def enable_token(environment: MutableMapping[str, str]) -> None:
     """Make Ray send a token that a variable names; call this before Ray is imported.
 
     By default Ray sends no token to an explicit address. A token in the home directory keeps its
     meaning for Ray: it is used for `auto` alone.
 
     Raises:
-        UsageError: see `token`.
+        UsageError: see `find_token`.
     """
-    token(environment)
+    find_token(environment)
     if not environment.get(MODE) and _read_variables(environment):
         environment[MODE] = "token"
 

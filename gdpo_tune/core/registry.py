@@ -243,7 +243,7 @@ def weigh_equally(rewards: Iterable[str]) -> dict[str, ParamValue]:
     return {"normalization": "gdpo", **{f"reward_weights.{reward}": 1.0 for reward in rewards}}
 
 
-def judgeable(task: TaskInfo) -> dict[str, MetricInfo]:
+def collect_metrics(task: TaskInfo) -> dict[str, MetricInfo]:
     """Return what objectives and constraints may name; a task's own metric hides a cost."""
     return {**COST_METRICS, **task.metrics}
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 
 @contextmanager
-def on_signals(stop: Callable[[], None]) -> Generator[None]:
+def stop_on_signals(stop: Callable[[], None]) -> Generator[None]:
     """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt.
 
     A SIGHUP is never the second one. A command that was started with SIGHUP ignored, as by `nohup`,
@@ -48,7 +48,7 @@ def on_signals(stop: Callable[[], None]) -> Generator[None]:
 
 
 @contextmanager
-def hangups_held() -> Generator[None]:
+def block_hangups() -> Generator[None]:
     """Block SIGHUP in this thread until the end, and for good in processes started meanwhile.
 
     The kernel sends it to every process of a terminal that is closed.

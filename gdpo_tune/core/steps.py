@@ -14,7 +14,7 @@ from typing import Any
 
 from gdpo_tune.core.trials import Cost, Measurement
 
-FILE = "steps.jsonl"
+STEPS_FILE = "steps.jsonl"
 MOST_POINTS = 60
 """Points of one trial's curve that are passed on, at most. Otherwise a thousand trials of thousands
 of steps fill a tracking database with tens of gigabytes."""
@@ -42,7 +42,7 @@ def append_step(directory: Path, measurement: Measurement) -> None:
         allow_nan=False,
     )
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / FILE).open("ab+") as file:
+    with (directory / STEPS_FILE).open("ab+") as file:
         if file.tell() and not _ends_line(file):
             line = "\n" + line
         file.write((line + "\n").encode())
@@ -50,7 +50,7 @@ def append_step(directory: Path, measurement: Measurement) -> None:
 
 def read_steps(directory: Path) -> list[Measurement]:
     """Return the measurements that no later line supersedes, by step; [] without a file."""
-    path = directory / FILE
+    path = directory / STEPS_FILE
     if not path.exists():
         return []
     steps: list[Measurement] = []

@@ -26,12 +26,12 @@ class Closing(ABC):
         self.close()
 
 
-def candidates_at_once(memory: int, bytes_each: int) -> int:
+def count_parallel_candidates(memory: int, bytes_each: int) -> int:
     """Return how many candidates may run side by side in so many bytes; at least one."""
     return max(1, int(SHARE_FOR_CANDIDATES * memory / bytes_each))
 
 
-def machine_memory(root: Path = Path("/")) -> int | None:
+def read_machine_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes of memory that the processes of this machine or control group share.
 
     This is the smallest of `MemTotal` and the limits of this process's control group and of its

@@ -26,12 +26,12 @@ from gdpo_tune.core.trials import Direction
 METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
 
 
-def is_file(task: str) -> bool:
+def is_task_file(task: str) -> bool:
     """Return whether a task is named by a file and not by the registry."""
     return ".py:" in task or task.endswith(".py")
 
 
-def task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
+def load_task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
     """Return what a task rewards and measures.
 
     Args:
@@ -42,7 +42,7 @@ def task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
-    info = _describe(task) if is_file(task) else registry.describe_task(task)
+    info = _describe(task) if is_task_file(task) else registry.describe_task(task)
     return info.with_optional_rewards(parameters)
 
 
@@ -53,20 +53,20 @@ def build_task(
     data: DataSettings,
     parameters: Collection[str] = (),
 ) -> Any:
-    """Build the task of a sweep with these settings; `task` and `parameters` as in `task_info`.
+    """Build the task of a sweep; `task` and `parameters` as in `load_task_info`.
 
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
-    result = task_info(task, parameters).build(training, sandbox, data)
+    result = load_task_info(task, parameters).build(training, sandbox, data)
     if not isinstance(getattr(result, "instructions", None), str):
         raise TaskFileError(f"{task}: instructions has to be a text, which may be empty")
     return result
 
 
-def provenance(task: str) -> dict[str, str]:
+def hash_task_file(task: str) -> dict[str, str]:
     """Return the hash of the file's text, for a task in a file."""
-    if not is_file(task):
+    if not is_task_file(task):
         return {}
     content = Path(_split_name(task)[0]).read_bytes()
     return {"task_file": f"sha256:{hashlib.sha256(content).hexdigest()[:12]}"}

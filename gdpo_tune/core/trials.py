@@ -152,7 +152,7 @@ class Measurement:
     """Estimates of the evaluation; empty if none took place."""
 
     @property
-    def validated(self) -> bool:
+    def has_validation(self) -> bool:
         """True if an evaluation took place."""
         return bool(self.validation)
 
@@ -187,7 +187,7 @@ class Outcome:
     """Provenance seen from inside the trial, such as the sandbox's tier."""
 
 
-LEFT_OUT = "prompts_left_out."
+PROMPTS_LEFT_OUT = "prompts_left_out."
 """Prefix of a split's key in `Outcome.environment`: how many prompts were too long, `2 of 128`."""
 
 Report = Callable[[Measurement, Path | None], None]
@@ -198,7 +198,7 @@ Report = Callable[[Measurement, Path | None], None]
 class Replicate:
     """A configuration to train again with a fresh seed."""
 
-    of: int
+    original: int
     """Number of the trial that first had these parameters."""
     params: Params
 

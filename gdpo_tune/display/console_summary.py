@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gdpo_tune.analysis.agreement import agreements
+from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
@@ -25,7 +25,7 @@ from gdpo_tune.results.summary import (
     describe_other_states,
     list_incidents,
 )
-from gdpo_tune.spec import without_password
+from gdpo_tune.spec import hide_passwords
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -60,7 +60,7 @@ def print_summary(
     out = console or Console()
     if not out.is_terminal and console is None:
         out = Console(width=WIDTH)
-    front = build_front(records, spec.objective_list(), chosen and chosen.number)
+    front = build_front(records, spec.list_objectives(), chosen and chosen.number)
     out.print(_build_head(spec, front, note))
     _print_unmet(out, spec, records)
     if front.members or front.baselines:
@@ -68,13 +68,13 @@ def print_summary(
     if any(member.provisional for member in front.members):
         noise = (
             "its standard error is at least the spread of seeds elsewhere in this sweep"
-            if front.seeds_compared
+            if front.has_replicates
             else "so the noise of training is unknown and its standard error too small"
         )
         _print_line(out, f"provisional: one seed, {noise}", "dim")
     for line in chosen.lines if chosen else ():
         _print_line(out, line)
-    for agreement in agreements(records, front.objectives):
+    for agreement in measure_agreements(records, front.objectives):
         _print_line(out, f"early scores: {agreement}", "dim")
     _print_failures(out, records)
     _print_incidents(out, sessions)
@@ -155,10 +155,10 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
     """Print the paths of the report, the front, the trials and the kept policies."""
     files = [("report", spec.directory / REPORT_FILE), ("front", spec.directory / FRONT_FILE)]
     rows = [(name, str(path)) for name, path in files if path.exists()]
-    rows.append(("trials", f"{spec.place}/trials"))
+    rows.append(("trials", f"{spec.location}/trials"))
     policies = {record.number: record.policy for record in front.records}
     for member in front.members:
-        names, policy = front.picked_as(member), policies[member.numbers[0]]
+        names, policy = front.list_labels(member), policies[member.numbers[0]]
         if names and policy:
             rows.append((f"policy, {', '.join(names)}", policy))
     _print_rows(out, "\nOutputs", rows)
@@ -166,15 +166,15 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
 
 def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None, view: str) -> None:
     """Print the address of MLflow and the commands that a person may want next."""
-    uri = without_password(spec.tracking.uri)
+    uri = hide_passwords(spec.tracking.uri)
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]
     else:
         rows = [("Start MLflow", f"mlflow ui --backend-store-uri {quote(uri)}")]
         rows += [("Open in MLflow", f"{MLFLOW_UI}{view}")] if view else []
-    rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(spec.place)}"))
+    rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(spec.location)}"))
     if chosen:
-        source = quote(f"{spec.place}:{chosen.number}")
+        source = quote(f"{spec.location}:{chosen.number}")
         rows.append(("Train this trial", f"python -m gdpo_tune.train --from {source}"))
         rows.append(("Export this trial", f"python -m gdpo_tune.export {source} --to trl"))
     _print_rows(out, "\nNext steps", rows)

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from gdpo_tune.core.events import (
-    Disturbed,
     Event,
+    IncidentOccurred,
     SearchStarted,
     SweepStarted,
     TrialFinished,
@@ -23,7 +23,7 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.formatting import (
-    abbreviate,
+    abbreviate_parameter,
     format_duration,
     format_estimate,
     format_number,
@@ -62,7 +62,7 @@ class LiveDisplay(Closing):
     ) -> None:
         self._spec = spec
         self._console = console or Console()
-        self._progress = Progress(spec.objective_list(), spec.training.steps)
+        self._progress = Progress(spec.list_objectives(), spec.training.steps)
         self._tracking = tracking
         self._printed_kind = "up to date"
         """Kind of the tracking state that was printed last."""
@@ -90,7 +90,7 @@ class LiveDisplay(Closing):
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
-        if self._console.is_terminal and not isinstance(event, SearchStarted | Disturbed):
+        if self._console.is_terminal and not isinstance(event, SearchStarted | IncidentOccurred):
             return
         for line in filter(None, [self._describe_event(event), self._describe_tracking()]):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
@@ -139,7 +139,7 @@ class LiveDisplay(Closing):
         if isinstance(event, TrialProgress):
             return ""
         if isinstance(event, SweepStarted):
-            return f"{self._spec.name}: {self._describe_counts()}; {self._spec.place}"
+            return f"{self._spec.name}: {self._describe_counts()}; {self._spec.location}"
         if isinstance(event, SearchStarted):
             return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, TrialStarted):
@@ -148,7 +148,7 @@ class LiveDisplay(Closing):
             return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
         if isinstance(event, TrialFinished):
             return self._describe_end(event.record)
-        if isinstance(event, Disturbed):
+        if isinstance(event, IncidentOccurred):
             return str(event.incident)
         return f"{self._spec.name}: {self.note}"
 
@@ -181,7 +181,7 @@ def _describe_trial(record: TrialRecord) -> str:
         return "the untrained policy"
     shown = ("normalization", "group_size", "learning_rate")
     params = ", ".join(
-        f"{abbreviate(name)} {format_parameter(value)}"
+        f"{abbreviate_parameter(name)} {format_parameter(value)}"
         for name, value in record.params.items()
         if name in shown or name.startswith("reward_weights.")
     )

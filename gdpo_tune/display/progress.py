@@ -10,8 +10,8 @@ from threading import Lock
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.events import (
-    Disturbed,
     Event,
+    IncidentOccurred,
     SearchStarted,
     SweepFinished,
     SweepStarted,
@@ -79,9 +79,9 @@ class Progress:
                 self.ending = self._describe_ending(event)
             elif isinstance(event, TrialProgress):
                 self._latest[event.number] = event.measurement
-                if event.measurement.validated:
+                if event.measurement.has_validation:
                     self._validated[event.number] = event.measurement
-            elif not isinstance(event, SearchStarted | Disturbed):
+            elif not isinstance(event, SearchStarted | IncidentOccurred):
                 self._records[event.record.number] = event.record
                 if isinstance(event, TrialStarted):
                     self._started_any = True

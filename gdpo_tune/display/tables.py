@@ -12,12 +12,12 @@ from rich.text import Text
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
-    NOTHING,
-    abbreviate,
+    NO_VALUE,
+    abbreviate_parameter,
     format_estimate,
     format_number,
     format_parameter,
-    mode_of,
+    get_mode,
 )
 from gdpo_tune.display.progress import Running
 from gdpo_tune.results.summary import describe_role
@@ -71,7 +71,7 @@ def build_running_table(running: Sequence[Running], steps: int) -> Table:
         metrics = {} if trial.validated is None else trial.validated.metrics
         values = Text(format_metrics(metrics, "validation/"))
         table.add_row(
-            str(record.number), describe_role(record), mode_of(record.params), step, values
+            str(record.number), describe_role(record), get_mode(record.params), step, values
         )
     return table
 
@@ -101,9 +101,9 @@ def _fill_front_table(
     *,
     probability: bool,
 ) -> Table:
-    table = make_table("trials", *map(abbreviate, dimensions))
+    table = make_table("trials", *map(abbreviate_parameter, dimensions))
     for goal in front.objectives:
-        table.add_column(abbreviate(goal.name), justify="right", no_wrap=True)
+        table.add_column(abbreviate_parameter(goal.name), justify="right", no_wrap=True)
     if probability:
         table.add_column("P(front)", justify="right", no_wrap=True)
     table.add_column("", max_width=REMARKS)
@@ -115,7 +115,7 @@ def _fill_front_table(
             *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
         ]
         if probability:
-            chance = f"{configuration.probability:.2f}" if configuration.on_front else NOTHING
+            chance = f"{configuration.probability:.2f}" if configuration.on_front else NO_VALUE
             cells.append(chance)
         cells.append(remarks[configuration.first])
         table.add_row(*map(Text, cells), style="" if configuration.on_front else "dim")
@@ -123,7 +123,7 @@ def _fill_front_table(
 
 
 def _list_remarks(front: Front, configuration: Configuration, *, ties: bool) -> str:
-    remarks = front.picked_as(configuration, ties=ties)
+    remarks = front.list_labels(configuration, ties=ties)
     if configuration.role in BASELINES:
         remarks.append(BASELINES[configuration.role])
     if configuration.on_front and configuration.provisional:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gdpo_tune.core.formatting import abbreviate, format_estimate
+from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.system import Closing
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
@@ -51,7 +51,7 @@ class TrainingDisplay(Closing):
         rewards = format_metrics(measurement.metrics, "train/reward/", "/mean")
         values = f"on validation prompts {held_out}" if held_out else f"rewards {rewards}"
         self._bar.update(self._task, completed=measurement.step, description=values)
-        shown = measurement.validated or is_kept(measurement.step, self._steps)
+        shown = measurement.has_validation or is_kept(measurement.step, self._steps)
         if shown and not self._console.is_terminal:
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
             line = Text(f"{clock} step {measurement.step}/{self._steps}: {values}")
@@ -73,5 +73,5 @@ def print_result(
     for name in dict.fromkeys([*goals, *test]):
         direction = directions[goals[name]] if name in goals else ""
         cells = [format_estimate(split.get(name)) for split in (validation, test)]
-        table.add_row(abbreviate(name), direction, *cells)
+        table.add_row(abbreviate_parameter(name), direction, *cells)
     (console or Console()).print(table)

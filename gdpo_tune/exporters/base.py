@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from gdpo_tune.core.errors import ExportError, Problem
+from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.spec.dump import flow
-from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.dump import format_flow
+from gdpo_tune.spec.problems import join, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
@@ -63,7 +63,7 @@ def check_support(
     leave_one_out: Collection[str] = (),
     revisions: bool = True,
     notes: Mapping[str, str] | None = None,
-    others: Sequence[Problem] = (),
+    others: Sequence[SpecProblem] = (),
 ) -> None:
     """Refuse a recipe that the library would change or ignore in part.
 
@@ -81,24 +81,24 @@ def check_support(
     Raises:
         ExportError: with every reason.
     """
-    problems: list[Problem] = []
+    problems: list[SpecProblem] = []
 
     def add(key: str, value: object, reason: str, fix: str) -> None:
-        problems.append(Problem(recipe.note, key, show(value), reason, fix))
+        problems.append(SpecProblem(recipe.note, key, show(value), reason, fix))
 
     if recipe.mode not in modes:
         note = (notes or {}).get(recipe.mode, "has no such normalization")
-        reason = f"{library} {note}; it knows {one_of(modes)}"
+        reason = f"{library} {note}; it knows {join(modes)}"
         add("normalization", recipe.mode, reason, "take a trial with one of those")
     elif recipe.leaves_one_out and recipe.mode not in leave_one_out:
         reason = f"{library} compares with the mean of the whole group under {recipe.mode}"
         add("baseline", "leave_one_out", reason, "take a trial with baseline: group_mean")
     if recipe.loss not in losses:
-        reason = f"{library} cannot average the loss in this way; it knows {one_of(losses)}"
+        reason = f"{library} cannot average the loss in this way; it knows {join(losses)}"
         add("loss_type", recipe.loss, reason, "take a trial with one of those")
     shape = recipe.training.lr_schedule
     if shape not in schedules:
-        reason = f"{library} has no such schedule; it knows {one_of(schedules)}"
+        reason = f"{library} has no such schedule; it knows {join(schedules)}"
         add("training.lr_schedule", shape, reason, "--set training.lr_schedule=constant")
     if recipe.gamma > 0:
         reason = "no library makes the weights depend on how saturated a reward is"
@@ -188,4 +188,4 @@ def _format_entries(settings: Settings, indent: str) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _format_entries(cast("Settings", value), f"{indent}  ")
         else:
-            yield f"{indent}{key}: {flow(value)}"
+            yield f"{indent}{key}: {format_flow(value)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gdpo_tune.core.errors import Problem
+from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
@@ -61,15 +61,15 @@ def export(recipe: Recipe) -> base.Exported:
     )
 
 
-def _find_problems(recipe: Recipe) -> Iterator[Problem]:
+def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
     if not recipe.sums_first and len(recipe.rewards) < FEWEST_REWARDS:
         reason = f"its GDPO needs at least {FEWEST_REWARDS} rewards, and this trial has one"
         fix = "take a trial under grpo"
-        yield Problem(recipe.note, "normalization", recipe.mode, reason, fix)
+        yield SpecProblem(recipe.note, "normalization", recipe.mode, reason, fix)
     if recipe.passes > 1:
         reason = "NeMo-RL passes once over the samples of a step, in parts if the batch is smaller"
         fix = "take a trial with num_iterations: 1"
-        yield Problem(recipe.note, "num_iterations", str(recipe.passes), reason, fix)
+        yield SpecProblem(recipe.note, "num_iterations", str(recipe.passes), reason, fix)
 
 
 def _build_grpo(recipe: Recipe) -> dict[str, object]:

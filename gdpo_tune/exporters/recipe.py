@@ -9,9 +9,9 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
-from gdpo_tune.core.task_files import task_info
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Params, Segment
-from gdpo_tune.results.retrain import Request
+from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.spec import SweepSpec
 
 LORA_SCALE = 2
@@ -134,7 +134,7 @@ class Recipe:
         return float(self.params[name])
 
 
-def build_recipe(request: Request, policy: str) -> Recipe:
+def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
     """Build the recipe of the training that `request` describes.
 
     Args:
@@ -142,7 +142,7 @@ def build_recipe(request: Request, policy: str) -> Recipe:
         policy: argument of `from_pretrained` for the policy of the spec.
     """
     spec, params = request.spec, request.params
-    info = task_info(spec.task, params)
+    info = load_task_info(spec.task, params)
     weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
     largest = max(weights.values())
     return Recipe(

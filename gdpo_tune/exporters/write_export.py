@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import write_whole, writing
+from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, load
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe, build_recipe
-from gdpo_tune.results.retrain import Request
+from gdpo_tune.results.retrain import TrainingRequest
 
 PAGE = "DIFFERENCES.md"
 
 
 def export_training(
-    request: Request, library: str, policy: str, directory: Path | None = None
+    request: TrainingRequest, library: str, policy: str, directory: Path | None = None
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
@@ -34,15 +34,15 @@ def export_training(
     """
     recipe = build_recipe(request, policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
-    directory = directory or request.spec.beside / f"{recipe.name}-{library}"
-    page = format_page(recipe, exported, request.spec.objective_list())
+    directory = directory or request.spec.output_directory / f"{recipe.name}-{library}"
+    page = format_page(recipe, exported, request.spec.list_objectives())
     _write_files(directory, {exported.file: exported.text, PAGE: page})
     return exported, directory
 
 
 def _write_files(directory: Path, texts: Mapping[str, str]) -> None:
     """Write every file, or none if one of them exists with other content."""
-    with writing("the export"):
+    with explain_write_errors("the export"):
         for name, text in texts.items():
             file = directory / name
             if file.exists() and file.read_bytes() != text.encode():
@@ -52,7 +52,7 @@ def _write_files(directory: Path, texts: Mapping[str, str]) -> None:
                 )
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            write_whole(directory / name, text)
+            write_atomically(directory / name, text)
 
 
 def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objective]) -> str:

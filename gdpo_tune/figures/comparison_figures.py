@@ -11,12 +11,12 @@ from itertools import combinations, islice
 import numpy as np
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.attainment import attainment
+from gdpo_tune.analysis.attainment import compute_attainment
 from gdpo_tune.analysis.comparison import Comparison
-from gdpo_tune.analysis.pareto import Floats, loss_front
-from gdpo_tune.analysis.resampling import drawn_again
+from gdpo_tune.analysis.pareto import Floats, mark_front
+from gdpo_tune.analysis.resampling import draw_resamples
 from gdpo_tune.analysis.sides import Side
-from gdpo_tune.core.formatting import abbreviate
+from gdpo_tune.core.formatting import abbreviate_parameter
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout, make_panels, title_axes
 
@@ -64,7 +64,7 @@ def draw_superiority(comparison: Comparison) -> go.Figure:
     figure = go.Figure(
         go.Scatter(
             x=[effect.value for effect in effects],
-            y=[abbreviate(name) for name in names],
+            y=[abbreviate_parameter(name) for name in names],
             mode="markers",
             marker={"color": style.INK, "size": 10},
             error_x={
@@ -100,9 +100,9 @@ def _trace_background(
     margin = 0.06 * (high - low)
     axes = [np.linspace(low[i] - margin[i], high[i] + margin[i], GRID) for i in (0, 1)]
     goals = np.array([(x, y) for y in axes[1] for x in axes[0]])
-    resamples = list(islice(drawn_again(len(losses[0]), len(losses[1])), SETS))
-    left = attainment((losses[0][rows] for rows, _ in resamples), goals)
-    right = attainment((losses[1][rows] for _, rows in resamples), goals)
+    resamples = list(islice(draw_resamples(len(losses[0]), len(losses[1])), SETS))
+    left = compute_attainment((losses[0][rows] for rows, _ in resamples), goals)
+    right = compute_attainment((losses[1][rows] for _, rows in resamples), goals)
     names = f"{comparison.left.name} minus {comparison.right.name}"
     background = go.Heatmap(
         x=(axes[0] * signs[0]).tolist(),
@@ -123,7 +123,7 @@ def _trace_side(
 ) -> list[go.Scatter]:
     """Return one side's points, losses `[T, 2]`, and the line along its best ones."""
     points = losses[np.isfinite(losses).all(axis=1)]
-    is_best = loss_front(points)
+    is_best = mark_front(points)
     corners = points[is_best][np.argsort(points[is_best][:, 0])]
     return [
         go.Scatter(

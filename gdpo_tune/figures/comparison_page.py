@@ -8,8 +8,13 @@ from pathlib import Path
 
 from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.files import write_whole
-from gdpo_tune.core.formatting import abbreviate, format_duration, format_estimate, format_number
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.formatting import (
+    abbreviate_parameter,
+    format_duration,
+    format_estimate,
+    format_number,
+)
 from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
 from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
 from gdpo_tune.figures.html_tables import build_table
@@ -54,14 +59,14 @@ def write_comparison(
     effects = embed_figure(draw_superiority(comparison), "effects")
     sections.append(build_section("Objectives", _SUPERIORITY, effects))
     sections.append(build_section("The two sides", "", _build_sides_table(comparison)))
-    write_whole(path, build_page(title, head, sections))
+    write_atomically(path, build_page(title, head, sections))
     return path
 
 
 def _build_sides_table(comparison: Comparison) -> str:
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
     heads.append(f"hypervolume of {comparison.count}")
-    heads += [f"best {abbreviate(name)}" for name in comparison.best]
+    heads += [f"best {abbreviate_parameter(name)}" for name in comparison.best]
     rows: list[str] = []
     for index, side in enumerate((comparison.left, comparison.right)):
         counts = (side.tried, side.stopped, side.failed, len(side.front))

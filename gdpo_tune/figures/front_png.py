@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.files import write_whole
-from gdpo_tune.core.formatting import mode_of
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.formatting import get_mode
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
@@ -56,10 +56,10 @@ def write_front_png(
     """
     target = path or spec.directory / FRONT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure = draw_front(build_front(records, spec.objective_list(), chosen), spec.name)
+    figure = draw_front(build_front(records, spec.list_objectives(), chosen), spec.name)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
-    write_whole(target, picture.getvalue())
+    write_atomically(target, picture.getvalue())
     return target
 
 
@@ -127,7 +127,7 @@ def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
 
 def _choose_marker(configuration: Configuration) -> dict[str, Any]:
     """Return the mark of a configuration, as keywords of `Axes.plot`."""
-    mark = style.get_mark(mode_of(configuration.params))
+    mark = style.get_mark(get_mode(configuration.params))
     fill = style.PAPER if configuration.provisional else mark.color
     if configuration.role in style.BASELINES:
         _, baseline = style.BASELINES[configuration.role]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.effects import Effects, effects
+from gdpo_tune.analysis.effects import Effects, estimate_effects
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.importance import draw_importance
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Gallery = Mapping[str, Callable[[], go.Figure]]
 
 
-def gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gallery:
+def build_gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gallery:
     """Return name -> function that draws it, for the figures that there is data for.
 
     Args:
@@ -36,8 +36,8 @@ def gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gall
         known: the parameters' effects; default: they are estimated here.
     """
     dimensions, records = spec.space.dimensions, front.records
-    gpus = spec.resources.in_all
-    importance = known or estimate_effects(spec, front)
+    gpus = spec.resources.total_gpus
+    importance = known or estimate_front_effects(spec, front)
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.role != "untrained"]
     started = any(r.started is not None for r in records)
@@ -45,7 +45,7 @@ def gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gall
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints)),
         "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
-        "importance": (importance.found, lambda: draw_importance(importance)),
+        "importance": (importance.estimates, lambda: draw_importance(importance)),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
         "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
         "shares": (steps and front.members, lambda: draw_shares(front, steps)),
@@ -57,6 +57,6 @@ def gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gall
     return {name: draw for name, (data, draw) in drawers.items() if data}
 
 
-def estimate_effects(spec: SweepSpec, front: Front) -> Effects:
+def estimate_front_effects(spec: SweepSpec, front: Front) -> Effects:
     """Return the effects of the searched parameters."""
-    return effects(front.configurations, spec.space.dimensions, front.objectives)
+    return estimate_effects(front.configurations, spec.space.dimensions, front.objectives)

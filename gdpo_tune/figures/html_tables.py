@@ -8,13 +8,13 @@ from html import escape
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
-    NOTHING,
-    abbreviate,
+    NO_VALUE,
+    abbreviate_parameter,
     format_duration,
     format_estimate,
     format_number,
     format_parameter,
-    mode_of,
+    get_mode,
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
@@ -23,7 +23,7 @@ from gdpo_tune.results.summary import describe_role, name_configuration
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
 
-EMPTY: Cell = (NOTHING, "")
+EMPTY: Cell = (NO_VALUE, "")
 
 
 def build_table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
@@ -42,8 +42,8 @@ def build_front_table(front: Front, dimensions: Sequence[str]) -> str:
     if not front.members and not front.baselines:
         return '<p class="empty">No trial is complete yet.</p>'
     others = [name for name in dimensions if name != "normalization"]
-    heads = ["configuration", "normalization", *map(abbreviate, others)]
-    heads += [abbreviate(goal.name) for goal in front.objectives]
+    heads = ["configuration", "normalization", *map(abbreviate_parameter, others)]
+    heads += [abbreviate_parameter(goal.name) for goal in front.objectives]
     heads += ["seeds", "P(front)"]
     rows = [_build_member_row(front, member, others) for member in front.members]
     rows += [_build_member_row(front, c, others) for c in front.baselines if not c.on_front]
@@ -57,8 +57,8 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
     if not front.records:
         return '<p class="empty">No trial has started yet.</p>'
     others = [name for name in dimensions if name != "normalization"]
-    heads = ["trial", "state", "role", "normalization", *map(abbreviate, others)]
-    heads += [abbreviate(goal.name) for goal in front.objectives]
+    heads = ["trial", "state", "role", "normalization", *map(abbreviate_parameter, others)]
+    heads += [abbreviate_parameter(goal.name) for goal in front.objectives]
     heads += ["constraints", "time", "note"]
     rows = [
         _build_trial_row(record, others, front.objectives, record.number in front.trial_numbers)
@@ -70,14 +70,14 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
 
 def _build_member_row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
     is_trained = configuration.role != "untrained"
-    names = front.picked_as(configuration, ties=True)
+    names = front.list_labels(configuration, ties=True)
     if configuration.on_front and configuration.provisional:
         names.append("provisional")
     badges = "".join(
         f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
     )
     cells = [f"{escape(name_configuration(configuration))}<small>{badges}</small>"]
-    cells.append(_build_mode_cell(mode_of(configuration.params)) if is_trained else NOTHING)
+    cells.append(_build_mode_cell(get_mode(configuration.params)) if is_trained else NO_VALUE)
     cells += [
         escape(format_parameter(configuration.params.get(name) if is_trained else None))
         for name in dimensions
@@ -86,8 +86,8 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
         _build_value_cell(configuration.mean[goal.name], configuration.validation.get(goal.name))
         for goal in front.objectives
     ]
-    probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NOTHING
-    cells += [str(configuration.seeds) if is_trained else NOTHING, probability]
+    probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NO_VALUE
+    cells += [str(configuration.seeds) if is_trained else NO_VALUE, probability]
     kind = "" if configuration.on_front else ' class="off"'
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
@@ -100,7 +100,7 @@ def _build_mode_cell(mode: str) -> str:
 
 def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
     """Return a value on test prompts, and under it the one on validation prompts."""
-    below = NOTHING if validation is None else format_number(validation.mean)
+    below = NO_VALUE if validation is None else format_number(validation.mean)
     return f"{format_estimate(test)}<small>validation {below}</small>"
 
 
@@ -108,7 +108,7 @@ def _build_trial_row(
     record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
 ) -> str:
     is_trained = record.role != "untrained"
-    mode, seconds = mode_of(record.params), record.cost.seconds
+    mode, seconds = get_mode(record.params), record.cost.seconds
     role = describe_role(record)
     role += f" ({record.proposer})" if role in ("search", "member") else ""
     cells: list[Cell] = [

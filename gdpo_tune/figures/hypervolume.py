@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.metrics import HOUR, gpu_hours
+from gdpo_tune.core.metrics import HOUR, count_gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
@@ -37,7 +37,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     ended = [records[point.number] for point in front.hypervolume_over_trials]
     values = [point.hypervolume for point in front.hypervolume_over_trials]
     zero = min((r.started for r in front.records if r.started is not None), default=0.0)
-    work = [gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
+    work = [count_gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
     axes = {
         "trials ended": [float(count) for count in range(1, len(ended) + 1)],
         "hours since the first start": [((r.finished or zero) - zero) / HOUR for r in ended],

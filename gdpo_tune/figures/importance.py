@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.findings import SURE
-from gdpo_tune.core.formatting import abbreviate
+from gdpo_tune.core.formatting import abbreviate_parameter
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 
@@ -18,22 +18,22 @@ def draw_importance(effects: Effects) -> go.Figure:
     Args:
         effects: not empty.
     """
-    objectives = list(dict.fromkeys(effect.objective for effect in effects.found))
-    parameters = list(dict.fromkeys(effect.parameter for effect in effects.found))[::-1]
+    objectives = list(dict.fromkeys(effect.objective for effect in effects.estimates))
+    parameters = list(dict.fromkeys(effect.parameter for effect in effects.estimates))[::-1]
     figure: go.Figure = make_subplots(
         rows=1,
         cols=len(objectives),
         shared_yaxes=True,
         horizontal_spacing=0.03,
-        column_titles=[abbreviate(name) for name in objectives],
+        column_titles=[abbreviate_parameter(name) for name in objectives],
     )
-    by_pair = {(effect.objective, effect.parameter): effect for effect in effects.found}
+    by_pair = {(effect.objective, effect.parameter): effect for effect in effects.estimates}
     color = style.REWARDS[0]
     for column, objective in enumerate(objectives, start=1):
         shown = [by_pair[objective, parameter] for parameter in parameters]
         bar = go.Bar(
             x=[effect.importance for effect in shown],
-            y=[abbreviate(effect.parameter) for effect in shown],
+            y=[abbreviate_parameter(effect.parameter) for effect in shown],
             orientation="h",
             marker={
                 "color": [color if e.p <= SURE else style.fade(color, 0.15) for e in shown],

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.figures import style
@@ -55,19 +55,19 @@ def draw_learning(front: Front, steps: Steps) -> go.Figure:
         shared_xaxes=True,
         vertical_spacing=0.08,
         horizontal_spacing=0.06,
-        column_titles=[abbreviate(name) for name in rewards],
+        column_titles=[abbreviate_parameter(name) for name in rewards],
     )
     shown = [record for record in front.records if record.number in steps]
     # Faint ones first, so that they lie behind.
     shown.sort(key=lambda record: (record.number in front.trial_numbers, record.number))
     for record in shown[-MAX_CURVES:]:
-        color = style.get_mark(mode_of(record.params)).color
+        color = style.get_mark(get_mode(record.params)).color
         line = make_curve_line(color, strong=record.number in front.trial_numbers)
         for column, reward in enumerate(rewards, start=1):
             for row, (kind, _) in enumerate(ROWS, start=1):
                 curve = _trace_curve(record, steps[record.number], f"{REWARD}{reward}/{kind}")
                 figure.add_trace(curve.update(line=line), row=row, col=column)
-    for mode in sorted({mode_of(record.params) for record in shown}):
+    for mode in sorted({get_mode(record.params) for record in shown}):
         line = make_curve_line(style.get_mark(mode).color, strong=True)
         figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=mode, legendgroup=mode)
     figure.update_layout(**make_layout(520, t=72))
@@ -88,5 +88,5 @@ def _trace_curve(record: TrialRecord, steps: Sequence[Measurement], metric: str)
         name=f"trial {record.number}",
         hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
         showlegend=False,
-        legendgroup=mode_of(record.params),
+        legendgroup=get_mode(record.params),
     )

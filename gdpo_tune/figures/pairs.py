@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import format_count, format_estimate, format_parameter, mode_of
+from gdpo_tune.core.formatting import format_count, format_estimate, format_parameter, get_mode
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
@@ -122,7 +122,7 @@ def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
     for layer in ("violating", "dominated", "member"):
         for mode in list_modes(front):
             mark = style.get_mark(mode)
-            shown = [c for c in searched if mode_of(c.params) == mode and _get_layer(c) == layer]
+            shown = [c for c in searched if get_mode(c.params) == mode and _get_layer(c) == layer]
             bars = mark.color if layer == "member" else None
             yield _trace_points(front, panel, shown, _make_marker(layer, mark, shown), mode, bars)
     for baseline in front.baselines:
@@ -153,7 +153,7 @@ def _trace_baseline(front: Front, panel: Panel, configuration: Configuration) ->
     name, mark = style.BASELINES[configuration.role]
     marker: dict[str, Any] = {"symbol": mark.plotly, "size": 10, "color": mark.color}
     if configuration.role == "published":
-        color = style.get_mark(mode_of(configuration.params)).color
+        color = style.get_mark(get_mode(configuration.params)).color
         line = {"color": mark.color, "width": 1.2}
         marker |= {"size": 15, "color": _choose_fill(configuration, color), "line": line}
     return _trace_points(front, panel, [configuration], marker, name, bars=mark.color)

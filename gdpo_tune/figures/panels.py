@@ -11,9 +11,9 @@ from itertools import combinations
 from textwrap import wrap
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.pareto import ranks
+from gdpo_tune.analysis.pareto import rank_points
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
 from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 
@@ -80,7 +80,7 @@ class Panel:
 
 def title_axis(objective: Objective) -> str:
     """Return the title of an objective's axis."""
-    name = abbreviate(objective.name)
+    name = abbreviate_parameter(objective.name)
     return name if objective.direction == "maximize" else f"{name} (lower is better)"
 
 
@@ -91,7 +91,7 @@ def count_columns(panels: int) -> int:
 
 def list_modes(front: Front) -> list[str]:
     """Return the normalization modes that the search tried."""
-    return sorted({mode_of(c.params) for c in front.configurations if c.role == "search"})
+    return sorted({get_mode(c.params) for c in front.configurations if c.role == "search"})
 
 
 def list_legend(front: Front) -> list[tuple[str, style.Mark]]:
@@ -130,7 +130,7 @@ def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[tuple[float, float
         for c in front.configurations
         if c.rank >= 0
     ]
-    is_best = ranks(points, (x.objective, y.objective)) == 0
+    is_best = rank_points(points, (x.objective, y.objective)) == 0
     # From the best y to the best x: along a front one falls exactly as the other rises.
     corners = sorted(
         {point for point, kept in zip(points, is_best, strict=True) if kept},
@@ -150,7 +150,7 @@ def _label(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], .
     titles = [("chosen", front.chosen)]
     # With one objective the knee is the best point, so naming both would say nothing.
     titles += [("knee", front.knee)] if len(goals) > 1 else []
-    titles += [(f"best {abbreviate(g.name)}", front.extremes.get(g.name)) for g in goals]
+    titles += [(f"best {abbreviate_parameter(g.name)}", front.extremes.get(g.name)) for g in goals]
     texts: dict[int, list[str]] = {}
     labelled = {c.first: c for _, c in titles if c is not None}
     for title, configuration in titles:

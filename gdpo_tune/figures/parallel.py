@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
@@ -26,11 +26,11 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
         dimensions: names of the searched parameters, in the order of their axes.
     """
     shown = [c for c in front.configurations if c.role != "untrained"]
-    modes = sorted({mode_of(c.params) for c in shown})
+    modes = sorted({get_mode(c.params) for c in shown})
     axes = [_build_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
     axes += [
         {
-            "label": abbreviate(goal.name),
+            "label": abbreviate_parameter(goal.name),
             "values": [c.mean[goal.name].mean for c in shown],
             "tickformat": ".2f",
         }
@@ -40,7 +40,7 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
         go.Parcoords(
             dimensions=axes,
             line={
-                "color": [modes.index(mode_of(c.params)) for c in shown],
+                "color": [modes.index(get_mode(c.params)) for c in shown],
                 "colorscale": _build_scale([style.get_mark(mode).color for mode in modes]),
                 "cmin": -0.5,
                 "cmax": len(modes) - 0.5,
@@ -56,7 +56,7 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
 
 
 def _build_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
-    label = abbreviate(name)
+    label = abbreviate_parameter(name)
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) != len(values):
         names = sorted({format_parameter(value) for value in values})

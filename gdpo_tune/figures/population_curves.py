@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.core.trials import ParamValue, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_curve_line, make_layout
@@ -40,7 +40,7 @@ def draw_population(front: Front) -> go.Figure:
             figure.add_trace(_trace_member(record, points, strong=strong), row=row, col=1)
         is_positive = all(float(value) > 0 for points in values for _, value, _ in points)
         kind = "log" if is_positive else "linear"
-        figure.update_yaxes(title_text=abbreviate(name), type=kind, row=row, col=1)
+        figure.update_yaxes(title_text=abbreviate_parameter(name), type=kind, row=row, col=1)
     figure.update_layout(**make_layout(ROW * len(names) + 90, l=84, t=24))
     figure.update_xaxes(title_text="step", row=len(names))
     return figure
@@ -54,7 +54,7 @@ def _list_values(record: TrialRecord, name: str, last: int) -> list[Value]:
 
 
 def _trace_member(record: TrialRecord, points: Sequence[Value], *, strong: bool) -> go.Scatter:
-    line = make_curve_line(style.get_mark(mode_of(record.params)).color, strong=strong)
+    line = make_curve_line(style.get_mark(get_mode(record.params)).color, strong=strong)
     symbols = ["circle" if origin else "line-ns" for _, _, origin in points]
     return go.Scatter(
         x=[step for step, _, _ in points],

@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.analysis.findings import reading
+from gdpo_tune.analysis.findings import describe_findings
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.gallery import estimate_effects, gallery
+from gdpo_tune.figures.gallery import build_gallery, estimate_front_effects
 from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
 from gdpo_tune.figures.html_tables import build_front_table, build_trials_table
 from gdpo_tune.figures.report_texts import (
@@ -115,7 +115,7 @@ def write_report(
     """
     target = path or spec.directory / REPORT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, build_report(spec, records, ending, chosen, sessions))
+    write_atomically(target, build_report(spec, records, ending, chosen, sessions))
     return target
 
 
@@ -127,7 +127,7 @@ def build_report(
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the whole page, plotly.js included once; equal records give an equal page."""
-    front = build_front(records, spec.objective_list(), chosen and chosen.number)
+    front = build_front(records, spec.list_objectives(), chosen and chosen.number)
     head = build_head(spec, front, ending, chosen)
     sections = _build_sections(spec, front, sessions)
     return build_page(f"{spec.name}: Pareto front", head, sections, _describe_age(records))
@@ -145,14 +145,14 @@ def _describe_age(records: Sequence[TrialRecord]) -> str:
 def _build_sections(
     spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    dimensions, effects = spec.space.dimensions, estimate_effects(spec, front)
+    dimensions, effects = spec.space.dimensions, estimate_front_effects(spec, front)
     figures = {
         name: embed_figure(
             draw(), name, buttons=name != "all", min_width=_MIN_WIDTHS.get(name, 560)
         )
-        for name, draw in gallery(spec, front, effects).items()
+        for name, draw in build_gallery(spec, front, effects).items()
     }
-    known, unknown = map(build_bullets, reading(front, effects))
+    known, unknown = map(build_bullets, describe_findings(front, effects))
     utilisation = describe_utilisation(front.records, sessions)
     parts = [
         ("Trade-offs", _PAIRS, figures.get("pairs")),

@@ -8,13 +8,13 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.analysis.agreement import agreements
+from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.completions import Completion, read_completions
 from gdpo_tune.core.formatting import (
-    NOTHING,
-    abbreviate,
+    NO_VALUE,
+    abbreviate_parameter,
     format_duration,
     format_interval,
     format_number,
@@ -63,12 +63,12 @@ def build_head(
         ("Wall-clock time", duration, f"{work} of trials, {completions:,} completions"),
     ]
     bounds = ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items())
-    agreement = "; ".join(map(str, agreements(front.records, front.objectives)))
+    agreement = "; ".join(map(str, measure_agreements(front.records, front.objectives)))
     facts = {
         "task": spec.task,
         "policy": spec.policy,
         "constraints": bounds,
-        "identity": spec.identity(),
+        "identity": spec.compute_identity(),
         "directory": spec.address or str(spec.directory.absolute()),
         "ended": ending,
         "chosen": "; ".join(chosen.lines) if chosen else "",
@@ -90,7 +90,7 @@ def build_samples(front: Front) -> str:
     """Return one fold per policy with its completions; empty if none were kept."""
     directories = {record.number: record.directory for record in front.records}
     folds: list[str] = []
-    for member in sorted(front.members, key=lambda member: not front.picked_as(member)):
+    for member in sorted(front.members, key=lambda member: not front.list_labels(member)):
         directory = directories[member.numbers[0]]
         completions = read_completions(directory) if directory is not None else []
         if completions and len(folds) < MAX_POLICIES:
@@ -130,7 +130,7 @@ def _describe_hypervolume(front: Front) -> str:
 def _build_fold(
     front: Front, member: Configuration, completions: Sequence[Completion], *, is_open: bool
 ) -> str:
-    names = ", ".join(front.picked_as(member))
+    names = ", ".join(front.list_labels(member))
     title = escape(name_configuration(member)) + (f" ({escape(names)})" if names else "")
     body = "".join(_build_sample(completion) for completion in completions)
     return f"<details{' open' if is_open else ''}><summary>{title}</summary>{body}</details>"
@@ -138,7 +138,7 @@ def _build_fold(
 
 def _build_sample(sample: Completion) -> str:
     scores = ", ".join(
-        f"{abbreviate(name)} {NOTHING if value is None else f'{value:g}'}"
+        f"{abbreviate_parameter(name)} {NO_VALUE if value is None else f'{value:g}'}"
         for name, value in sample.metrics.items()
     )
     return (

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_curve_line, make_layout
@@ -23,11 +23,11 @@ def draw_rungs(front: Front) -> go.Figure:
         rows=1,
         cols=len(front.objectives),
         horizontal_spacing=0.06,
-        column_titles=[abbreviate(goal.name) for goal in front.objectives],
+        column_titles=[abbreviate_parameter(goal.name) for goal in front.objectives],
     )
     modes: set[str] = set()
     for record in shown[-MAX_TRIALS:]:
-        mode, strong = mode_of(record.params), record.number in front.trial_numbers
+        mode, strong = get_mode(record.params), record.number in front.trial_numbers
         for column, goal in enumerate(front.objectives, start=1):
             legend = column == 1 and strong and mode not in modes
             curve = _trace_curve(record, goal.name, strong=strong, legend=legend)
@@ -40,7 +40,7 @@ def draw_rungs(front: Front) -> go.Figure:
 
 
 def _trace_curve(record: TrialRecord, objective: str, *, strong: bool, legend: bool) -> go.Scatter:
-    mode = mode_of(record.params)
+    mode = get_mode(record.params)
     mark = style.get_mark(mode)
     line = make_curve_line(mark.color, strong=strong)
     rungs = [rung for rung in record.rungs if objective in rung.validation]

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 from gdpo_tune.figures.learning import REWARD, Steps, list_rewards
@@ -29,7 +29,7 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
     shown = [c for c in _list_shown(front) if any(number in steps for number in c.numbers)]
     shown.reverse()
     names = [
-        f"trial {c.first} ({mode_of(c.params)}{', published' if c.role == 'published' else ''})"
+        f"trial {c.first} ({get_mode(c.params)}{', published' if c.role == 'published' else ''})"
         for c in shown
     ]
     figure = go.Figure()
@@ -40,7 +40,7 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
             y=names,
             x=shares,
             orientation="h",
-            name=abbreviate(reward),
+            name=abbreviate_parameter(reward),
             marker={"color": color, "line": {"color": style.PAPER, "width": 1.5}},
             text=[f"{share:.0%}" if share >= 0.06 else "" for share in shares],
             textposition="inside",

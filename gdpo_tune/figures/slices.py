@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate, format_parameter, mode_of
+from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 
@@ -29,7 +29,7 @@ def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
     """Draw a row per objective, a column per parameter, and a point per configuration."""
     names = list_sliced(front, dimensions)
     shown = [c for c in front.configurations if c.role != "untrained"]
-    modes = sorted({mode_of(c.params) for c in shown})
+    modes = sorted({get_mode(c.params) for c in shown})
     figure: go.Figure = make_subplots(
         rows=len(front.objectives),
         cols=max(1, len(names)),
@@ -41,17 +41,19 @@ def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
     for row, goal in enumerate(front.objectives, start=1):
         for column, name in enumerate(names, start=1):
             for mode in modes:
-                of_mode = [c for c in shown if mode_of(c.params) == mode and name in c.params]
+                of_mode = [c for c in shown if get_mode(c.params) == mode and name in c.params]
                 trace = _trace_points(of_mode, name, goal.name, mode, legend=row == column == 1)
                 figure.add_trace(trace, row=row, col=column)
-        figure.update_yaxes(title_text=abbreviate(goal.name), row=row, col=1)
+        figure.update_yaxes(title_text=abbreviate_parameter(goal.name), row=row, col=1)
     for column, name in enumerate(names, start=1):
         numbers = _list_numbers(front, name)
         if is_logarithmic(numbers):
             ticks = style.list_log_ticks(min(numbers), max(numbers))
             texts = [format_parameter(tick) for tick in ticks]
             figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, col=column)
-        figure.update_xaxes(title_text=abbreviate(name), row=len(front.objectives), col=column)
+        figure.update_xaxes(
+            title_text=abbreviate_parameter(name), row=len(front.objectives), col=column
+        )
     figure.update_layout(**make_layout(120 + 190 * len(front.objectives)))
     return figure
 

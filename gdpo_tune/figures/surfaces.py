@@ -11,9 +11,9 @@ from itertools import combinations
 import numpy as np
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.attainment import attainment
+from gdpo_tune.analysis.attainment import compute_attainment
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_panels, title_axes
@@ -34,8 +34,8 @@ def draw_surfaces(front: Front) -> go.Figure:
     pairs = list(combinations(range(len(front.objectives)), 2))
     figure, cells = make_panels(len(pairs))
     shown = [c for c in front.configurations if c.rank >= 0]
-    means = losses([c.values(front.objectives) for c in shown], front.objectives)
-    errors = np.array([c.errors(front.objectives) for c in shown])
+    means = compute_losses([c.get_values(front.objectives) for c in shown], front.objectives)
+    errors = np.array([c.get_errors(front.objectives) for c in shown])
     noise = np.random.default_rng(0).standard_normal((DRAWS, *errors.shape))
     draws = means + errors * noise
     for pair, cell in zip(map(list, pairs), cells, strict=True):
@@ -54,7 +54,7 @@ def _trace_panel(
     low, high = draws.min(axis=(0, 1)), draws.max(axis=(0, 1))
     axes = [np.linspace(low[i], high[i], GRID) for i in (0, 1)]
     grid = np.array([(x, y) for y in axes[1] for x in axes[0]])
-    share = attainment((_find_border(points) for points in draws), grid).reshape(GRID, GRID)
+    share = compute_attainment((_find_border(points) for points in draws), grid).reshape(GRID, GRID)
     traces: list[go.Contour | go.Scatter] = [
         go.Scatter(
             x=(means[:, 0] * signs[0]).tolist(),

@@ -66,7 +66,7 @@ class SweepHistory:
         }
         self._append(INCIDENT, content)
 
-    def sessions(self) -> list[dict[str, Any]]:
+    def get_sessions(self) -> list[dict[str, Any]]:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
         `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.

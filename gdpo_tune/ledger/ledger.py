@@ -35,9 +35,13 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.ledger.encoding import (
+from gdpo_tune.ledger.history import SweepHistory
+from gdpo_tune.ledger.journal import Journal, Lease, replay
+from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
+from gdpo_tune.ledger.study import open_study, write_spec
+from gdpo_tune.ledger.trial_encoding import (
     RUNG,
-    add_costs,
+    add_judged_costs,
     compute_violation,
     create_running_trial,
     decode_rungs_in_order,
@@ -47,10 +51,6 @@ from gdpo_tune.ledger.encoding import (
     get_trial_directory,
     list_stored_rungs,
 )
-from gdpo_tune.ledger.history import SweepHistory
-from gdpo_tune.ledger.journal import Journal, Lease, replay
-from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
-from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 
 
@@ -118,15 +118,15 @@ class Ledger(SweepHistory, Closing):
         if self._lease is not None:
             self._lease.release()
 
-    def records(self) -> list[TrialRecord]:
+    def get_records(self) -> list[TrialRecord]:
         """Return every trial, by number."""
         if self._lease is None:
             self._records = self._read_all()
         for number in sorted(self._stale):
-            self.record(number)
+            self.get_record(number)
         return list(self._records)
 
-    def record(self, number: int) -> TrialRecord:
+    def get_record(self, number: int) -> TrialRecord:
         """Return one trial."""
         if number in self._stale:
             self._records[number] = self._read(self._get_trial(number))
@@ -135,7 +135,7 @@ class Ledger(SweepHistory, Closing):
 
     def list_unfinished(self) -> list[TrialRecord]:
         """Return the trials that neither ended nor wait for a promotion."""
-        return [record for record in self.records() if record.state == "running"]
+        return [record for record in self.get_records() if record.state == "running"]
 
     def start(
         self,
@@ -166,8 +166,8 @@ class Ledger(SweepHistory, Closing):
         }
         number = len(self._records)
         # A trial whose record was torn off has left checkpoints of other parameters.
-        if self.trial_directory(number).exists():
-            shutil.rmtree(self.trial_directory(number))
+        if self.get_trial_directory(number).exists():
+            shutil.rmtree(self.get_trial_directory(number))
         trial = create_running_trial(self.spec, params, attributes)
         self._storage.create_new_trial(self._study_id, trial)
         self._records.append(self._read(self._get_trial(number)))
@@ -195,34 +195,34 @@ class Ledger(SweepHistory, Closing):
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
-        rung = self.record(number).rungs[-1]
+        rung = self.get_record(number).rungs[-1]
         self._set(number, "pause", {"at": rung.completions, "waits": True})
-        return self.record(number)
+        return self.get_record(number)
 
     def resume(self, number: int) -> TrialRecord:
         """Record that a paused trial runs again."""
-        self._set(number, "pause", {"at": self.record(number).paused_at, "waits": False})
-        return self.record(number)
+        self._set(number, "pause", {"at": self.get_record(number).paused_at, "waits": False})
+        return self.get_record(number)
 
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:
         """Record a trial's outcome, or a failure if a judged value is missing or not finite."""
         splits = {
-            "validation": add_costs(outcome.validation, outcome.cost, self.spec),
-            "test": add_costs(outcome.test, outcome.cost, self.spec),
+            "validation": add_judged_costs(outcome.validation, outcome.cost, self.spec),
+            "test": add_judged_costs(outcome.test, outcome.cost, self.spec),
         }
         for split, estimates in splits.items():
-            for name in self.spec.judged:
+            for name in self.spec.judged_metrics:
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     value = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {value}", outcome.cost)
         with self._journal.write_batch():
             self._set(number, "outcome", encode_outcome(replace(outcome, **splits), self.directory))
             self._close_trial(number)
-        return self.record(number)
+        return self.get_record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
         """Record that a trial ended without a result; by default at the cost of its last rung."""
-        return self._end(number, "failed", reason, cost or self.record(number).cost)
+        return self._end(number, "failed", reason, cost or self.get_record(number).cost)
 
     def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
         """Record that the scheduler stopped a trial."""
@@ -237,11 +237,11 @@ class Ledger(SweepHistory, Closing):
         """Return the sampler's data that `start` recorded."""
         return dict(self._get_trial(number).user_attrs["trial"]["sampler_state"])
 
-    def forget_checkpoints(self, numbers: Sequence[int]) -> None:
+    def refresh_checkpoints(self, numbers: Sequence[int]) -> None:
         """Read again which of these trials have a checkpoint."""
         self._stale.update(numbers)
 
-    def trial_directory(self, number: int) -> Path:
+    def get_trial_directory(self, number: int) -> Path:
         """Return the directory of a trial."""
         return get_trial_directory(self.directory, number)
 
@@ -292,7 +292,7 @@ class Ledger(SweepHistory, Closing):
         with self._journal.write_batch():
             self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
             self._close_trial(number)
-        return self.record(number)
+        return self.get_record(number)
 
     def _close_trial(self, number: int) -> None:
         """Give a trial the state that its outcome or end implies."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune.core.errors import SpecError, UsageError
 from gdpo_tune.ledger.journal import Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
-from gdpo_tune.spec import SweepSpec, load_spec, without_password
+from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
 from gdpo_tune.spec.model import JOURNAL, SPEC
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def open_for_reading(spec: SweepSpec) -> Journal:
     if journal.exists():
         return journal
     journal.close()
-    raise UsageError(f"there is no sweep {spec.name} in {without_password(spec.ledger)} yet")
+    raise UsageError(f"there is no sweep {spec.name} in {hide_passwords(spec.ledger)} yet")
 
 
 def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, Path | None]:
@@ -71,7 +71,7 @@ def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, P
         if database:
             if stored and not fresh and not database.exists():
                 raise UsageError(
-                    f"{spec.address} holds a sweep that is not in {without_password(spec.ledger)}\n"
+                    f"{spec.address} holds a sweep that is not in {hide_passwords(spec.ledger)}\n"
                     "    fix: restore that database, or --fresh to move that sweep aside"
                 )
             return database, lease, aside
@@ -115,5 +115,5 @@ def _find_other_database(spec: SweepSpec, directory: Path) -> str:
         earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
     except SpecError:  # there is no file, or another version wrote it
         return ""
-    database = without_password(earlier.ledger)
-    return database if database != without_password(spec.ledger) else ""
+    database = hide_passwords(earlier.ledger)
+    return database if database != hide_passwords(spec.ledger) else ""

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlch
 from gdpo_tune.core.errors import LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
-from gdpo_tune.spec import without_password
+from gdpo_tune.spec import hide_passwords
 
 TABLE = "gdpo_tune_ledger"
 CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
@@ -65,7 +65,7 @@ class PostgresJournal(Journal):
             LedgerHeldError: another process writes this ledger; the message names it.
             UsageError: the database does not answer, or refuses.
         """
-        self.path = f"{without_password(url)} ({sweep})"
+        self.path = f"{hide_passwords(url)} ({sweep})"
         self._sweep = sweep
         self._key = int.from_bytes(hashlib.sha256(sweep.encode()).digest()[:8], signed=True)
         """Number of the lock of the sweep's writer."""

@@ -10,10 +10,9 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 
 from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
-from gdpo_tune.core.files import write_whole
-from gdpo_tune.spec import SweepSpec, load_spec, shown_yaml
-from gdpo_tune.spec.identity import differences, meaning
-from gdpo_tune.spec.model import SPEC
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
+from gdpo_tune.spec.model import SPEC, list_decisive_values, list_differences
 
 STUDY = "sweep"
 MOST_DIFFERENCES = 4
@@ -34,13 +33,13 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
     elif writable:
         study = create_study(storage, STUDY, spec, sampler)
     else:
-        raise UsageError(f"there is no sweep in {spec.place} yet")
+        raise UsageError(f"there is no sweep in {spec.location} yet")
     identity = study.user_attrs.get("identity")
     if identity is None and writable:
-        study.set_user_attr("identity", spec.identity())
-    elif identity != spec.identity():
+        study.set_user_attr("identity", spec.compute_identity())
+    elif identity != spec.compute_identity():
         raise IdentityError(
-            f"{spec.place} holds another sweep: {describe_differences(spec)}\n"
+            f"{spec.location} holds another sweep: {describe_differences(spec)}\n"
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
@@ -53,7 +52,7 @@ def describe_differences(spec: SweepSpec) -> str:
     except SpecError:  # the file was moved, or another version wrote it; the identities differ
         keys = []
     else:
-        keys = differences(meaning(stored), meaning(spec))
+        keys = list_differences(list_decisive_values(stored), list_decisive_values(spec))
     if not keys:
         return "another task, policy, space or training, or other objectives"
     hidden = len(keys) - MOST_DIFFERENCES
@@ -64,18 +63,18 @@ def create_study(
     storage: BaseStorage, name: str, spec: SweepSpec, sampler: BaseSampler
 ) -> optuna.Study:
     """Create a study over the sweep's objectives."""
-    with quiet_optuna():
+    with silence_optuna():
         return optuna.create_study(
             storage=storage,
             study_name=name,
-            directions=[objective.direction for objective in spec.objective_list()],
+            directions=[objective.direction for objective in spec.list_objectives()],
             sampler=sampler,
         )
 
 
 def copy_study(study: optuna.Study) -> optuna.Study:
     """Return a copy in memory, which stays usable after the ledger is closed."""
-    with quiet_optuna():
+    with silence_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
         copy.add_trials(study.get_trials(deepcopy=False))
     return copy
@@ -84,12 +83,12 @@ def copy_study(study: optuna.Study) -> optuna.Study:
 def write_spec(spec: SweepSpec) -> None:
     """Write the resolved spec, readable by its owner alone if it contains a password."""
     content = spec.dump_yaml()
-    mode = 0o644 if content == shown_yaml(spec) else 0o600
-    write_whole(spec.directory / SPEC, content, mode=mode)
+    mode = 0o644 if content == dump_public_yaml(spec) else 0o600
+    write_atomically(spec.directory / SPEC, content, mode=mode)
 
 
 @contextmanager
-def quiet_optuna() -> Generator[None]:
+def silence_optuna() -> Generator[None]:
     """Suppress Optuna's messages, which would disturb the display of the sweep."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

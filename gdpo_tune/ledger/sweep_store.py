@@ -23,12 +23,12 @@ from gdpo_tune.core.checkpoint_names import (
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
-    step_of,
+    parse_step,
 )
 from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.files import write_whole
-from gdpo_tune.core.object_store import PATIENCE, StoreDirectory, unusable
-from gdpo_tune.spec import SweepSpec, shown_yaml
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.object_store import PATIENCE, StoreDirectory, build_store_error
+from gdpo_tune.spec import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.model import SPEC
 
 TRIALS = "trials"
@@ -43,7 +43,7 @@ def check_writable(address: str) -> None:
         files.write(name, b"here")
         files.delete([name])
     except StoreUnreachableError as error:
-        raise unusable(address, error.__cause__ or error) from error
+        raise build_store_error(address, error.__cause__ or error) from error
 
 
 def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> bool:
@@ -51,7 +51,7 @@ def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> 
     content = StoreDirectory(address, patience=patience, say=print_notice).read(SPEC)
     if content is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / SPEC, content)
+        write_atomically(directory / SPEC, content)
     return content is not None
 
 
@@ -65,7 +65,7 @@ class SweepStore:
 
     def write_spec(self) -> None:
         """Store the resolved spec, for readers that know only the address."""
-        self._files.write(SPEC, shown_yaml(self._spec).encode())
+        self._files.write(SPEC, dump_public_yaml(self._spec).encode())
 
     def fetch(self) -> None:
         """Copy new small files to this machine; delete copies of checkpoints that are gone.
@@ -75,7 +75,7 @@ class SweepStore:
         sizes = self._files.sizes(TRIALS)
         for path in self._copy.glob(f"{TRIALS}/*/*"):
             marker = f"{path.relative_to(self._copy).as_posix()}/{MARKER}"
-            if step_of(path.name) is not None and marker not in sizes:
+            if parse_step(path.name) is not None and marker not in sizes:
                 shutil.rmtree(path)
         small = [name for name in sizes if is_marker(name) or not find_checkpoint_name(name)]
         paths = {name: self._copy / name for name in small}
@@ -105,7 +105,7 @@ class SweepStore:
         names = [name for name in sizes if newest and find_checkpoint_name(name) == newest]
         self._files.copy({source + name: target + name for name in names})
 
-    def put(self, file: Path) -> None:
+    def upload_file(self, file: Path) -> None:
         """Store a small file of the sweep's directory on this machine."""
         self._files.upload({file.relative_to(self._copy).as_posix(): file})
 

@@ -31,7 +31,7 @@ _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): r
 """Text that a tokenizer must split in the same way however it was loaded."""
 
 
-def policy_folder(name: str) -> str:
+def resolve_policy(name: str) -> str:
     """Return what `from_pretrained` takes for a policy's name; a directory or Hub id is kept."""
     if name in POLICIES:
         return str(POLICIES[name])
@@ -41,7 +41,7 @@ def policy_folder(name: str) -> str:
 def check_policy(name: str, revision: str = "") -> None:
     """Refuse a policy that could not be trained, in milliseconds and without the network.
 
-    A Hub id that is not a local directory passes: `check_available` asks the Hub for it.
+    A Hub id that is not a local directory passes: `check_policy_available` asks the Hub for it.
 
     Args:
         name: as in a sweep file.
@@ -50,7 +50,7 @@ def check_policy(name: str, revision: str = "") -> None:
     Raises:
         PolicyError: the name or its directory cannot be used; the message says what to do.
     """
-    directory = Path(policy_folder(name))
+    directory = Path(resolve_policy(name))
     try:
         is_present = directory.exists()
     except OSError as error:
@@ -74,7 +74,7 @@ def check_policy(name: str, revision: str = "") -> None:
         )
 
 
-def check_available(name: str, revision: str = "") -> None:
+def check_policy_available(name: str, revision: str = "") -> None:
     """Refuse what `check_policy` does, and a Hub id that is neither cached nor on the Hub.
 
     It fetches a configuration of a few KB, so that a misspelt id is found before a cluster starts.
@@ -83,7 +83,7 @@ def check_available(name: str, revision: str = "") -> None:
         PolicyError: the policy cannot be used or fetched; the message says what to do.
     """
     check_policy(name, revision)
-    if Path(policy_folder(name)).exists():
+    if Path(resolve_policy(name)).exists():
         return
     from huggingface_hub import hf_hub_download
 
@@ -113,7 +113,7 @@ def load_policy(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     check_policy(name, revision)
-    location = policy_folder(name)
+    location = resolve_policy(name)
     version = {"revision": revision} if revision else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -142,7 +142,7 @@ def load_policy(
     return model, tokenizer
 
 
-def parameters(name: str) -> int | None:
+def count_parameters(name: str) -> int | None:
     """Return how many parameters a policy has, from the headers of its safetensors files.
 
     Args:
@@ -203,7 +203,7 @@ def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None
     """
     from tokenizers import Tokenizer
 
-    file = Path(policy_folder(name)) / "tokenizer.json"
+    file = Path(resolve_policy(name)) / "tokenizer.json"
     if not file.is_file():
         return
     saved = Tokenizer.from_file(str(file))
@@ -239,7 +239,7 @@ def _read_json(name: str, file: Path) -> dict[str, Any] | None:
 
 
 def _find_local_directory(name: str) -> Path | None:
-    directory = Path(policy_folder(name))
+    directory = Path(resolve_policy(name))
     if directory.is_dir():
         return directory
     from huggingface_hub import try_to_load_from_cache

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.policies.load_policy import policy_folder
+from gdpo_tune.policies.load_policy import resolve_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FILE = "prompts.json"
+PROMPTS_FILE = "prompts.json"
 """File in a policy's directory that says whether it was trained with instructions."""
 _TAG = re.compile(r"</?\w+>")
 _OPENED = re.compile(r"<\w+>\s*$")
@@ -31,7 +31,7 @@ class PromptFormat:
     instructions: str = ""
     """Stand before every prompt; may be empty."""
 
-    def text(self, prompt: str) -> str:
+    def render(self, prompt: str) -> str:
         """Return the text that the policy reads.
 
         With a chat template, the instructions are the system message and the prompt is the user
@@ -53,13 +53,13 @@ class PromptFormat:
         """Return the tokens of P prompts; a template writes its own special tokens."""
         tokenize: Any = self.tokenizer
         special = self.tokenizer.chat_template is None
-        texts = [self.text(prompt) for prompt in prompts]
+        texts = [self.render(prompt) for prompt in prompts]
         return tokenize(texts, add_special_tokens=special)["input_ids"]
 
     def save(self, directory: Path) -> None:
         """Record in a trained policy's directory whether it was trained with instructions."""
         text = json.dumps({"instructions": bool(self.instructions)})
-        (directory / FILE).write_text(text, encoding="utf-8")
+        (directory / PROMPTS_FILE).write_text(text, encoding="utf-8")
 
     def _render(self, turns: Sequence[tuple[str, str]]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -70,7 +70,7 @@ class PromptFormat:
         return _OPENED.sub("", str(rendered))
 
 
-def prompt_format(
+def choose_prompt_format(
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     instructions: str,
@@ -94,7 +94,7 @@ def prompt_format(
 
 
 def _needs_instructions(name: str) -> bool:
-    file = Path(policy_folder(name)) / FILE
+    file = Path(resolve_policy(name)) / PROMPTS_FILE
     if name in POLICIES or not file.is_file():
         return name not in POLICIES
     return bool(json.loads(file.read_text(encoding="utf-8"))["instructions"])

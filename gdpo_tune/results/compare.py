@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.analysis.comparison import Comparison, compare
-from gdpo_tune.analysis.sides import Side, side_of
+from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import Verdict, judge
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.identity import differences, meaning
-from gdpo_tune.spec.problems import did_you_mean, one_of
+from gdpo_tune.spec.model import list_decisive_values, list_differences
+from gdpo_tune.spec.problems import join, suggest
 
 SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
 """Keys of `search:` that influence how good the configurations of a sweep are."""
@@ -43,11 +43,11 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
             the same sweep; or one has no configuration yet.
     """
     _refuse_unless_comparable(left.spec, right.spec)
-    goals = left.spec.objective_list()
+    goals = left.spec.list_objectives()
     same_name = left.spec.name == right.spec.name
-    names = [s.spec.place if same_name else s.spec.name for s in (left, right)]
-    sides = [side_of(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    other = differences(_list_settings(left.spec), _list_settings(right.spec))
+    names = [s.spec.location if same_name else s.spec.name for s in (left, right)]
+    sides = [build_side(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
+    other = list_differences(_list_settings(left.spec), _list_settings(right.spec))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
     if notes:
         notes.insert(0, "The result is the effect of all these differences together:")
@@ -67,18 +67,18 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     modes = sorted({str(record.params["normalization"]) for record in trials})
     for mode in (first, second):
         if mode not in modes:
-            guess = "" if mode in NORMALIZATIONS else did_you_mean(mode, NORMALIZATIONS)
+            guess = "" if mode in NORMALIZATIONS else suggest(mode, NORMALIZATIONS)
             raise UsageError(
                 f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with "
-                f"normalization = {mode}; it has {one_of(modes) or 'none yet'}"
+                f"normalization = {mode}; it has {join(modes) or 'none yet'}"
             )
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
     left, right = (
-        side_of(
+        build_side(
             mode,
             [record for record in trials if record.params["normalization"] == mode],
-            sweep.spec.objective_list(),
+            sweep.spec.list_objectives(),
             shared=True,
         )
         for mode in (first, second)
@@ -96,12 +96,12 @@ def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
     if left.directory.absolute() == right.directory.absolute():
         raise UsageError(f"{left.name} and {right.name} are the same sweep: name two")
     problems = [] if left.task == right.task else [f"task = {left.task}, not {right.task}"]
-    if left.objective_list() != right.objective_list():
+    if left.list_objectives() != right.list_objectives():
         goals = [
             {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
             for spec in (left, right)
         ]
-        problems += differences(*goals) or ["objectives in another order"]
+        problems += list_differences(*goals) or ["objectives in another order"]
     if problems:
         raise UsageError(
             f"{left.name} cannot be compared with {right.name}: {'; '.join(problems)}. A "
@@ -112,7 +112,7 @@ def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
     """Return the settings that decide the meaning of trials or how they are searched."""
     search = spec.search.model_dump(mode="json", include=SEARCH_KEYS)
-    return meaning(spec) | {f"search.{name}": value for name, value in search.items()}
+    return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 
 
 def _compare_sides(left: Side, right: Side, notes: Sequence[str], file: Path) -> ComparisonReport:

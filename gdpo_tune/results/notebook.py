@@ -22,9 +22,9 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.compare import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.pick_language import parse
-from gdpo_tune.results.picking import PickedTrial, choose
-from gdpo_tune.spec.problems import did_you_mean, one_of
+from gdpo_tune.results.pick_language import parse_pick
+from gdpo_tune.results.picking import PickedTrial, pick_trial
+from gdpo_tune.spec.problems import join, suggest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -62,7 +62,7 @@ class LoadedSweep:
     @cached_property
     def analysis(self) -> Front:
         """Front with its intervals, knee and extremes, as in the report."""
-        return self._sweep.front()
+        return self._sweep.build_front()
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -86,7 +86,7 @@ class LoadedSweep:
     def front(self) -> pd.DataFrame:
         """Table with one row per configuration on the front, best in the first objective first.
 
-        Columns: `trials` (numbers), `seeds`, `probability` of a place on the front, `picked_as`;
+        Columns: `trials` (numbers), `seeds`, `probability` of a place on the front, `list_labels`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
         rows = [
@@ -95,7 +95,7 @@ class LoadedSweep:
                 "trials": member.numbers,
                 "seeds": member.seeds,
                 "probability": member.probability,
-                "picked_as": ", ".join(self.analysis.picked_as(member)),
+                "picked_as": ", ".join(self.analysis.list_labels(member)),
                 **{f"param/{name}": value for name, value in member.params.items()},
                 **_make_columns("", {goal: member.mean[goal] for goal in self.spec.objectives}),
             }
@@ -116,8 +116,8 @@ class LoadedSweep:
             UsageError: there is no such figure, or this sweep has no data for it.
         """
         if name not in self._gallery:
-            guess = did_you_mean(name, self._gallery)
-            raise UsageError(f"figure {name!r}: {guess}this sweep has {one_of(self._gallery)}")
+            guess = suggest(name, self._gallery)
+            raise UsageError(f"figure {name!r}: {guess}this sweep has {join(self._gallery)}")
         return self._gallery[name]()
 
     def pick(self, text: str) -> PickedTrial:
@@ -126,7 +126,7 @@ class LoadedSweep:
         Raises:
             PickError: the text cannot be parsed, or no trial satisfies it.
         """
-        return choose(self.records, self.spec, parse(text))
+        return pick_trial(self.records, self.spec, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:
         """Compare this sweep with another one; `.verdict` names the better one and the reasons.

@@ -11,13 +11,13 @@ from pathlib import Path
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import is_file
-from gdpo_tune.core.object_store import address_of, copied_from, is_url, local_folder
+from gdpo_tune.core.object_store import find_address, find_local_copy, is_url, list_copied_addresses
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
-from gdpo_tune.spec.problems import one_of
+from gdpo_tune.spec.problems import join
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""
@@ -34,9 +34,9 @@ class Sweep:
     spec: SweepSpec
     records: Sequence[TrialRecord]
 
-    def front(self) -> Front:
+    def build_front(self) -> Front:
         """Build the front of its trials, on test prompts."""
-        return build_front(self.records, self.spec.objective_list())
+        return build_front(self.records, self.spec.list_objectives())
 
     def override_spec(self, overrides: Sequence[str], *, to_run: bool) -> SweepSpec:
         """Load its file with other values, for one training or for a description of one."""
@@ -58,7 +58,7 @@ def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
     return source, None
 
 
-def sweep_file(location: str, source: str) -> tuple[Path, str]:
+def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
     """Return a sweep's resolved file and its `storage_override`.
 
     Args:
@@ -71,7 +71,7 @@ def sweep_file(location: str, source: str) -> tuple[Path, str]:
     missing = f"{source}: there is no sweep in {location.rstrip('/')}: it has no {SPEC}"
     if is_url(location):
         address = location.rstrip("/")
-        directory = local_folder(address)
+        directory = find_local_copy(address)
         if not fetch_spec(address, directory, patience=PATIENCE):
             raise UsageError(missing)
         return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
@@ -82,8 +82,8 @@ def sweep_file(location: str, source: str) -> tuple[Path, str]:
             raise UsageError(
                 f"{source}: choose once, behind a single colon or by --pick: leave out :{after}"
             )
-        addresses = copied_from(path.name)
-        fix = f"\n    fix: give its address: {one_of(addresses)}" if addresses else ""
+        addresses = list_copied_addresses(path.name)
+        fix = f"\n    fix: give its address: {join(addresses)}" if addresses else ""
         raise UsageError(missing + fix)
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
@@ -100,12 +100,12 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     Raises:
         UsageError: there is no sweep.
     """
-    file, storage_override = sweep_file(location, source)
+    file, storage_override = resolve_spec_file(location, source)
     spec = load_spec(file, [storage_override], file.parent.name, to_run=False)
     if with_files:
-        bring_here(spec)  # first: a record's policy is looked up among the downloaded names
+        download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with Ledger.open(spec, read_only=True) as ledger:
-        return Sweep(file, storage_override, ledger.spec, ledger.records())
+        return Sweep(file, storage_override, ledger.spec, ledger.get_records())
 
 
 def find_sweep(name: str) -> Sweep:
@@ -116,17 +116,17 @@ def find_sweep(name: str) -> Sweep:
         SpecError: the file cannot be read.
     """
     is_spec = is_file(_expand(name))
-    location = load_spec(name, to_run=False).place if is_spec else place_named(name)
+    location = load_spec(name, to_run=False).location if is_spec else resolve_location(name)
     return read_sweep(location, name, with_files=True)
 
 
-def bring_here(spec: SweepSpec) -> None:
+def download_artifacts(spec: SweepSpec) -> None:
     """Download the files that pictures are drawn from, if the sweep is on an object store."""
     if spec.address:
         SweepStore(spec, patience=PATIENCE).fetch()
 
 
-def place_named(text: str) -> str:
+def resolve_location(text: str) -> str:
     """Return the address or directory of the sweep that `text` names.
 
     A name under `runs` is enough if no directory of that name has a sweep. A local copy of a sweep
@@ -135,7 +135,7 @@ def place_named(text: str) -> str:
     if is_url(text):
         return text
     directory = _find_directory(text)
-    return address_of(directory) or str(directory)
+    return find_address(directory) or str(directory)
 
 
 def _find_directory(text: str) -> Path:

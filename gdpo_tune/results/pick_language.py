@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gdpo_tune.core.errors import PickError
-from gdpo_tune.spec.problems import did_you_mean, show
+from gdpo_tune.spec.problems import show, suggest
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -88,7 +88,7 @@ class Pick:
         return PickError(self.text, position, reason, fix)
 
 
-def parse(text: str) -> Pick:
+def parse_pick(text: str) -> Pick:
     """Parse a choice of a trial.
 
     Raises:
@@ -112,7 +112,7 @@ class _Parser:
         while self._tokens[0][0]:
             word, position = self._take()
             if word != keyword:
-                guess = did_you_mean(word, [keyword])
+                guess = suggest(word, [keyword])
                 reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
                 raise self._error(position, reason)
             if isinstance(rule, int):
@@ -132,7 +132,7 @@ class _Parser:
         if (rule == "max" or rule == "min") and (name or word == rule):
             metric = Metric(name, position + 4) if name else self._parse_metric(f"after `{rule}`")
             return Extreme(rule, metric)
-        guess = did_you_mean(word, ("knee", "max", "min"))
+        guess = suggest(word, ("knee", "max", "min"))
         rules = "a choice begins with knee, max or min, or is the number of a trial"
         reason = f"{word!r}: {guess}{rules}" if word else "nothing to choose by"
         raise self._error(position, reason)

@@ -14,10 +14,10 @@ from gdpo_tune.analysis.selection import find_knee, find_smallest
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.formatting import format_estimate
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.results.open_sweep import Sweep, place_named, read_sweep, split_source
-from gdpo_tune.results.pick_language import EXAMPLE, Bound, Extreme, Pick, parse
+from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
+from gdpo_tune.results.pick_language import EXAMPLE, Bound, Extreme, Pick, parse_pick
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import did_you_mean, one_of
+from gdpo_tune.spec.problems import join, suggest
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, Pi
             "runs/code:knee, runs/code:max_correctness or runs/code:12; or the directory and "
             f"--pick '{EXAMPLE}'"
         )
-    parsed = parse(text)
-    sweep = read_sweep(place_named(directory), f"{option} {source}")
-    return sweep, choose(sweep.records, sweep.spec, parsed)
+    parsed = parse_pick(text)
+    sweep = read_sweep(resolve_location(directory), f"{option} {source}")
+    return sweep, pick_trial(sweep.records, sweep.spec, parsed)
 
 
-def choose(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> PickedTrial:
+def pick_trial(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> PickedTrial:
     """Pick one trial.
 
     Raises:
         PickError: the pick names an unknown trial or metric, or no trial on the front satisfies it.
     """
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.list_objectives())
     if isinstance(pick.rule, int):
         record = _find_record(records, pick, pick.rule)
         owners = (c for c in front.configurations if record.number in c.numbers)
@@ -85,7 +85,7 @@ def choose(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> Picke
     return PickedTrial(pick, records[member.first], member)
 
 
-def told_of(picked: PickedTrial, spec: SweepSpec) -> list[str]:
+def describe_pick(picked: PickedTrial, spec: SweepSpec) -> list[str]:
     """Return lines for a person: the trial, its values, and how certain its conditions are."""
     head = f"chosen by {picked.pick.text!r}: trial {picked.record.number}"
     configuration = picked.configuration
@@ -123,8 +123,8 @@ def _refuse_unknown_metrics(front: Front, pick: Pick) -> None:
     names = [*objectives, *sorted(others)]
     for name, position in pick.metrics:
         if name not in names:
-            reason = f"{name!r}: {did_you_mean(name, names)}there is no such name"
-            raise pick.error(position, reason, f"the metrics of this sweep are {one_of(names)}")
+            reason = f"{name!r}: {suggest(name, names)}there is no such name"
+            raise pick.error(position, reason, f"the metrics of this sweep are {join(names)}")
 
 
 def _apply_rule(front: Front, pick: Pick, members: Sequence[Configuration]) -> Configuration:
@@ -136,9 +136,9 @@ def _apply_rule(front: Front, pick: Pick, members: Sequence[Configuration]) -> C
             raise pick.error(position, f"no trial that is left has {name}", "leave it out")
         sign = -1 if pick.rule.end == "max" else 1
         column = [sign * member.mean[name].mean for member in members]
-        values = [member.values(front.objectives) for member in members]
+        values = [member.get_values(front.objectives) for member in members]
         return members[find_smallest(column, values, front.objectives)]
-    index = find_knee([member.values(front.objectives) for member in members], front.objectives)
+    index = find_knee([member.get_values(front.objectives) for member in members], front.objectives)
     assert index is not None, "only an empty list has no knee"
     return members[index]
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.analysis.lineage import stretch_schedule, training_of
-from gdpo_tune.core.errors import Problem, SpecError, UsageError
+from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
+from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import INDIFFERENT_TRAINING
 from gdpo_tune.core.trials import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import split_source
-from gdpo_tune.results.picking import load_and_pick, told_of
+from gdpo_tune.results.picking import describe_pick, load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.notation import describe
-from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.notation import format_domain
+from gdpo_tune.spec.problems import join, show
 
 INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at")
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
@@ -25,7 +25,7 @@ INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evalu
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainingRequest:
     """Request for one training."""
 
     spec: SweepSpec
@@ -38,11 +38,11 @@ class Request:
     """Source of the parameters, for a person."""
     schedule: tuple[Segment, ...] = ()
     """Changes of the parameters during the training."""
-    told: tuple[str, ...] = ()
+    trial_lines: tuple[str, ...] = ()
     """Lines about the picked trial, for a person."""
 
 
-def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
+def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:
     """Build the request that a file describes.
 
     Raises:
@@ -53,17 +53,17 @@ def from_file(path: Path | str, overrides: Sequence[str]) -> Request:
         raise SpecError(
             tuple(_report_open_dimension(spec, str(path), n) for n in spec.space.dimensions)
         )
-    return Request(spec, spec.space.complete({}), spec.search.seed, "train", str(path))
+    return TrainingRequest(spec, spec.space.complete({}), spec.search.seed, "train", str(path))
 
 
-def from_sweep(
+def build_request_from_sweep(
     source: str,
     overrides: Sequence[str],
     pick: str | None = None,
     option: str = "--from",
     *,
     to_run: bool = True,
-) -> Request:
+) -> TrainingRequest:
     """Build a request that repeats a trial of a sweep, for example at another budget.
 
     For a member of a population it repeats the one training that its policy comes from: parameters,
@@ -84,17 +84,19 @@ def from_sweep(
     sweep, picked = load_and_pick(source, pick, option)
     spec = sweep.override_spec(overrides, to_run=to_run)
     number = picked.record.number
-    training = training_of(sweep.records, number)
+    training = trace_training(sweep.records, number)
     schedule = stretch_schedule(training.schedule, spec.training.steps / sweep.spec.training.steps)
     note = f"trial {number} of {sweep.spec.address or split_source(source, pick)[0]}"
     if schedule:
-        note += f", with other values from step {one_of(segment.step for segment in schedule)} on"
-    lines = tuple(told_of(picked, sweep.spec))
-    return Request(spec, training.params, training.seed, picked.label, note, schedule, lines)
+        note += f", with other values from step {join(segment.step for segment in schedule)} on"
+    lines = tuple(describe_pick(picked, sweep.spec))
+    return TrainingRequest(
+        spec, training.params, training.seed, picked.label, note, schedule, lines
+    )
 
 
-def trial_config(
-    request: Request, *, seed: int | None, out: Path | None, threads: int | None
+def build_trial_config(
+    request: TrainingRequest, *, seed: int | None, out: Path | None, threads: int | None
 ) -> TrialConfig:
     """Build the configuration of a training without a search.
 
@@ -116,13 +118,15 @@ def trial_config(
         )
     name = f"{spec.name}-{request.label}-{spec.training.steps}"
     name += "" if seed is None else f"-seed{seed}"
-    directory = (out or spec.beside / name).expanduser().absolute()
-    config = spec.trial_config(request.params, request.seed if seed is None else seed, directory)
+    directory = (out or spec.output_directory / name).expanduser().absolute()
+    config = spec.build_trial_config(
+        request.params, request.seed if seed is None else seed, directory
+    )
     threads = config.threads if threads is None else threads
     return dataclasses.replace(config, schedule=request.schedule, threads=threads)
 
 
-def meaning(config: TrialConfig) -> dict[str, Any]:
+def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a training, as JSON with dotted keys."""
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
     for name in INDIFFERENT_TRAINING:
@@ -138,14 +142,14 @@ def _flatten(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _report_open_dimension(spec: SweepSpec, path: str, name: str) -> Problem:
+def _report_open_dimension(spec: SweepSpec, path: str, name: str) -> SpecProblem:
     domain = spec.space.domains[name]
-    middle = domain.middle()
+    middle = domain.find_middle()
     example = f"{middle:.3g}" if isinstance(middle, float) else show(middle)
-    return Problem(
+    return SpecProblem(
         where=path,
         key=f"space.{name}",
-        value=describe(domain),
+        value=format_domain(domain),
         reason="open: one training needs one value",
         fix=f"--set space.{name}={example}, or search it with gdpo_tune.sweep",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.trials import LEFT_OUT, Incident, TrialRecord
+from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Incident, TrialRecord
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
@@ -46,10 +46,10 @@ def describe_other_states(states: Counter[str]) -> str:
 def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
     """Return each split that lacks prompts, such as `train 12 of 2048`; may be empty."""
     counts = {
-        key.removeprefix(LEFT_OUT): count
+        key.removeprefix(PROMPTS_LEFT_OUT): count
         for record in records
         for key, count in record.environment.items()
-        if key.startswith(LEFT_OUT)
+        if key.startswith(PROMPTS_LEFT_OUT)
     }
     return ", ".join(f"{split} {count}" for split, count in counts.items())
 

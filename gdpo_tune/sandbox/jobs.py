@@ -183,7 +183,7 @@ class Result:
         return min(self.verdicts.count("passed"), count - 1) / count
 
     @property
-    def bug(self) -> bool:
+    def has_bug(self) -> bool:
         """True if the code does not load, a test raised, or a limit or rule was broken."""
         return self.status not in ("passed", "failed") or "error" in self.verdicts
 

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from ..core.system import candidates_at_once, machine_memory
+from ..core.system import count_parallel_candidates, read_machine_memory
 from .jobs import Job, Result, Sandbox, SandboxInfo
 from .process import ADVICE
 from .worker import Worker, encode_job
@@ -27,7 +27,7 @@ class _Pool(Sandbox):
             reason = f"platform: the sandbox needs Linux, this is {sys.platform}"
             raise SandboxUnavailable(f"{reason}; {ADVICE}")
         super().__init__()
-        self._memory = machine_memory()
+        self._memory = read_machine_memory()
         self._workers: dict[int, Worker] = {}
         # NOTE: one thread per worker, because its processes die with the thread that starts them.
         self._threads = [
@@ -157,7 +157,7 @@ def count_fitting_workers(workers: int, jobs: Sequence[Job], memory: int | None)
                 f"and this machine has {memory >> 20} MiB"
             )
     largest = max((job.limits.memory_bytes * (2 if job.asserts else 1) for job in jobs), default=1)
-    return min(workers, candidates_at_once(memory, largest))
+    return min(workers, count_parallel_candidates(memory, largest))
 
 
 def _raise_failure(futures: Sequence[Future[None]], kind: type[GdpoTuneError], reason: str) -> None:

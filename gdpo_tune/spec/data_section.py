@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdpo_tune.core import registry, task_files
 from gdpo_tune.core.settings import DATA_FILES, DataSettings
-from gdpo_tune.spec.problems import Problems, explain_unknown_name, one_of
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
 from gdpo_tune.spec.sections import refuse_idle
 
 SUFFIXES = " or ".join(DATA_FILES)
@@ -19,7 +19,7 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
         fix = "add data.source, or remove the key"
         keys = ("layout", "config", "split")
         refuse_idle("data", settings, keys, reason, fix, problems, "data.source")
-    elif task_files.is_file(task):
+    elif task_files.is_task_file(task):
         reason = "has no effect: a task in a file writes its own prompts"
         fix = "remove the key, and read the data in the task's rows()"
         problems.refuse("data.source", reason, fix, "task")
@@ -32,16 +32,16 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
 def _check_layout(layout: str, task: str, problems: Problems) -> None:
     key = "data.layout"
     layouts = {name: registry.describe_layout(name) for name in registry.LAYOUTS}
-    unknown_task = problems.about("task")
+    unknown_task = problems.has_problem("task")
     fitting = [name for name, info in layouts.items() if unknown_task or task in info.tasks]
     if not layout:
         reason = "missing: what the columns of the data mean is not guessed"
-        problems.refuse(key, reason, f"add layout: one of {one_of(fitting)}")
+        problems.refuse(key, reason, f"add layout: one of {join(fitting)}")
     elif layout not in layouts:
         problems.refuse(key, *explain_unknown_name("layout", layout, layouts))
     elif layout not in fitting:
         reason = f"made for the task {' or '.join(layouts[layout].tasks)}, not for {task}"
-        fix = f"write layout: one of {one_of(fitting)}, or another task"
+        fix = f"write layout: one of {join(fitting)}, or another task"
         problems.refuse(key, reason, fix)
 
 

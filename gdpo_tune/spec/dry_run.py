@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from gdpo_tune.spec.dump import hide_service_path
-from gdpo_tune.spec.lint import lint
-from gdpo_tune.spec.model import SweepSpec, shown_yaml
-from gdpo_tune.spec.notation import describe
-from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.lint import list_warnings
+from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
+from gdpo_tune.spec.notation import format_domain
+from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
 
 
-def dry_run(spec: SweepSpec) -> str:
+def render_dry_run(spec: SweepSpec) -> str:
     """Return the text that `--dry-run` prints, without a line break at its end."""
-    warnings = [f"  - {warning}" for warning in lint(spec)]
+    warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     training, scheduler = spec.training, spec.search.scheduler
     total = training.completions_per_step
-    sizes = spec.space.reachable("group_size") or ()
+    sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
-        steps = one_of(scheduler.meetings(training.steps))
+        steps = join(scheduler.list_meetings(training.steps))
         population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     parts = [
         "# Resolved",
-        shown_yaml(spec).rstrip(),
+        dump_public_yaml(spec).rstrip(),
         "",
-        f"# Identity: {spec.identity()} (kept in {spec.place})",
+        f"# Identity: {spec.compute_identity()} (kept in {spec.location})",
         "",
         f"# Space: {len(spec.space.dimensions)} dimensions",
         *_align([_describe_dimension(name, spec) for name in spec.space.dimensions]),
@@ -66,7 +66,7 @@ def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
     if isinstance(domain, Uniform):
         kind = ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
     conditions = {parent: list(values) for parent, values in domain.when.items()}
-    return name, kind, describe(domain), f"when {show(conditions)}" if conditions else ""
+    return name, kind, format_domain(domain), f"when {show(conditions)}" if conditions else ""
 
 
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
@@ -76,18 +76,22 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """
     settings, search = spec.training, spec.search
     scheduler, every = search.scheduler, settings.evaluate_every
-    meetings = scheduler.meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    meetings = scheduler.list_meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
     usual = range(every, settings.steps, every)
     validations = len(usual) + sum(step not in usual for step in meetings) + 1
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
-    trained = search.trials + search.replicates.most + 1
+    trained = search.trials + search.replicates.most_runs + 1
     evaluation = trained * (validations * validation + test) + validation + test
     each = f"{validations} x {validation} + {test} a trained run"
     shares = [
         ("search", search.trials * training, f"{search.trials} trials x {training}"),
-        ("replicates", search.replicates.most * training, f"{search.replicates.most} x {training}"),
+        (
+            "replicates",
+            search.replicates.most_runs * training,
+            f"{search.replicates.most_runs} x {training}",
+        ),
         ("published baseline", training, f"1 x {training}"),
         ("held-out evaluation", evaluation, each),
     ]
@@ -122,7 +126,7 @@ def _describe_sandbox(spec: SweepSpec) -> str:
     where = (
         f"{settings.type} at {hide_service_path(settings.url)}" if settings.url else settings.type
     )
-    packages = f" with {one_of(settings.modules)}" if settings.modules else ""
+    packages = f" with {join(settings.modules)}" if settings.modules else ""
     clocks = f"{settings.wall_seconds:g} s wall"
     if settings.type != "external":
         clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"

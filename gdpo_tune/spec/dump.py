@@ -33,22 +33,24 @@ def _block(key: str, value: object) -> Iterator[str]:
             if prefix and prefix != group:
                 yield f"  {prefix}:"
             group = prefix
-            yield f"  {'  ' if prefix else ''}{leaf}: {flow(child)}"
+            yield f"  {'  ' if prefix else ''}{leaf}: {format_flow(child)}"
     elif isinstance(value, tuple) and value:
         yield f"{key}:"
         for child in cast("Sequence[object]", value):
-            yield f"  - {flow(child)}"
+            yield f"  - {format_flow(child)}"
     else:
-        yield f"{key}: {flow(value)}"
+        yield f"{key}: {format_flow(value)}"
 
 
-def flow(value: object) -> str:
+def format_flow(value: object) -> str:
     """Return a value on one line."""
     if isinstance(value, Mapping):
         entries = cast("Mapping[str, object]", value).items()
-        return "{" + ", ".join(f"{key}: {flow(child)}" for key, child in entries) + "}"
+        return "{" + ", ".join(f"{key}: {format_flow(child)}" for key, child in entries) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(flow(child) for child in cast("Sequence[object]", value)) + "]"
+        return (
+            "[" + ", ".join(format_flow(child) for child in cast("Sequence[object]", value)) + "]"
+        )
     if isinstance(value, str):
         plain = PLAIN.fullmatch(value) and value.lower() not in RESERVED
         return value if plain else json.dumps(value, ensure_ascii=False)

@@ -10,15 +10,15 @@ import math
 from collections.abc import Iterator
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import PARTIAL_CREDIT, parameters_of
+from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.load import load_spec
-from gdpo_tune.spec.machine import find_lacking_memory, sandbox_doubts
-from gdpo_tune.spec.model import SPEC, SweepSpec, differences, meaning
-from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.machine import find_lacking_memory, list_sandbox_warnings
+from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
+from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.search_section import AshaSettings
 from gdpo_tune.spec.task_section import get_task_info
-from gdpo_tune.spec.warm_start import folder_of
+from gdpo_tune.spec.warm_start import expand_directory
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
@@ -26,7 +26,7 @@ LARGEST_SE = 0.05
 """Standard error of a share above which a front of a few points cannot be told from noise."""
 
 
-def lint(spec: SweepSpec) -> list[str]:
+def list_warnings(spec: SweepSpec) -> list[str]:
     """Return the warnings; an empty list if there are none."""
     checks = (
         _check_groups,
@@ -36,7 +36,7 @@ def lint(spec: SweepSpec) -> list[str]:
         _check_certainty,
         _check_objectives,
         _check_search,
-        sandbox_doubts,
+        list_sandbox_warnings,
         find_lacking_memory,
         _check_warm_start,
     )
@@ -45,7 +45,7 @@ def lint(spec: SweepSpec) -> list[str]:
 
 def _possible(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
     """Return the values that trials can have; none for a continuous range or an absent name."""
-    return (spec.space.reachable(name) or ()) if name in spec.space.domains else ()
+    return (spec.space.list_reachable(name) or ()) if name in spec.space.domains else ()
 
 
 def _modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
@@ -74,13 +74,13 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
     if 2 in sizes and modes:
         yield (
             "space.group_size = 2: divided by the deviation of two completions, every difference "
-            f"is +-0.71, so sizes of rewards have no effect under {one_of(modes)}. Use at least 4."
+            f"is +-0.71, so sizes of rewards have no effect under {join(modes)}. Use at least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
     shapes = [shape for shape in _possible(spec, "length_shape") if shape != "step"]
     if 2 in sizes and apart and shapes:
         yield (
-            f"space.length_shape = {one_of(shapes)}: in a group of 2 under {one_of(apart)}, shapes "
+            f"space.length_shape = {join(shapes)}: in a group of 2 under {join(apart)}, shapes "
             "of the length reward differ in ties alone. Use groups of at least 4."
         )
 
@@ -102,12 +102,12 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
                 f"space.{name}: an unmet condition gives {reward} 0, and its lowest value is "
                 f"{show(low)}: a completion may gain by failing. Condition rewards that start at 0."
             )
-    for name, parameter in parameters_of(task).items():
+    for name, parameter in list_parameters(task).items():
         parent, effective = parameter.needs or ("", ())
         idle = parent and not set(effective) & set(_possible(spec, parent))
         if idle and name in written and name not in spec.space.dimensions:
             yield (
-                f"space.{name}: {parent} is never {one_of(effective)}, so it has no effect. Search "
+                f"space.{name}: {parent} is never {join(effective)}, so it has no effect. Search "
                 "over that, or remove this."
             )
 
@@ -127,12 +127,12 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
         )
         yield (
             f"space.reward_weights: fixed, while rewards {'' if len(finite) > 1 else 'may '}span "
-            f"different widths ({spans}). Under {one_of(sums)} only weight x width counts, so the "
+            f"different widths ({spans}). Under {join(sums)} only weight x width counts, so the "
             "widest reward dominates. Search over the weights, or divide each by its width."
         )
     if len(names) == 1 and apart:
         yield (
-            f"space.normalization = {one_of(apart)}: only {names[0]} is above 0, and with a single "
+            f"space.normalization = {join(apart)}: only {names[0]} is above 0, and with a single "
             "reward GDPO differs from GRPO in scale alone. Use grpo, or weight a second reward."
         )
     if len(names) > 1 and searched == names:
@@ -146,7 +146,7 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
     modes, searched = _possible(spec, "normalization"), spec.space.dimensions
     if len(modes) > 1 and "learning_rate" not in searched:
         yield (
-            f"space.learning_rate: one value for {one_of(modes)}, whose advantages differ in scale "
+            f"space.learning_rate: one value for {join(modes)}, whose advantages differ in scale "
             "as a step size does. Search over it, such as {log: [3e-05, 0.0003]}."
         )
     lengths = [name for name in spec.objectives if "length" in name]
@@ -182,7 +182,7 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_objectives(spec: SweepSpec) -> Iterator[str]:
-    metrics = registry.judgeable(get_task_info(spec.task))
+    metrics = registry.collect_metrics(get_task_info(spec.task))
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:
@@ -212,7 +212,7 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
             f"enqueue: {len(points)} different points, and search.trials = {trials}, so the last "
             f"ones are never run. Write trials: {len(points)} or more, or fewer points."
         )
-    if isinstance(search.scheduler, AshaSettings) and not search.scheduler.levels(steps):
+    if isinstance(search.scheduler, AshaSettings) and not search.scheduler.list_rungs(steps):
         yield (
             f"training.steps = {steps}: no rung lies before the last step, so all trials run to "
             "their end. Train longer, or write search.scheduler: {type: fifo}."
@@ -221,8 +221,8 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
 
 def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
     for index, directory in enumerate(spec.search.warm_start):
-        earlier = load_spec(folder_of(directory) / SPEC, to_run=False)
-        lines = differences(meaning(earlier), meaning(spec))
+        earlier = load_spec(expand_directory(directory) / SPEC, to_run=False)
+        lines = list_differences(list_decisive_values(earlier), list_decisive_values(spec))
         decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]
         if decisive:
             yield (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from gdpo_tune.core.parameters import PARAMETERS, parameters_of
+from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     parse_space,
@@ -18,9 +18,9 @@ from gdpo_tune.spec import (
 from gdpo_tune.spec.data_section import check_data
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.objectives import check_metrics
-from gdpo_tune.spec.problems import Mark, Node, Problems
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode
 from gdpo_tune.spec.sandbox_section import check_sandbox
-from gdpo_tune.spec.sections import section
+from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.source import read_yaml
 from gdpo_tune.spec.warm_start import check_warm_start
 
@@ -52,17 +52,17 @@ def load_spec(
             with its line, value, reason and fix.
     """
     path = Path(path)
-    problems = Problems(Mark(str(path), 1))
+    problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
     problems.refuse_empty(root)
     problems.refuse_unprintable(root)
-    data = cast("dict[str, Any]", root.plain())
+    data = cast("dict[str, Any]", root.to_plain())
     for key, example in REQUIRED.items():
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
     weighted = root.find(("space", "reward_weights")).entries or {}
     task = task_section.check_task(data.get("task"), weighted, problems)
-    parameters = PARAMETERS if task is None else parameters_of(task)
+    parameters = PARAMETERS if task is None else list_parameters(task)
     reader = parse_space.SpaceReader(parameters, problems)
     space = reader.read_space(data.get("space", {}))
     parsed = {
@@ -72,8 +72,10 @@ def load_spec(
         "space": space,
         "enqueue": reader.read_enqueue(data.get("enqueue", ()), space, task),
     }
-    entries = {key: Node(root.find((key,)).mark, value) for key, value in parsed.items()}
-    spec = section(SweepSpec, Node(root.mark, entries=(root.entries or {}) | entries), (), problems)
+    entries = {key: YamlNode(root.find((key,)).mark, value) for key, value in parsed.items()}
+    spec = read_section(
+        SweepSpec, YamlNode(root.mark, entries=(root.entries or {}) | entries), (), problems
+    )
     assert spec is not None, "every key that is not parsed above has a default"
     _check(spec, task, problems, to_run=to_run)
     problems.raise_if_any()

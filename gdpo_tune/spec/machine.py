@@ -8,10 +8,14 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import SandboxSettings
-from gdpo_tune.core.system import SHARE_FOR_CANDIDATES, candidates_at_once, machine_memory
+from gdpo_tune.core.system import (
+    SHARE_FOR_CANDIDATES,
+    count_parallel_candidates,
+    read_machine_memory,
+)
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.training_section import Resources
 
@@ -40,7 +44,7 @@ def check_resources(
     """
     if environment.get("RAY_ADDRESS"):
         return
-    gpus, cpus = visible_gpus(environment, devices), local_cpus()
+    gpus, cpus = count_visible_gpus(environment, devices), count_local_cpus()
     trial, remedy = spec.resources, "or set RAY_ADDRESS to a cluster that has them"
     for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
         if share > present:
@@ -56,7 +60,7 @@ def check_resources(
             f"{trial.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
             f"    fix: --set resources.workers={fit}, {remedy}"
         )
-    choose(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=installed_vllm())
+    select_engine(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=find_vllm())
     for reason in find_lacking_memory(spec, environment):
         raise ResourcesError(f"{reason}, {remedy}")
 
@@ -67,14 +71,14 @@ def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
     return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
 
 
-def local_cpus() -> int:
+def count_local_cpus() -> int:
     """Return the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS
 
 
-def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
+def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
     """Return the GPUs that a process started here may use, by their device files.
 
     They are NVIDIA's, AMD's, or Windows' own in Linux. `CUDA_VISIBLE_DEVICES` only hides devices.
@@ -93,7 +97,9 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int
     return min(end, present)
 
 
-def sandbox_doubts(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def list_sandbox_warnings(
+    spec: SweepSpec, environment: Mapping[str, str] = os.environ
+) -> Iterator[str]:
     """Yield warnings about a missing isolation, and about workers that would have to wait."""
     settings = spec.sandbox
     if settings.type == "unsafe_no_isolation":
@@ -105,7 +111,7 @@ def sandbox_doubts(spec: SweepSpec, environment: Mapping[str, str] = os.environ)
     memory, needed = _sandbox_memory(settings, environment), settings.memory_mb << 20
     if memory is None or needed > memory:
         return
-    together = candidates_at_once(memory, needed)
+    together = count_parallel_candidates(memory, needed)
     if settings.workers > together:
         yield (
             f"sandbox.workers = {settings.workers}: {together} at a time will run, because each "
@@ -131,7 +137,7 @@ def _sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -
     """Return the bytes that code can share; None if it will not run on this machine."""
     if settings.type == "external" or environment.get("RAY_ADDRESS"):
         return None
-    return machine_memory()
+    return read_machine_memory()
 
 
 def check_gpu_share(
@@ -172,14 +178,14 @@ def compute_least_share(spec: SweepSpec, parameters: int, device: int) -> float:
     """
     width, rollout = NUMBERS[spec.model.dtype], spec.rollout
     trainer = CONTEXT + (width if spec.model.lora_rank else TRAINED) * parameters
-    by_default = rollout.engine == "auto" and installed_vllm() is not None
+    by_default = rollout.engine == "auto" and find_vllm() is not None
     if rollout.vllm_mode != "colocate" or not (rollout.engine == "vllm" or by_default):
         return trainer / device
     share, engine = rollout.vllm_memory_share, ENGINE + width * parameters
     return max(trainer / (1 - share), engine / share) / device
 
 
-def device_memory() -> int | None:
+def read_device_memory() -> int | None:
     """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from gdpo_tune.core.object_store import is_url, joined, local_folder
+from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     INDIFFERENT_TRAINING,
     DataSettings,
@@ -25,10 +25,10 @@ from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
 from gdpo_tune.spec.dump import dump_entries, hide_service_path
 from gdpo_tune.spec.notation import to_notation
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
-from gdpo_tune.spec.problems import show, without_password
+from gdpo_tune.spec.problems import hide_passwords, show
 from gdpo_tune.spec.sandbox_section import UNUSED
 from gdpo_tune.spec.search_section import Search
-from gdpo_tune.spec.sections import Section, build_settings_validator, written
+from gdpo_tune.spec.sections import Section, build_settings_validator, require_pattern
 from gdpo_tune.spec.space import Space
 from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
 from gdpo_tune.spec.training_section import Resources
@@ -38,7 +38,7 @@ SPEC = "spec.yaml"
 JOURNAL = "ledger.journal"
 """Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
 Keep = Literal["front", "all", "none"]
-Text = Annotated[str, written(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
+Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
 
 
 class SweepSpec(Section):
@@ -95,25 +95,25 @@ class SweepSpec(Section):
     @property
     def directory(self) -> Path:
         """Directory of this sweep here; for one on an object store, a copy of its small files."""
-        storage = local_folder(self.storage) if is_url(self.storage) else Path(self.storage)
+        storage = find_local_copy(self.storage) if is_url(self.storage) else Path(self.storage)
         return storage / self.name
 
     @property
     def address(self) -> str:
         """Address of this sweep on an object store; empty: it has its directory alone."""
-        return joined(self.storage, self.name) if is_url(self.storage) else ""
+        return join_address(self.storage, self.name) if is_url(self.storage) else ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Directory or address of this sweep, for a person."""
         return self.address or str(self.directory)
 
     @property
-    def beside(self) -> Path:
+    def output_directory(self) -> Path:
         """Directory for the files that a person makes from trials of this sweep."""
         return Path(RUNS) if self.address else Path(self.storage)
 
-    def objective_list(self) -> tuple[Objective, ...]:
+    def list_objectives(self) -> tuple[Objective, ...]:
         """Return the objectives in the file's order."""
         return tuple(
             Objective(name, objective.direction, objective.reference)
@@ -121,11 +121,11 @@ class SweepSpec(Section):
         )
 
     @property
-    def judged(self) -> tuple[str, ...]:
+    def judged_metrics(self) -> tuple[str, ...]:
         """Metrics that objectives and constraints name."""
         return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
 
-    def trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
+    def build_trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
         """Return the input of `train()` for one trial, in a directory of its own."""
         return TrialConfig(
             task=self.task,
@@ -142,7 +142,7 @@ class SweepSpec(Section):
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
         )
 
-    def identity(self) -> str:
+    def compute_identity(self) -> str:
         """Return a short hash of everything that decides a trial's meaning.
 
         That is task, policy, objectives, space, training, and `data`, `model` and
@@ -192,19 +192,19 @@ def decisive_settings(settings: Any) -> dict[str, Any]:
     return plain
 
 
-def shown_yaml(spec: SweepSpec) -> str:
+def dump_public_yaml(spec: SweepSpec) -> str:
     """Return the resolved file as it may be shown: without the secrets in its addresses."""
-    uri = without_password(spec.tracking.uri)
+    uri = hide_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
         "sandbox": replace(spec.sandbox, url=hide_service_path(spec.sandbox.url)),
-        "ledger": without_password(spec.ledger),
+        "ledger": hide_passwords(spec.ledger),
     }
     return spec.model_copy(update=public).dump_yaml()
 
 
-def meaning(spec: SweepSpec) -> dict[str, Any]:
-    """Return all that `SweepSpec.identity` may use: dotted key -> value as in a file."""
+def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
+    """Return all that `SweepSpec.compute_identity` may use: dotted key -> value as in a file."""
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: to_notation(domain) for name, domain in spec.space.domains.items()},
@@ -215,7 +215,7 @@ def meaning(spec: SweepSpec) -> dict[str, Any]:
     return {"task": spec.task, "policy": spec.policy, **flat}
 
 
-def differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return each key that two meanings disagree on, with both values."""
     return [
         f"{key} = {show(earlier.get(key))}, not {show(current.get(key))}"

@@ -10,8 +10,8 @@ from typing import cast
 
 from gdpo_tune.core.parameters import ParameterInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, did_you_mean, one_of, show
-from gdpo_tune.spec.space import Choice, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, join, show, suggest
+from gdpo_tune.spec.space import Choices, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Of the numbers of 32 bits: the least that keeps all its digits, and the greatest."""
@@ -50,12 +50,12 @@ class DomainReader:
             return Fixed(value=self.value(data)) if elements is None else self._choices(elements)
         unknown = [key for key in entries if key not in (*KINDS, "step", "when")]
         for key in unknown:
-            self._reject("unknown key of a domain", f"{did_you_mean(key, KINDS)}{SYNTAX}", key)
+            self._reject("unknown key of a domain", f"{suggest(key, KINDS)}{SYNTAX}", key)
         if unknown:
             raise Unreadable
         kinds = [key for key in KINDS if key in entries]
         if len(kinds) != 1:
-            raise self._reject(f"needs exactly one of {one_of(KINDS)}", SYNTAX)
+            raise self._reject(f"needs exactly one of {join(KINDS)}", SYNTAX)
         kind, value = kinds[0], entries[kinds[0]]
         if "step" in entries and kind != "range":
             fix = "remove step:" if kind == "log" else "list the values instead"
@@ -69,7 +69,7 @@ class DomainReader:
             raise self._reject("not a list of choices", "write choices: [1, 2]")
         return self._choices(elements, kind)
 
-    def _choices(self, elements: tuple[object, ...], *inner: str) -> Choice:
+    def _choices(self, elements: tuple[object, ...], *inner: str) -> Choices:
         if not elements:
             raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
@@ -82,7 +82,7 @@ class DomainReader:
                 values.append(value)
         if len(values) < len(elements):
             raise Unreadable
-        return Choice(choices=tuple(values))
+        return Choices(choices=tuple(values))
 
     def _uniform(self, data: object, step: object, kind: str) -> Uniform:
         """Return `range: [low, high]` or `log: [low, high]`."""
@@ -143,8 +143,8 @@ def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | N
     if info.kind == "choice":
         if isinstance(value, bool | int | float | str) and is_one_of(value, info.choices):
             return None
-        close = did_you_mean(value, map(str, info.choices))
-        return "unknown value", f"{close}use one of {one_of(info.choices)}"
+        close = suggest(value, map(str, info.choices))
+        return "unknown value", f"{close}use one of {join(info.choices)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number", f"write a {'whole ' if info.kind == 'int' else ''}number"
     if not math.isfinite(value):
@@ -169,7 +169,7 @@ def to_notation(domain: Domain) -> object:
     when = {"when": {name: list(values) for name, values in domain.when.items()}}
     if isinstance(domain, Fixed):
         return {"value": domain.value, **when} if domain.when else domain.value
-    if isinstance(domain, Choice):
+    if isinstance(domain, Choices):
         choices = list(domain.choices)
         return {"choices": choices, **when} if domain.when else choices
     data: dict[str, object] = {"log" if domain.log else "range": [domain.low, domain.high]}
@@ -178,6 +178,6 @@ def to_notation(domain: Domain) -> object:
     return {**data, **when} if domain.when else data
 
 
-def describe(domain: Domain) -> str:
+def format_domain(domain: Domain) -> str:
     """Return a domain in the file's notation, without its conditions."""
     return show(to_notation(domain.model_copy(update={"when": {}})))

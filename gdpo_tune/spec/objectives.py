@@ -13,8 +13,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.trials import Direction
-from gdpo_tune.spec.problems import Problems, did_you_mean, one_of, show
-from gdpo_tune.spec.sections import Section, refused
+from gdpo_tune.spec.problems import Problems, join, show, suggest
+from gdpo_tune.spec.sections import Section, build_refusal
 
 FARTHEST = 1e30
 """Beyond this, products over objectives would leave what a float can hold."""
@@ -52,7 +52,7 @@ def read_constraint(data: object) -> Constraint:
         return data
     match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
     if match is None or not math.isfinite(float(match[2])):
-        raise refused("not a bound", 'write ">= 0.2" or "<= 0.2", with the quotes')
+        raise build_refusal("not a bound", 'write ">= 0.2" or "<= 0.2", with the quotes')
     return Constraint.model_validate({"op": match[1], "bound": float(match[2])})
 
 
@@ -67,17 +67,17 @@ def check_metrics(
     if not objectives:
         fix = "write correctness: {direction: maximize, reference: 0} below it"
         problems.refuse("objectives", "names no metric to search for", fix)
-    metrics = registry.judgeable(task)
+    metrics = registry.collect_metrics(task)
     for section, kind in (("objectives", "objective"), ("constraints", "metric")):
         node = problems.root and problems.root.get((section,))
         for name in (node and node.entries) or {}:
             path = (section, name)
             if name == "completions" and name not in metrics:
                 reason = "every trial of a sweep samples the same number, so nothing is traded"
-                fix = f"name another cost, {one_of(COST_METRICS)}, or write search.budget"
+                fix = f"name another cost, {join(COST_METRICS)}, or write search.budget"
                 problems.refuse(path, reason, fix)
             elif name not in metrics:
-                fix = f"{did_you_mean(name, metrics)}metrics of this task: {one_of(metrics)}"
+                fix = f"{suggest(name, metrics)}metrics of this task: {join(metrics)}"
                 problems.refuse(path, f"unknown {kind}", fix)
             elif name == "gpu_hours" and name not in task.metrics and not gpus:
                 fix = "name seconds instead, or give trials GPUs with resources.gpus"

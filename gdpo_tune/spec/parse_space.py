@@ -12,8 +12,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.notation import DomainReader, as_list, as_mapping, describe
-from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, did_you_mean, one_of, show
+from gdpo_tune.spec.notation import DomainReader, as_list, as_mapping, format_domain
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, join, show, suggest
 from gdpo_tune.spec.space import Domain, Fixed, Space
 
 PUBLISHED = "published"
@@ -80,11 +80,11 @@ class SpaceReader:
             elif members and inner is not None:
                 yield from self._flatten(inner, path, f"{name}.")
             elif members:
-                fix = f"give a value to each of {one_of(members)}"
+                fix = f"give a value to each of {join(members)}"
                 self.problems.note((*path, name), "a group of parameters, not one", fix)
             elif self.parameters is not PARAMETERS or name not in FAMILIES:
-                names = f"parameters are {one_of(self.parameters)}"
-                fix = did_you_mean(name, self.parameters) + names
+                names = f"parameters are {join(self.parameters)}"
+                fix = suggest(name, self.parameters) + names
                 self.problems.note((*path, name), "unknown parameter", fix)
 
     def _read_when(
@@ -106,12 +106,12 @@ class SpaceReader:
             for value in (child,) if elements is None else elements:
                 if isinstance(value, bool | int | float | str) and (
                     (possible is not None and domain.contains(value))
-                    or self.problems.about(f"space.{parent}")
+                    or self.problems.has_problem(f"space.{parent}")
                 ):
                     values.append(value)
                     continue
                 fix = "conditions need a parameter with choices; this one is a continuous range"
-                fix = fix if possible is None else f"use any of {one_of(possible)}"
+                fix = fix if possible is None else f"use any of {join(possible)}"
                 reason = f"{parent} never has this value here"
                 self.problems.note((*path, parent), reason, fix, value)
             conditions[parent] = tuple(values)
@@ -122,14 +122,14 @@ class SpaceReader:
     ) -> None:
         """Search a parameter only under those values of another one that give it effect."""
         domain = domains[name]
-        if not parent or isinstance(domain, Fixed) or self.problems.about(f"space.{parent}"):
+        if not parent or isinstance(domain, Fixed) or self.problems.has_problem(f"space.{parent}"):
             return
         possible = domain.when.get(parent, domains[parent].values() or ())
         kept = tuple(value for value in possible if value in effective)
         if len(kept) == len(possible):
             return
         if not kept:
-            reason = f"{parent} is never {one_of(effective)}: it has no effect"
+            reason = f"{parent} is never {join(effective)}: it has no effect"
             fix = f"remove it, or write {parent}: {show([*possible, effective[0]])}"
             self.problems.note(("space", name), reason, fix)
         when = {**domain.when, parent: kept}
@@ -167,7 +167,7 @@ class SpaceReader:
         held = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
         if not held:
             reason = "the space holds none of the published points"
-            needed = f"1 and, for the length, {one_of(weights)}"
+            needed = f"1 and, for the length, {join(weights)}"
             fix = f"widen space.reward_weights to hold {needed}, or remove the word"
             self.problems.refuse(path, reason, fix, "space")
         return held
@@ -179,12 +179,12 @@ class SpaceReader:
             with suppress(Unreadable):
                 reader = DomainReader(self.parameters[name], path, self.problems)
                 point[name] = reader.value(child, name)
-        active = space.active(point)
+        active = space.select_active(point)
         for name, value in point.items():
             domain, key = space.domains[name], f"space.{name}"
             parents = [space.domains[p] for p in domain.when if p not in point]
             if not domain.contains(value):
-                fix = f"stay within {describe(domain)}, or widen space.{name}"
+                fix = f"stay within {format_domain(domain)}, or widen space.{name}"
                 self.problems.refuse((*path, name), "outside of the space", fix, key)
             elif name not in active and all(isinstance(parent, Fixed) for parent in parents):
                 fix = f"remove it, or meet {show(domain.when)}"
@@ -196,7 +196,7 @@ def check_weights(space: Space, problems: Problems) -> None:
     """Refuse a space in which a trial can have only weights of 0."""
     weights = [name for name in space.domains if name.startswith("reward_weights.")]
     for name in weights:
-        values = space.reachable(name)
+        values = space.list_reachable(name)
         if not (space.domains[name].contains(0) if values is None else 0 in values):
             return
     if not weights:
@@ -211,10 +211,10 @@ def check_weights(space: Space, problems: Problems) -> None:
 def check_ranges(space: Space, task: TaskInfo, problems: Problems) -> None:
     """Refuse gamma and conditions that look at a reward of an unknown range."""
     unknown = [name for name, (low, high) in task.rewards.items() if math.isinf(high - low)]
-    weighted = [name for name in unknown if space.reachable(f"reward_weights.{name}") != (0,)]
+    weighted = [name for name in unknown if space.list_reachable(f"reward_weights.{name}") != (0,)]
     state = "state the lowest and highest value of {} in its task"
     if weighted and space.domains["gamma"].values() != (0,):
-        reason = f"the range of {one_of(weighted)} is not known, so neither is how saturated it is"
+        reason = f"the range of {join(weighted)} is not known, so neither is how saturated it is"
         problems.refuse("space.gamma", reason, f"remove gamma, or {state.format(weighted[0])}")
     for parameter in [name for name in space.domains if name.startswith("conditioning.")]:
         for other in set(unknown).intersection(space.domains[parameter].values() or ()):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from gdpo_tune.core.errors import Problem, SpecError
+from gdpo_tune.core.errors import SpecError, SpecProblem
 
 KeyPath = tuple[str | int, ...]
 
@@ -18,7 +18,7 @@ LONGEST = 300
 """Most characters of a value in a message; a long list hides what is wrong with it."""
 
 
-class Mark(NamedTuple):
+class SourceMark(NamedTuple):
     """The place where a value is written."""
 
     source: str
@@ -31,30 +31,30 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Node:
+class YamlNode:
     """A YAML value and its place."""
 
-    mark: Mark
+    mark: SourceMark
     value: object = None
     """A scalar; None for a mapping, a list, and a key without a value."""
-    entries: dict[str, Node] | None = None
+    entries: dict[str, YamlNode] | None = None
     """Entries of a mapping."""
-    elements: list[Node] | None = None
+    elements: list[YamlNode] | None = None
     """Elements of a list."""
 
     def is_empty(self) -> bool:
         """Return whether this is a key without a value."""
         return self.value is None and self.entries is None and self.elements is None
 
-    def plain(self) -> object:
+    def to_plain(self) -> object:
         """Return the value without marks; lists as tuples, as settings have them."""
         if self.entries is not None:
-            return {key: child.plain() for key, child in self.entries.items()}
+            return {key: child.to_plain() for key, child in self.entries.items()}
         if self.elements is not None:
-            return tuple(child.plain() for child in self.elements)
+            return tuple(child.to_plain() for child in self.elements)
         return self.value
 
-    def get(self, path: KeyPath) -> Node | None:
+    def get(self, path: KeyPath) -> YamlNode | None:
         """Return the node at `path`, of which a part may have dots; None if there is none."""
         if not path:
             return self
@@ -68,12 +68,12 @@ class Node:
         head, dot, tail = key.partition(".")
         return entries[head].get((tail, *rest)) if dot and head in entries else None
 
-    def find(self, path: KeyPath) -> Node:
+    def find(self, path: KeyPath) -> YamlNode:
         """Return the node at `path`, or the closest existing node above it."""
         node = self.get(path)
         return node if node is not None else self.find(path[:-1])
 
-    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, YamlNode]]:
         """Yield this node and every node below it, each with its path."""
         yield path, self
         for key, child in (self.entries or {}).items():
@@ -90,36 +90,38 @@ class Unreadable(Exception):
 class Problems:
     """Everything that is wrong with one document."""
 
-    origin: Mark
+    origin: SourceMark
     """Place of a problem that has no line of its own."""
-    root: Node | None = None
+    root: YamlNode | None = None
     """The document of `note` and `refuse`."""
-    found: list[tuple[Mark, Problem]] = field(default_factory=list[tuple[Mark, Problem]])
+    records: list[tuple[SourceMark, SpecProblem]] = field(
+        default_factory=list[tuple[SourceMark, SpecProblem]]
+    )
     empty: set[str] = field(default_factory=set[str])
     """Keys without a value: noted once, whatever else the missing value would break."""
 
-    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> Unreadable:
+    def add(self, mark: SourceMark, key: str, value: object, reason: str, fix: str) -> Unreadable:
         """Note a problem, for the caller to raise or to go on; a `value` of None is not shown."""
         if key in self.empty:
             return Unreadable()
-        shown = "" if value is None else without_password(show(value))
+        shown = "" if value is None else hide_passwords(show(value))
         if len(shown) > LONGEST:
             shown = shown[: LONGEST - 3] + "..."
-        self.found.append((mark, Problem(str(mark), key, shown, reason, fix)))
+        self.records.append((mark, SpecProblem(str(mark), key, shown, reason, fix)))
         return Unreadable()
 
-    def at(self, node: Node, path: KeyPath, reason: str, fix: str) -> Unreadable:
+    def add_value(self, node: YamlNode, path: KeyPath, reason: str, fix: str) -> Unreadable:
         """Note a problem with the value `node`, which stands at `path`."""
-        return self.add(node.mark, dotted(path), node.plain(), reason, fix)
+        return self.add(node.mark, format_path(path), node.to_plain(), reason, fix)
 
     def note(self, path: KeyPath | str, reason: str, fix: str, value: object = None) -> Unreadable:
         """Note a problem with a key of the document; `value` is shown instead of its own."""
         path = tuple(path.split(".")) if isinstance(path, str) else path
-        root = self.root if self.root is not None else Node(self.origin)
+        root = self.root if self.root is not None else YamlNode(self.origin)
         node = root.get(path)
         if value is None and node is not None:
-            value = node.plain()
-        return self.add(root.find(path).mark, dotted(path), value, reason, fix)
+            value = node.to_plain()
+        return self.add(root.find(path).mark, format_path(path), value, reason, fix)
 
     def refuse(
         self, path: KeyPath | str, reason: str, fix: str, *inputs: str, value: object = None
@@ -129,44 +131,44 @@ class Problems:
         A key with a problem has its default while the rest is checked, so what follows from its
         value cannot be judged.
         """
-        key = path if isinstance(path, str) else dotted(path)
-        if not any(map(self.about, (key, *inputs))):
+        key = path if isinstance(path, str) else format_path(path)
+        if not any(map(self.has_problem, (key, *inputs))):
             self.note(path, reason, fix, value)
 
     def has_key(self, key: str) -> bool:
         """Return whether the document has a dotted key."""
         return self.root is not None and self.root.get((key,)) is not None
 
-    def about(self, key: str) -> bool:
+    def has_problem(self, key: str) -> bool:
         """Return whether `key`, something in it or something around it has a problem."""
-        keys = [problem.key for _, problem in self.found if problem.key]
+        keys = [problem.key for _, problem in self.records if problem.key]
         pairs = [(key, other) for other in keys] + [(other, key) for other in keys]
         return any(a == b or a.startswith((f"{b}.", f"{b}[")) for a, b in pairs)
 
-    def refuse_empty(self, root: Node) -> None:
+    def refuse_empty(self, root: YamlNode) -> None:
         """Note every key that has no value."""
         for path, node in root.walk():
             if path and node.is_empty():
-                self.at(node, path, "no value", "give it a value, or remove the key")
-                self.empty.add(dotted(path))
+                self.add_value(node, path, "no value", "give it a value, or remove the key")
+                self.empty.add(format_path(path))
 
-    def refuse_unprintable(self, root: Node) -> None:
+    def refuse_unprintable(self, root: YamlNode) -> None:
         """Note every text with characters that no path, address or terminal takes."""
         for path, node in root.walk():
             if isinstance(node.value, str) and UNPRINTABLE.search(node.value):
                 shown = node.value.encode("unicode_escape").decode()
                 reason = "has characters that cannot be printed"
-                self.add(node.mark, dotted(path), shown, reason, "write it without them")
+                self.add(node.mark, format_path(path), shown, reason, "write it without them")
 
     def raise_if_any(self) -> None:
         """Raise `SpecError` with every problem, in the order of the lines, if there is any."""
-        if self.found:
-            sources = list(dict.fromkeys(mark.source for mark, _ in self.found))
-            ranked = sorted(self.found, key=lambda p: (sources.index(p[0].source), p[0].line))
+        if self.records:
+            sources = list(dict.fromkeys(mark.source for mark, _ in self.records))
+            ranked = sorted(self.records, key=lambda p: (sources.index(p[0].source), p[0].line))
             raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
 
 
-def dotted(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """Return a key path as a person types it: `enqueue[0].group_size`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
@@ -178,7 +180,7 @@ def show(value: object) -> str:
         entries = cast("Mapping[object, object]", value).items()
         return "{" + ", ".join(f"{key}: {show(child)}" for key, child in entries) + "}"
     if isinstance(value, list | tuple):
-        return "[" + one_of(cast("Sequence[object]", value)) + "]"
+        return "[" + join(cast("Sequence[object]", value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -188,12 +190,12 @@ def show(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def one_of(names: Iterable[object]) -> str:
+def join(names: Iterable[object]) -> str:
     """Return names for the end of a sentence."""
     return ", ".join(show(name) for name in names)
 
 
-def did_you_mean(word: object, names: Iterable[str]) -> str:
+def suggest(word: object, names: Iterable[str]) -> str:
     """Return `did you mean 'steps'? ` where a name is close, else an empty text."""
     close = difflib.get_close_matches(str(word).lower(), list(names), n=2, cutoff=0.6)
     return f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""
@@ -201,12 +203,22 @@ def did_you_mean(word: object, names: Iterable[str]) -> str:
 
 def explain_unknown_name(kind: str, name: object, names: Collection[str]) -> tuple[str, str]:
     """Return reason and fix of a name that is not one of `names`."""
-    return f"unknown {kind}", f"{did_you_mean(name, names)}those that exist: {one_of(names)}"
+    return f"unknown {kind}", f"{suggest(name, names)}those that exist: {join(names)}"
 
 
-def without_password(text: str) -> str:
+def hide_passwords(text: str) -> str:
     """Return addresses without the passwords in them."""
     # In the address of a database a password may hold a slash, and stand among the options.
     text = re.sub(r"(https?://[^/@:]*):[^@\s/]*@", r"\1:***@", text)
     text = re.sub(r"(?<!http)(?<!https)(://[^/@:]*):[^@\s]*@", r"\1:***@", text)
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", text)
+
+
+def check_name(
+    node: YamlNode, path: KeyPath, kind: str, names: Iterable[str], problems: Problems
+) -> bool:
+    """Return whether `node` is one of `names`; a problem is noted if not."""
+    known = list(names)
+    if node.value not in known:
+        problems.add_value(node, path, *explain_unknown_name(kind, node.to_plain(), known))
+    return node.value in known

@@ -27,7 +27,7 @@ from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.steps import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.problems import one_of, show
+from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
 from gdpo_tune.spec.task_section import get_task_info, list_tasks
 
@@ -57,8 +57,8 @@ def render_reference() -> str:
         layouts=_list_names(
             ("name", "tasks", "columns (those that may be missing)", "what"),
             {name: registry.describe_layout(name) for name in registry.LAYOUTS},
-            lambda info: one_of(info.tasks),
-            lambda i: one_of(i.columns) + (f" ({one_of(i.optional)})" if i.optional else ""),
+            lambda info: join(info.tasks),
+            lambda i: join(i.columns) + (f" ({join(i.optional)})" if i.optional else ""),
             doc,
         ),
         most_points=MOST_POINTS,
@@ -90,7 +90,7 @@ def _describe_section(title: str, kind: type[Any]) -> str:
         for name, field in section.model_fields.items()
     ]
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
-    return f"## {title}\n\n{summary}\n\n{table(('key', 'values', 'default', 'what'), rows)}"
+    return f"## {title}\n\n{summary}\n\n{render_table(('key', 'values', 'default', 'what'), rows)}"
 
 
 def _describe_default(name: str, field: FieldInfo) -> str:
@@ -107,14 +107,14 @@ def _describe_values(field: FieldInfo) -> str:
     """Return the values that a field may have, by its type and its bounds."""
     kind: Any = field.annotation
     if get_origin(kind) is Literal:
-        return one_of(get_args(kind))
+        return join(get_args(kind))
     if get_origin(kind) is tuple:
         return "list"
     words = {int: "whole number", float: "number", bool: "true, false"}.get(kind, "")
-    return ", ".join(filter(None, [words, *map(bound, field.metadata)])) if words else ""
+    return ", ".join(filter(None, [words, *map(describe_bound, field.metadata)])) if words else ""
 
 
-def bound(constraint: object) -> str:
+def describe_bound(constraint: object) -> str:
     """Return a bound in words; empty for other constraints."""
     names = [name for name in BOUNDS if hasattr(constraint, name)]
     return "".join(f"{BOUNDS[name]} {getattr(constraint, name)}" for name in names)
@@ -123,7 +123,7 @@ def bound(constraint: object) -> str:
 def _describe_parameter(info: ParameterInfo) -> str:
     """Return the values that a parameter may have."""
     if info.kind == "choice":
-        return one_of(info.choices)
+        return join(info.choices)
     words = "whole number" if info.kind == "int" else "number"
     if info.low is not None:
         words += f", {'above' if info.open_low else 'at least'} {info.low:g}"
@@ -160,17 +160,17 @@ def _list_metrics(metrics: Mapping[str, MetricInfo]) -> str:
 
 def _describe_mode(info: registry.ModeInfo) -> str:
     """Return the first line of the docstring of a normalization mode's function."""
-    ignored = f" Ignores {one_of(info.ignores)}." if info.ignores else ""
+    ignored = f" Ignores {join(info.ignores)}." if info.ignores else ""
     return read_function_doc(*info.target.split(":")) + ignored
 
 
 def _list_names(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:
     """Return a table of one of the registry's dicts."""
     rows = [(f"`{name}`", *(column(i) for column in columns)) for name, i in infos.items()]
-    return table(head, rows)
+    return render_table(head, rows)
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def render_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table."""
     escaped = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
     lines = [head, tuple("---" for _ in head), *escaped]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.space import Choice
+from gdpo_tune.spec.space import Choices
 
 AUTO = "auto"
 LARGE = 300
@@ -37,7 +37,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     `slots` is the number of trials at the same time; None where that is not known yet.
     """
     search, domains = spec.search, spec.space.searched.values()
-    trials, objectives = most_trials(spec), len(spec.objectives)
+    trials, objectives = count_affordable_trials(spec), len(spec.objectives)
     name, why = "tpe", ""
     if search.sampler != AUTO:
         name, why = search.sampler, "as requested"
@@ -49,7 +49,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
         why = f"{objectives} objectives are too many for a Gaussian process"
     elif trials > LARGE:
         why = f"a Gaussian process of {trials} trials takes many seconds a proposal"
-    elif domains and all(isinstance(domain, Choice) for domain in domains):
+    elif domains and all(isinstance(domain, Choices) for domain in domains):
         why = "every parameter is a choice, and choices have no distance"
     elif slots is not None and slots > CROWDED:
         why = f"{slots} slots would wait for proposals of a Gaussian process"
@@ -60,7 +60,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     return SamplerChoice(name, why)
 
 
-def most_trials(spec: SweepSpec) -> int:
+def count_affordable_trials(spec: SweepSpec) -> int:
     """Return how many configurations the sweep can afford, at most."""
     search = spec.search
     limits = [search.trials]

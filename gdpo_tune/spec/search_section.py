@@ -39,7 +39,7 @@ class AshaSettings(Section):
     """What happens to a trial that does not go on: `stop` ends it; `promote` lets it wait, without
     a process, until it is among the best after all."""
 
-    def levels(self, steps: int) -> tuple[int, ...]:
+    def list_rungs(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which trials of so many steps are compared: before their end."""
         rungs: set[int] = set()
         level = steps / self.reduction_factor
@@ -68,7 +68,7 @@ class PbtSettings(Section):
     resample: Annotated[float, Ge(0), Le(1)] = 0.25
     """Probability with which it draws the value anew from its domain instead."""
 
-    def meetings(self, steps: int) -> tuple[int, ...]:
+    def list_meetings(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which members with so many steps meet."""
         count = math.ceil(1 / self.interval - TOLERANCE) - 1
         places = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
@@ -87,7 +87,7 @@ class Replicates(Section):
     """Most replicate trainings in all; 0 leaves every front point provisional."""
 
     @property
-    def most(self) -> int:
+    def most_runs(self) -> int:
         """Most replicate trainings, if the front is large."""
         return self.max_runs if self.per_point else 0
 
@@ -147,7 +147,7 @@ def check_search(search: Search, space: Space, steps: int, gpus: float, problems
 def _check_rungs(scheduler: AshaSettings, steps: int, problems: Problems) -> None:
     """Refuse rungs that all lie in the grace, unless trials are too short for any rung."""
     factor, grace = scheduler.reduction_factor, scheduler.grace
-    if scheduler.levels(steps) or math.ceil(steps / factor) >= grace * steps:
+    if scheduler.list_rungs(steps) or math.ceil(steps / factor) >= grace * steps:
         return
     key = "search.scheduler.grace"
     key = key if problems.has_key(key) else "search.scheduler.reduction_factor"
@@ -177,7 +177,7 @@ def _check_population(
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
         problems.refuse("search.scheduler.type", reason, fix, "space", "task")
-    if not scheduler.meetings(steps):
+    if not scheduler.list_meetings(steps):
         reason = f"no step of {steps} lies there before the last one"
         fix = f"write {1 / max(2, min(5, steps)):g}"
         problems.refuse("search.scheduler.interval", reason, fix, "training.steps")

@@ -21,13 +21,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gdpo_tune.spec.problems import (
     KeyPath,
-    Node,
     Problems,
-    did_you_mean,
-    dotted,
+    YamlNode,
     explain_unknown_name,
-    one_of,
+    format_path,
+    join,
     show,
+    suggest,
 )
 
 S = TypeVar("S", bound=BaseModel)
@@ -60,17 +60,17 @@ class Section(BaseModel):
     """Keys of the file that are read elsewhere."""
 
 
-def refused(reason: str, fix: str) -> PydanticCustomError:
+def build_refusal(reason: str, fix: str) -> PydanticCustomError:
     """Return the error that a validator raises, with its reason and fix for the message."""
     return PydanticCustomError("refused", "{reason}", {"reason": reason, "fix": fix})
 
 
-def written(pattern: str, reason: str, fix: str) -> AfterValidator:
+def require_pattern(pattern: str, reason: str, fix: str) -> AfterValidator:
     """Return a validator of texts that match a pattern from end to end."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise refused(reason, fix)
+            raise build_refusal(reason, fix)
         return text
 
     return AfterValidator(check)
@@ -109,14 +109,16 @@ def refuse_idle(
             problems.refuse(f"{section}.{key}", reason, fix, *inputs)
 
 
-def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems) -> S | None:
+def read_section(
+    model: type[S], node: YamlNode | None, path: KeyPath, problems: Problems
+) -> S | None:
     """Return one mapping of the file as a model, without the keys that have problems.
 
     A node of None (not in the file) stands for an empty mapping. The result is None if the model
     does not stand without these keys.
     """
-    origin = node if node is not None else Node(problems.origin, entries={})
-    data: Any = origin.plain()
+    origin = node if node is not None else YamlNode(problems.origin, entries={})
+    data: Any = origin.to_plain()
     changed = True
     while changed:
         try:
@@ -132,11 +134,13 @@ def section(model: type[S], node: Node | None, path: KeyPath, problems: Problems
             inner, keys, field = _locate(model, tuple(fault["loc"]))
             if fault["type"] == "union_tag_invalid" and field is not None:
                 inner = (*inner, str(field.discriminator))
-            if not problems.about(dotted((*path, *inner))):
+            if not problems.has_problem(format_path((*path, *inner))):
                 value = origin.get(inner)
                 reason, fix = _explain(fault, inner, keys, field)
-                shown = None if value is None else value.plain()
-                problems.add(origin.find(inner).mark, dotted((*path, *inner)), shown, reason, fix)
+                shown = None if value is None else value.to_plain()
+                problems.add(
+                    origin.find(inner).mark, format_path((*path, *inner)), shown, reason, fix
+                )
             changed |= _remove(data, inner)
     return None
 
@@ -162,12 +166,12 @@ def _explain(
         name = str(context["discriminator"]).strip("'")
         return f"without a {name}", f"add {name}: followed by its name"
     if kind == "extra_forbidden":
-        return "unknown key", f"{did_you_mean(key, keys)}keys here are {one_of(keys)}"
+        return "unknown key", f"{suggest(key, keys)}keys here are {join(keys)}"
     if kind == "missing":
         return "missing", f"add {key}:"
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-        matches = did_you_mean(fault["input"], expected.split(", "))
+        matches = suggest(fault["input"], expected.split(", "))
         return "unknown value", f"{matches}use one of {expected}"
     for name in context.keys() & BOUNDS.keys():
         bound = f"{BOUNDS[name]} {show(context[name])}"

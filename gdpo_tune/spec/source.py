@@ -20,7 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.files import is_file
-from gdpo_tune.spec.problems import Mark, Node, Problems, Unreadable, without_password
+from gdpo_tune.spec.problems import Problems, SourceMark, Unreadable, YamlNode, hide_passwords
 
 EXTENDS = "extends"
 MOST_VALUES = 100_000
@@ -30,7 +30,9 @@ DEEPEST = 50
 DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 
 
-def read_yaml(path: Path, overrides: Sequence[str], name: str | None, problems: Problems) -> Node:
+def read_yaml(
+    path: Path, overrides: Sequence[str], name: str | None, problems: Problems
+) -> YamlNode:
     """Return the file, merged onto the files that it extends, with the overrides on top.
 
     A malformed override is added to `problems`; the rest is still read.
@@ -48,36 +50,38 @@ def read_yaml(path: Path, overrides: Sequence[str], name: str | None, problems: 
         if change is not None:
             node = merge(node, change)
     if name is not None:
-        mark = Mark(f"--name {name}")
-        node = merge(node, Node(mark, entries={"name": Node(mark, name)}))
+        mark = SourceMark(f"--name {name}")
+        node = merge(node, YamlNode(mark, entries={"name": YamlNode(mark, name)}))
     return node
 
 
-def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> Node:
+def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlNode:
     """Return one file, merged onto the one that it extends."""
-    root = parse(read_text(path, problems), str(path), problems)
+    root = parse_yaml(read_text(path, problems), str(path), problems)
     if root.entries is None:
         reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
         fix = "start from search_spaces/code.yaml; a sweep needs task:, objectives: and space:"
-        raise problems.add(Mark(str(path), 1), "", None, reason, fix)
+        raise problems.add(SourceMark(str(path), 1), "", None, reason, fix)
     own = dict(root.entries)
     extends = own.pop(EXTENDS, None)
     if extends is None:
         return root
     if not isinstance(extends.value, str) or not extends.value:
         fix = "write one file, relative to this one, such as extends: code.yaml"
-        raise problems.at(extends, (EXTENDS,), "not the name of a file", fix)
+        raise problems.add_value(extends, (EXTENDS,), "not the name of a file", fix)
     file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
     if file.resolve() in chain:
         names = " -> ".join(each.name for each in (*chain, file))
-        raise problems.at(extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:")
+        raise problems.add_value(
+            extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:"
+        )
     if not file.is_file():
-        fix = missing_file_fix(file) + "the file is looked for relative to this one"
-        raise problems.at(extends, (EXTENDS,), f"there is no file {file}", fix)
+        fix = suggest_file(file) + "the file is looked for relative to this one"
+        raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
     base = _read_file(file, problems, chain)
     # A name decides where a sweep lives: two files never share it by inheritance.
     inherited = {key: node for key, node in (base.entries or {}).items() if key != "name"}
-    return merge(Node(root.mark, entries=inherited), Node(root.mark, entries=own))
+    return merge(YamlNode(root.mark, entries=inherited), YamlNode(root.mark, entries=own))
 
 
 def read_text(path: Path, problems: Problems) -> str:
@@ -91,15 +95,15 @@ def read_text(path: Path, problems: Problems) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         reason, example = "there is no such file", "search_spaces/code.yaml"
-        fix = f"{missing_file_fix(path)}give the path of a search space, such as {example}"
+        fix = f"{suggest_file(path)}give the path of a search space, such as {example}"
     except UnicodeDecodeError as error:
         reason, fix = f"not UTF-8 at byte {error.start}", "save the file as UTF-8 text"
     except OSError as error:
         reason = error.strerror or "cannot be read"
-    raise problems.add(Mark(str(path)), "", None, reason, fix)
+    raise problems.add(SourceMark(str(path)), "", None, reason, fix)
 
 
-def missing_file_fix(path: Path) -> str:
+def suggest_file(path: Path) -> str:
     """Return the question whether a file of a similar name is meant; empty if there is none."""
     directories = (path.parent, Path("search_spaces"))
     files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
@@ -109,7 +113,7 @@ def missing_file_fix(path: Path) -> str:
     return f"did you mean {' or '.join(by_stem[stem] for stem in close)}? " if close else ""
 
 
-def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> Node:
+def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) -> YamlNode:
     """Return YAML 1.2 text as nodes; `first_line` is 0 for a source without lines.
 
     Raises:
@@ -139,14 +143,14 @@ def parse(text: str, source: str, problems: Problems, first_line: int = 1) -> No
         reason = f"not a sweep: {str(error) or type(error).__name__}"
         fix = "keep to words, numbers, lists and mappings"
     else:
-        mark = Mark(source, first_line)
+        mark = SourceMark(source, first_line)
         return NodeBuilder(mark, problems).build(data, mark)
-    raise problems.add(Mark(source, line), key, None, reason, fix)
+    raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 
-def _read_override(override: str, problems: Problems) -> Node | None:
+def _read_override(override: str, problems: Problems) -> YamlNode | None:
     """Return `training.steps=100` as a document of its own."""
-    mark = Mark(f"--set {without_password(override)}")
+    mark = SourceMark(f"--set {hide_passwords(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:
@@ -159,28 +163,28 @@ def _read_override(override: str, problems: Problems) -> Node | None:
         return None
     nested = Problems(mark)
     try:
-        value = parse(text, mark.source, nested, first_line=0)
+        value = parse_yaml(text, mark.source, nested, first_line=0)
     except Unreadable:
-        reason, fix = nested.found[0][1].reason, "quote the value for the shell and for YAML"
+        reason, fix = nested.records[0][1].reason, "quote the value for the shell and for YAML"
         problems.add(mark, key, text, reason, fix)
         return None
     first, node = nest(key, value)
-    return Node(mark, entries={first: node})
+    return YamlNode(mark, entries={first: node})
 
 
 @dataclass
 class NodeBuilder:
     """Builds nodes from what ruamel read of one document."""
 
-    source: Mark
+    source: SourceMark
     """Place of the document; without a line, every node stands there."""
     problems: Problems
     values: int = 0
     """Number of values so far."""
-    entry: Mark = field(init=False)
+    entry: SourceMark = field(init=False)
     """The outermost key or element that is being read."""
 
-    def build(self, data: Any, mark: Mark, above: tuple[int, ...] = ()) -> Node:
+    def build(self, data: Any, mark: SourceMark, above: tuple[int, ...] = ()) -> YamlNode:
         """Return plain values with marks; a dotted key becomes nested mappings.
 
         `above` has the identities of the collections around `data`, from the outermost on.
@@ -195,10 +199,10 @@ class NodeBuilder:
                 self.build(value, self._mark(data, index, mark), inside)
                 for index, value in enumerate(data)
             ]
-            return Node(mark, elements=elements)
+            return YamlNode(mark, elements=elements)
         if not isinstance(data, CommentedMap):
-            return Node(mark, to_plain_scalar(data))
-        entries: dict[str, Node] = {}
+            return YamlNode(mark, to_plain_scalar(data))
+        entries: dict[str, YamlNode] = {}
         for name, value in data.items():
             key, where = str(name), self._mark(data, name, mark)
             # Every dot is a level, too.
@@ -207,14 +211,14 @@ class NodeBuilder:
             if clash is not None:
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"
                 self.problems.add(where, clash, None, "the key is given twice", fix)
-        return Node(mark, entries=entries)
+        return YamlNode(mark, entries=entries)
 
-    def _mark(self, data: Any, key: object, default: Mark) -> Mark:
+    def _mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
         """Return the place of an entry; merged-in entries (`<<`) have none of their own."""
         position = data.lc.data.get(key) if data.lc.data and self.source.line else None
-        return Mark(default.source, int(position[0]) + 1) if position else default
+        return SourceMark(default.source, int(position[0]) + 1) if position else default
 
-    def _count(self, data: Any, mark: Mark, above: tuple[int, ...]) -> None:
+    def _count(self, data: Any, mark: SourceMark, above: tuple[int, ...]) -> None:
         """Count one more value, and refuse endless or huge documents."""
         if len(above) <= 1:
             self.entry = mark
@@ -242,17 +246,17 @@ def to_plain_scalar(data: Any) -> object:
     return data if data is None else str(data)
 
 
-def nest(key: str, node: Node) -> tuple[str, Node]:
+def nest(key: str, node: YamlNode) -> tuple[str, YamlNode]:
     """Return `a.b: x` as the entry `a: {b: x}`."""
     parts = key.split(".")
     if not all(parts):
         return key, node
     for part in reversed(parts[1:]):
-        node = Node(node.mark, entries={part: node})
+        node = YamlNode(node.mark, entries={part: node})
     return parts[0], node
 
 
-def add_entry(entries: dict[str, Node], key: str, node: Node) -> str | None:
+def add_entry(entries: dict[str, YamlNode], key: str, node: YamlNode) -> str | None:
     """Add an entry, where `a.b: 1` and `a.c: 2` both add to `a`; return a key with two values."""
     first, node = nest(key, node)
     old = entries.setdefault(first, node)
@@ -264,7 +268,7 @@ def add_entry(entries: dict[str, Node], key: str, node: Node) -> str | None:
     return next((f"{first}.{clash}" for clash in clashes if clash is not None), None)
 
 
-def merge(base: Node, change: Node, path: tuple[str, ...] = ()) -> Node:
+def merge(base: YamlNode, change: YamlNode, path: tuple[str, ...] = ()) -> YamlNode:
     """Return `change` laid over `base`: mappings merge, anything else is replaced.
 
     A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
@@ -284,4 +288,4 @@ def merge(base: Node, change: Node, path: tuple[str, ...] = ()) -> Node:
             merged[key] = merge(merged[key], child, (*path, key))
         else:
             merged[key] = child
-    return Node(base.mark, entries=merged)
+    return YamlNode(base.mark, entries=merged)

@@ -40,7 +40,7 @@ class ConditionalDomain(BaseModel):
         """Return whether a trial may have `value`."""
         return is_one_of(value, self.values() or ())
 
-    def middle(self) -> ParamValue:
+    def find_middle(self) -> ParamValue:
         """Return a typical value: of a list, the one half-way down."""
         values = self.values() or ()
         return values[(len(values) - 1) // 2]
@@ -56,7 +56,7 @@ class Fixed(ConditionalDomain):
         return (self.value,)
 
 
-class Choice(ConditionalDomain):
+class Choices(ConditionalDomain):
     """One of a few values, without an order."""
 
     choices: tuple[ParamValue, ...]
@@ -93,7 +93,7 @@ class Uniform(ConditionalDomain):
         count = round((self.high - self.low) / self.step) + 1
         return tuple(self.low + index * self.step for index in range(count))
 
-    def middle(self) -> ParamValue:
+    def find_middle(self) -> ParamValue:
         """Return a typical value: half-way on the range's own scale, on its grid."""
         if self.log:
             centre = math.sqrt(self.low * self.high)
@@ -104,7 +104,7 @@ class Uniform(ConditionalDomain):
         return round(centre) if self.integer else centre
 
 
-Domain = Fixed | Uniform | Choice
+Domain = Fixed | Uniform | Choices
 
 
 def is_one_of(value: ParamValue, values: tuple[ParamValue, ...]) -> bool:
@@ -138,10 +138,10 @@ class Space(BaseModel):
         return tuple(TopologicalSorter(waits_for).static_order())
 
     @cached_property
-    def searched(self) -> dict[str, Choice | Uniform]:
+    def searched(self) -> dict[str, Choices | Uniform]:
         """Domains with more than one value, in dependency order."""
         domains = ((name, self.domains[name]) for name in self.order if name not in self.fixed)
-        return {name: domain for name, domain in domains if isinstance(domain, Choice | Uniform)}
+        return {name: domain for name, domain in domains if isinstance(domain, Choices | Uniform)}
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class Space(BaseModel):
             name for name, default in self.later_defaults.items() if self.fixed.get(name) == default
         )
 
-    def active(self, params: Params) -> dict[str, Domain]:
+    def select_active(self, params: Params) -> dict[str, Domain]:
         """Return the domains that have an effect under these values, in dependency order.
 
         A parameter is left out while one that its `when` names is not chosen yet, is inactive
@@ -193,7 +193,7 @@ class Space(BaseModel):
         Raises:
             KeyError: an active, searched parameter has no value.
         """
-        active = self.active(params)
+        active = self.select_active(params)
         result: dict[str, ParamValue] = {}
         for name in self.domains:
             value = params.get(name, self.fixed.get(name))
@@ -204,7 +204,7 @@ class Space(BaseModel):
             result[name] = value
         return result
 
-    def baseline(self, params: Params) -> dict[str, ParamValue]:
+    def complete_baseline(self, params: Params) -> dict[str, ParamValue]:
         """Return a complete setting around `params`, which may lie outside of the domains.
 
         Any other parameter has its default if the domain holds it, else the domain's middle, so
@@ -212,14 +212,14 @@ class Space(BaseModel):
         """
         chosen = dict(params)
         for name in self.order:
-            domain = self.active(chosen).get(name)
+            domain = self.select_active(chosen).get(name)
             if name in chosen or domain is None:
                 continue
             default = get_parameter_info(name).default
-            chosen[name] = default if domain.contains(default) else domain.middle()
+            chosen[name] = default if domain.contains(default) else domain.find_middle()
         return self.complete(chosen)
 
-    def reachable(self, name: str) -> tuple[ParamValue, ...] | None:
+    def list_reachable(self, name: str) -> tuple[ParamValue, ...] | None:
         """Return the values that a trial can have, inactive ones too; None: a continuous range."""
         values = self.domains[name].values()
         default = get_parameter_info(name).default

@@ -10,8 +10,8 @@ from annotated_types import MinLen
 
 from gdpo_tune.core.files import is_file
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.problems import Problems, without_password
-from gdpo_tune.spec.sections import Section, refused, written
+from gdpo_tune.spec.problems import Problems, hide_passwords
+from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
 RUNS = "runs"
 """Default directory of all sweeps."""
@@ -20,7 +20,7 @@ LONGEST_NAME = 100
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 LONGEST_PART = 255
 """Most bytes of the name of a file or directory, on every usual disk."""
-TRACKING_URI = written(
+TRACKING_URI = require_pattern(
     r"(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).(?s:.*)|databricks(://.*)?",
     "not the address of a tracking server or database",
     "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
@@ -67,7 +67,7 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
             reason = f"a name in it has more than {LONGEST_PART} bytes"
             problems.refuse(key, reason, "name another directory")
     elif SECRET.search(storage):
-        shown = without_password(storage).partition("?")[0]
+        shown = hide_passwords(storage).partition("?")[0]
         reason = "with a password or a query, which files and messages of the sweep would show"
         fix = "leave it out; packages of stores read variables, such as AWS_SECRET_ACCESS_KEY"
         problems.refuse(key, reason, fix, value=shown)
@@ -75,7 +75,7 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
         reason = "an object store, and the processes of a trial need one directory"
         fix = "write a directory that every node sees, or resources.workers: 1"
         problems.refuse(key, reason, fix)
-    elif not ledger and not problems.about("ledger"):
+    elif not ledger and not problems.has_problem("ledger"):
         fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
         problems.refuse(key, "an object store, where no ledger can live", fix)
     elif not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):
@@ -88,4 +88,4 @@ def read_ledger(data: object) -> str:
     if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
         return data
     fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
-    raise refused("not the address of a PostgreSQL database", fix)
+    raise build_refusal("not the address of a PostgreSQL database", fix)

@@ -17,7 +17,7 @@ from gdpo_tune.core.settings import (
     RolloutSettings,
     TrainingSettings,
 )
-from gdpo_tune.spec.problems import Problems, explain_unknown_name, one_of
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
 from gdpo_tune.spec.sandbox_section import check_address
 from gdpo_tune.spec.sections import refuse_idle
 
@@ -34,7 +34,7 @@ def get_task_info(name: str, parameters: Collection[str] = ()) -> TaskInfo:
         name: a name or a file, as in a sweep file.
         parameters: names of the space. Weights among them switch optional rewards on.
     """
-    return task_files.task_info(name, parameters)
+    return task_files.load_task_info(name, parameters)
 
 
 def check_task(name: object, weighted: Iterable[str], problems: Problems) -> TaskInfo | None:
@@ -45,7 +45,7 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
     parameters = [f"reward_weights.{reward}" for reward in weighted]
     if name is None:
         problems.refuse("task", "missing", "add task: code")
-    elif isinstance(name, str) and task_files.is_file(name):
+    elif isinstance(name, str) and task_files.is_task_file(name):
         try:
             return get_task_info(name, parameters)
         except TaskFileError as error:
@@ -62,10 +62,10 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
 
 def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> None:
     """Refuse a policy that ships for another task."""
-    if policy not in registry.POLICIES or policy == task.embedded or task_files.is_file(name):
+    if policy not in registry.POLICIES or policy == task.embedded or task_files.is_task_file(name):
         return
     others = [other for other in list_tasks() if get_task_info(other).embedded == policy]
-    reason = f"made for {one_of(others)} and cannot answer the prompts of {name}"
+    reason = f"made for {join(others)} and cannot answer the prompts of {name}"
     problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.spec.problems import Problems, one_of, show
+from gdpo_tune.spec.problems import Problems, join, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space, Uniform
 
@@ -28,7 +28,7 @@ class Resources(Section):
     """Training processes of a trial, each with these `cpus` and `gpus`."""
 
     @property
-    def in_all(self) -> float:
+    def total_gpus(self) -> float:
         """GPUs of a trial, over its workers."""
         return self.gpus * self.workers
 
@@ -99,9 +99,9 @@ def check_resources(
 
 def list_group_sizes(space: Space) -> list[int]:
     """Return every group size that a trial can have."""
-    return [size for size in space.reachable("group_size") or () if isinstance(size, int)]
+    return [size for size in space.list_reachable("group_size") or () if isinstance(size, int)]
 
 
 def shorten_list(sizes: list[int]) -> str:
     """Return at most six values, then an ellipsis."""
-    return one_of(sizes[:6]) + (", ..." if len(sizes) > 6 else "")
+    return join(sizes[:6]) + (", ..." if len(sizes) > 6 else "")

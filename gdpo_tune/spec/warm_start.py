@@ -10,12 +10,12 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.files import is_file
 from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
 from gdpo_tune.spec.notation import as_mapping
-from gdpo_tune.spec.problems import Mark, Problems, one_of
+from gdpo_tune.spec.problems import Problems, SourceMark, join
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.source import read_yaml
 
 
-def folder_of(text: str) -> Path:
+def expand_directory(text: str) -> Path:
     """Return the directory of an earlier sweep, as it is written in the file."""
     return Path(os.path.expanduser(text))
 
@@ -32,11 +32,11 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
         return
     if sampler is not None and not sampler.learns:
         learning = [name for name, info in registry.SAMPLERS.items() if info.learns]
-        fix = f"remove the key, or write as sampler one of {one_of(learning)}"
+        fix = f"remove the key, or write as sampler one of {join(learning)}"
         problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
-    for index, directory in enumerate(map(folder_of, search.warm_start)):
+    for index, directory in enumerate(map(expand_directory, search.warm_start)):
         complaint = _compare(directory, spec, problems)
         if complaint is None and directory.resolve() in seen:
             reason = "named twice, which would count its trials twice"
@@ -53,13 +53,13 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     if not is_file(file):
         return nothing
     try:
-        document = read_yaml(file, (), None, Problems(Mark(str(file), 1)))
+        document = read_yaml(file, (), None, Problems(SourceMark(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
-    earlier = as_mapping(document.plain()) or {}
+    earlier = as_mapping(document.to_plain()) or {}
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
         return nothing
-    if earlier.get("task") != spec.task and not problems.about("task"):
+    if earlier.get("task") != spec.task and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
     objectives, constraints = (
         as_mapping(earlier.get(k)) or {} for k in ("objectives", "constraints")
@@ -67,11 +67,11 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     directions = {k: (as_mapping(goal) or {}).get("direction") for k, goal in objectives.items()}
     missing = [name for name in spec.objectives if name not in directions]
     if missing:
-        return f"{one_of(missing)} was no objective there, but {one_of(directions)}", remove
+        return f"{join(missing)} was no objective there, but {join(directions)}", remove
     turned = [name for name, o in spec.objectives.items() if directions[name] != o.direction]
     if turned:
-        return f"{one_of(turned)} went the other way there", remove
-    unknown = one_of(n for n in spec.constraints if n not in {*objectives, *constraints})
+        return f"{join(turned)} went the other way there", remove
+    unknown = join(n for n in spec.constraints if n not in {*objectives, *constraints})
     if unknown:
         reason = "was neither objective nor constraint there, but is a constraint"
         return f"{unknown} {reason}", remove

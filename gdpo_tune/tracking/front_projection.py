@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR, mode_of
+from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import SWEEP, clean_name, to_milliseconds
@@ -101,7 +101,7 @@ class FrontWatch:
 
 def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProjection:
     """Return the front of `records` as content of runs: every trial so far, by number."""
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.list_objectives())
     finished = {record.number: record.finished or 0.0 for record in front.records}
     size = [["pareto/size", len(front.members), None, 0]] if front.configurations else []
     hypervolume = [
@@ -141,7 +141,7 @@ def choose_color(record: TrialRecord, *, on_front: bool) -> str:
     """Return the colour of a trial in MLflow's charts, `#rrggbb`: its mode's, or a pale one."""
     if record.role == "untrained":
         return INK
-    color = MODE_COLORS.get(mode_of(record.params), OTHER_COLOR)
+    color = MODE_COLORS.get(get_mode(record.params), OTHER_COLOR)
     if on_front:
         return color
     channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
@@ -195,8 +195,8 @@ def _build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
             f"The policy of trial {trial} of sweep {spec.name}: "
             f"`{policies[trial] or 'its checkpoint was not kept'}`\n\n"
             "Train it again, or export its setting to another library:\n\n"
-            f"    python -m gdpo_tune.train --from {spec.place}:{trial}\n"
-            f"    python -m gdpo_tune.export {spec.place}:{trial} --to trl\n"
+            f"    python -m gdpo_tune.train --from {spec.location}:{trial}\n"
+            f"    python -m gdpo_tune.export {spec.location}:{trial} --to trl\n"
         )
         artifact = {"name": f"{POLICY}/README.md", "text": text}
         messages.append({"run": str(trial), "artifact": artifact})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune.core import events
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
-from gdpo_tune.spec import shown_yaml, without_password
+from gdpo_tune.spec import dump_public_yaml, hide_passwords
 from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity, to_milliseconds
@@ -42,7 +42,7 @@ class MlflowSink:
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
-        self._objectives = spec.objective_list()
+        self._objectives = spec.list_objectives()
         self._inputs = run_content.build_inputs(spec)
         self._directory = spec.directory.absolute()
         self._uri = make_absolute(spec.tracking.uri)
@@ -68,7 +68,7 @@ class MlflowSink:
         match event:
             case events.SweepStarted():
                 self._open(event.records)
-            case events.SearchStarted() | events.Disturbed():
+            case events.SearchStarted() | events.IncidentOccurred():
                 pass  # the ledger has it; MLflow shows trials
             case events.TrialStarted():
                 # Not sooner: a sweep that was finished has nothing to start, and stays as it is.
@@ -93,11 +93,11 @@ class MlflowSink:
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
 
-    def state(self) -> events.TrackingState | None:
+    def get_state(self) -> events.TrackingState | None:
         """Return how far MLflow is; None before the sweep has started and after `close`."""
         return self._sender and self._sender.get_state()
 
-    def link(self) -> str:
+    def get_front_link(self) -> str:
         """Return the address of the front in MLflow, of a database without a server; or nothing."""
         return self._writer.get_front_link() if self._writer else ""
 
@@ -117,14 +117,14 @@ class MlflowSink:
             self._front.close()
         left = self._sender.close(timeout)
         self._spool.close()
-        uri = without_password(self._spec.tracking.uri)
+        uri = hide_passwords(self._spec.tracking.uri)
         warnings: list[str] = []
         if left:
             warnings.append(
                 f"{left} updates did not reach {uri} ({self._sender.problem or 'out of time'}); "
                 f"they are kept in {self._spool.path} and sent the next time the same command "
                 "runs, or by\n"
-                f"  python -m gdpo_tune.report {shlex.quote(self._spec.place)} --sync"
+                f"  python -m gdpo_tune.report {shlex.quote(self._spec.location)} --sync"
             )
         if self._sender.refused:
             warnings.append(
@@ -149,7 +149,7 @@ class MlflowSink:
         self._spool, sweep = spool, spool.runs.get(SWEEP, SpooledRun())
         identity = SweepIdentity(
             name=self._spec.name,
-            identity=self._spec.identity(),
+            identity=self._spec.compute_identity(),
             experiment=experiment,
             sweep_id=sweep.tags.get("sweep_id") or uuid.uuid4().hex,
             adopt=not sweep.start and bool(records),
@@ -157,7 +157,7 @@ class MlflowSink:
         self._add(run_content.build_sweep_message(identity, self._spec, views.build_link()))
         tags = views.build_experiment_tags(self._spec, spool.runs[SWEEP].start)
         self._add({"run": SWEEP, "experiment": tags})
-        spec = {"name": "spec.yaml", "text": shown_yaml(self._spec)}
+        spec = {"name": "spec.yaml", "text": dump_public_yaml(self._spec)}
         self._add({"run": SWEEP, "artifact": spec})
         for record in records:
             # A trial that is spooled as ended has nothing new in its file: most need no reading.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import TrackingError
-from gdpo_tune.spec import without_password
+from gdpo_tune.spec import hide_passwords
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -48,7 +48,7 @@ def check_server(spec: SweepSpec) -> None:
     problem = find_problem(spec.tracking.uri)
     if not problem:
         return
-    uri = without_password(spec.tracking.uri)
+    uri = hide_passwords(spec.tracking.uri)
     if spec.tracking.required:
         raise TrackingError(
             f"tracking.uri = {uri}: {problem}, and tracking.required is true\n"

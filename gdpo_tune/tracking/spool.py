@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 
 BATCH_BYTES = 1 << 20
 Point = list[Any]
@@ -218,7 +218,7 @@ class Spool:
         self._taken += sum(1 for _ in _read_lines(self.path, self.offset, offset))
         self.offset, self.leftover = offset, leftover
         position = {"destination": self._destination, "offset": offset, "leftover": leftover}
-        write_whole(self._position, json.dumps(position))
+        write_atomically(self._position, json.dumps(position))
 
     def set_aside(self, message: Message, reason: str) -> None:
         """Keep a message that the receiver refuses in a file of its own."""

@@ -34,7 +34,7 @@ def sync(spec: SweepSpec) -> int:
     """
     check_server(spec)
     with Ledger.open(spec) as ledger:
-        records, sessions = tuple(ledger.records()), ledger.sessions()
+        records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
         sink = MlflowSink(spec)
         sink(SweepStarted(records, len(records)))
         finished = bool(sessions and sessions[-1].get("ending"))
@@ -52,7 +52,7 @@ def sync(spec: SweepSpec) -> int:
 def wait_until_sent(sink: MlflowSink) -> None:
     """Wait until everything is sent, or the server has taken nothing for `PATIENCE` seconds."""
     least, progressed, printed = sys.maxsize, time.monotonic(), time.monotonic()
-    while (state := sink.state()) is not None and state.pending:
+    while (state := sink.get_state()) is not None and state.pending:
         now = time.monotonic()
         if state.pending < least:
             least, progressed = state.pending, now

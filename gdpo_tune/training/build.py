@@ -13,35 +13,35 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
-from gdpo_tune.training.scoring import reward_functions
+from gdpo_tune.training.scoring import build_reward_functions
 from gdpo_tune.training.shaping import build_shaping
 from gdpo_tune.training.trainer import GDPOTrainer
-from gdpo_tune.training.trl_arguments import prompts_per_step, trainer_arguments
-from gdpo_tune.training.warm import WorkerCache
+from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
+from gdpo_tune.training.worker_cache import WorkerCache
 
 
 def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer, rollout.Generate]:
     """Build the trainer, and what samples held-out completions during and after training."""
     problems = cache.load_split("train").problems
-    count = config.training.steps * prompts_per_step(config)
-    order = training_order(len(problems), count, config.seed)
+    count = config.training.steps * count_prompts_per_step(config)
+    order = order_prompts(len(problems), count, config.seed)
     data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
     model = cache.take_policy()
     adapter = build_adapter_config(model, config.model, config.policy)
     engine = rollout.choose_engine(config, model)
     uses_vllm = engine == "vllm"
-    for_engine = vllm_engine.arguments(config, model) if uses_vllm else {}
-    arguments = trainer_arguments(config, cache.task.rewards, for_engine)
-    info = task_files.task_info(config.task, config.params)
+    for_engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
+    arguments = build_trainer_arguments(config, cache.task.rewards, for_engine)
+    info = task_files.load_task_info(config.task, config.params)
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
-    with vllm_engine.starting(config, model, arguments) if uses_vllm else nullcontext():
+    with vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext():
         trainer = GDPOTrainer(
             normalization=str(config.params["normalization"]),
             gamma=float(config.params["gamma"]),
             baseline=str(config.params["baseline"]),
             ranges=[info.rewards[name] for name in cache.task.rewards],
-            reward_funcs=reward_functions(cache.task, problems, build_shaping(config, info)),
+            reward_funcs=build_reward_functions(cache.task, problems, build_shaping(config, info)),
             model=model,
             args=arguments,
             train_dataset=data,
@@ -56,7 +56,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     return trainer, rollout.choose_held_out_sampler(config)
 
 
-def training_order(problems: int, count: int, seed: int) -> list[int]:
+def order_prompts(problems: int, count: int, seed: int) -> list[int]:
     """Return the indices of a trial's `count` prompts; each pass over all has its own order.
 
     The order is fixed in advance, because a data loader that shuffles by itself would start another

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.checkpoint_names import BEGIN, MARKER, step_of
+from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX, MARKER, parse_step
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.files import room_in
+from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trials import Cost, Estimate
 
 _UNFINISHED = ".unfinished-"
@@ -55,7 +55,7 @@ class ResumePoint:
     damaged: tuple[str, ...] = ()
     """Damage of each newer checkpoint, newest first."""
 
-    def note(self) -> str:
+    def describe_damage(self) -> str:
         """Describe the damage in one line; empty if nothing is damaged."""
         if not self.damaged:
             return ""
@@ -77,7 +77,7 @@ def find_checkpoint(directory: Path) -> ResumePoint:
     return ResumePoint(None, tuple(damaged))
 
 
-def newest_valid_checkpoint(directory: Path) -> Path | None:
+def find_newest_checkpoint(directory: Path) -> Path | None:
     """Return the complete checkpoint of most steps; None if there is none."""
     return find_checkpoint(directory).newest
 
@@ -113,7 +113,7 @@ def write_checkpoint(
     Raises:
         DiskFullError: there is no room for it; the part that was written is deleted.
     """
-    checkpoint = Checkpoint(directory / f"{BEGIN}{step}", step, cost, validation or {})
+    checkpoint = Checkpoint(directory / f"{CHECKPOINT_PREFIX}{step}", step, cost, validation or {})
     with _create(checkpoint.path) as aside:
         fill(aside)
         _mark(aside, checkpoint)
@@ -180,7 +180,7 @@ def _list_checkpoints(directory: Path) -> list[Path]:
     """List the directories that are named like checkpoints, the one of most steps first."""
     if not directory.is_dir():
         return []
-    named = [(step_of(path.name), path) for path in directory.iterdir()]
+    named = [(parse_step(path.name), path) for path in directory.iterdir()]
     checkpoints = [(step, path) for step, path in named if step is not None and path.is_dir()]
     return [path for _, path in sorted(checkpoints, reverse=True)]
 
@@ -195,11 +195,11 @@ def _link_or_copy(source: Path, target: Path) -> None:
 @contextmanager
 def _create(target: Path) -> Generator[Path]:
     """Yield a directory aside for the block to fill, then rename it to `target` in one step."""
-    directory, step = target.parent, target.name.removeprefix(BEGIN)
+    directory, step = target.parent, target.name.removeprefix(CHECKPOINT_PREFIX)
     aside = directory / f"{_UNFINISHED}{step}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        with room_in(directory, f"the checkpoint of step {step}"):
+        with explain_full_disk(directory, f"the checkpoint of step {step}"):
             aside.mkdir(parents=True)
             yield aside
             shutil.rmtree(target, ignore_errors=True)

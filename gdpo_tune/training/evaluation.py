@@ -17,15 +17,20 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_tune.core.completions import MOST, Completion, shortened, write_completions
+from gdpo_tune.core.completions import (
+    MOST_COMPLETIONS,
+    Completion,
+    shorten_completion,
+    write_completions,
+)
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.files import room_in
+from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trials import Estimate, TrialConfig
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import require_finite, require_judged
-from gdpo_tune.training.warm import WorkerCache
+from gdpo_tune.training.worker_cache import WorkerCache
 
 TEMPERATURE = 1.0
 """Of every evaluation, whatever a trial trains with: objectives compare policies, not decoding."""
@@ -49,7 +54,7 @@ class Evaluator:
         kept: list[Completion] = []
         estimates = self.evaluate(model, "test", step, kept)
         if ranks.is_first():
-            with room_in(self.config.directory, "some completions"):
+            with explain_full_disk(self.config.directory, "some completions"):
                 write_completions(self.config.directory, kept)
         return estimates
 
@@ -108,7 +113,7 @@ class Evaluator:
                 _keep(kept, problems, texts, scores.metrics)
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
-        return clustered_estimates(columns, settings.samples_per_prompt, seed)
+        return estimate_metrics(columns, settings.samples_per_prompt, seed)
 
 
 def _keep(
@@ -117,15 +122,17 @@ def _keep(
     texts: Sequence[str],
     metrics: Mapping[str, Sequence[float | None]],
 ) -> None:
-    """Add completions of prompts that are not there yet, up to `MOST`."""
+    """Add completions of prompts that are not there yet, up to `MOST_COMPLETIONS`."""
     for index, (problem, text) in enumerate(zip(problems, texts, strict=True)):
         scores = {name: values[index] for name, values in metrics.items()}
-        completion = shortened(problem.prompt, text, scores)
-        if len(kept) < MOST and completion.prompt not in [other.prompt for other in kept]:
+        completion = shorten_completion(problem.prompt, text, scores)
+        if len(kept) < MOST_COMPLETIONS and completion.prompt not in [
+            other.prompt for other in kept
+        ]:
             kept.append(completion)
 
 
-def clustered_estimates(
+def estimate_metrics(
     columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
 ) -> dict[str, Estimate]:
     """Estimate means of metrics, with standard errors from a bootstrap over whole prompts.

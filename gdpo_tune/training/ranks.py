@@ -51,7 +51,7 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def from_first(value: T) -> T:
+def broadcast_from_first(value: T) -> T:
     """Return the `value` of the first process to all of them; the others wait for it."""
     if not _is_distributed():
         return value

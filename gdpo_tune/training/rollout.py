@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from gdpo_tune.core.engines import Engine, choose, installed_vllm
+from gdpo_tune.core.engines import Engine, find_vllm, select_engine
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
@@ -52,11 +52,11 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
         EngineError: the configuration asks for vLLM, which is not available.
     """
     plain = not config.model.lora_rank and not computes_in_bfloat16(config.model)
-    return choose(
+    return select_engine(
         config.rollout,
         gpu=torch.cuda.is_available(),
         lean=plain and is_small_llama(model),
-        vllm=installed_vllm() if ranks.count_processes() == 1 else None,
+        vllm=find_vllm() if ranks.count_processes() == 1 else None,
     )
 
 

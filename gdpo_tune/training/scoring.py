@@ -42,7 +42,7 @@ def require_finite(values: Sequence[float | None], name: str, when: str) -> None
             raise NonFiniteError(f"{name} of completion {row} is {value} {when}")
 
 
-def reward_functions(
+def build_reward_functions(
     task: Task, problems: Sequence[Problem], shaping: Shaping | None = None
 ) -> list[RewardFunction]:
     """Build one function per reward, in the order of `task.rewards`; all score a batch only once.

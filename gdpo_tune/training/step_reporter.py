@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback
 
 from gdpo_tune.core.errors import SupersededError
-from gdpo_tune.core.files import room_in, write_whole
+from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report, TrialConfig
 from gdpo_tune.training import ranks
@@ -61,9 +61,9 @@ class TrialWriterToken:
         """
         self._file = directory / _WRITER
         self._token = uuid.uuid4().hex
-        with room_in(directory, "the start of the trial"):
+        with explain_full_disk(directory, "the start of the trial"):
             directory.mkdir(parents=True, exist_ok=True)
-            write_whole(self._file, self._token)
+            write_atomically(self._file, self._token)
 
     def check(self) -> None:
         """Raise `SupersededError` if another process has taken the token."""
@@ -142,7 +142,7 @@ class StepReporter(TrainerCallback):
         if self._token is not None:
             self._token.check()
             # Before the checkpoint, because a run that resumes from it does not repeat this step.
-            with room_in(self.config.directory, f"the measurements of step {step}"):
+            with explain_full_disk(self.config.directory, f"the measurements of step {step}"):
                 append_step(self.config.directory, measurement)
         due = last or step % settings.checkpoint_every == 0
         written = self._save(step, validation) if due else None
@@ -168,7 +168,7 @@ class StepReporter(TrainerCallback):
                 lambda directory: self._fill(directory, states, last=last),
                 validation,
             )
-        checkpoint = ranks.from_first(written)
+        checkpoint = ranks.broadcast_from_first(written)
         assert checkpoint is not None, "the first process has written it, or has raised"
         self.checkpoint = checkpoint.path
         return checkpoint

@@ -21,12 +21,12 @@ from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
-from gdpo_tune.training.exhaustion import memory_guard
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.moving_parameters import MovingParameters
+from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.rollout import choose_held_out_sampler
 from gdpo_tune.training.step_reporter import Clock, StepReporter, report_again
-from gdpo_tune.training.warm import WorkerCache, open_worker_cache
+from gdpo_tune.training.worker_cache import WorkerCache, open_worker_cache
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
@@ -66,7 +66,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     logging.getLogger("trl").setLevel(logging.ERROR)
-    with memory_guard(config), open_worker_cache(config) as cache:
+    with explain_out_of_memory(config), open_worker_cache(config) as cache:
         start = read_checkpoint(resume) if resume is not None and config.train else None
         steps = config.training.steps if config.train else 0
         before = Cost() if start is None else start.cost
@@ -93,7 +93,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             test=evaluator.evaluate_test(model, steps),
             cost=clock.read(steps),
             checkpoint=checkpoint,
-            environment={**cache.environment, **task_files.provenance(config.task)},
+            environment={**cache.environment, **task_files.hash_task_file(config.task)},
         )
 
 

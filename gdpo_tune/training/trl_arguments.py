@@ -21,7 +21,7 @@ from gdpo_tune.training import ranks
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
-def trainer_arguments(
+def build_trainer_arguments(
     config: TrialConfig, rewards: tuple[str, ...], engine: Mapping[str, Any] | None = None
 ) -> GRPOConfig:
     """Build TRL's arguments.
@@ -101,7 +101,7 @@ def recomputes(choice: str, *, on_gpu: bool) -> bool:
     return on_gpu if choice == "auto" else choice == "on"
 
 
-def prompts_per_step(config: TrialConfig) -> int:
+def count_prompts_per_step(config: TrialConfig) -> int:
     """Return the number of groups in one step.
 
     Raises:
@@ -119,7 +119,7 @@ def prompts_per_step(config: TrialConfig) -> int:
 
 def _divide_step(config: TrialConfig) -> tuple[int, int]:
     """Return the completions of a micro-batch, and the micro-batches of this process in a step."""
-    prompts, workers = prompts_per_step(config), ranks.count_processes()
+    prompts, workers = count_prompts_per_step(config), ranks.count_processes()
     own, rest = divmod(prompts, workers)  # every process samples as many whole groups
     if rest:
         raise TrialFailure(

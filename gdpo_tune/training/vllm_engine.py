@@ -28,7 +28,7 @@ RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which the processes of one training find each other."""
 
 
-def arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:
+def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:
     """Build TRL's arguments for sampling with vLLM.
 
     The importance sampling correction weighs each completion by the ratio of its probabilities in
@@ -53,7 +53,7 @@ def arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:
 
 
 @contextmanager
-def starting(config: TrialConfig, model: PreTrainedModel, arguments: Any) -> Generator[None]:
+def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) -> Generator[None]:
     """Prepare for a trainer that the block builds and that starts an engine in this process.
 
     Args:

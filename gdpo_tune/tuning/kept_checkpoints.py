@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gdpo_tune.analysis.replicates import configurations
+from gdpo_tune.analysis.replicates import merge_trials
 from gdpo_tune.core.checkpoint_names import MARKER, sort_checkpoints
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint, remove_all_but
+from gdpo_tune.training.checkpoints import find_newest_checkpoint, remove_all_but
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -19,26 +19,26 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
     A kept trial keeps its last checkpoint whole, with the states of optimizer and random numbers.
     Unfinished trials keep theirs, and pruned ones under `keep: all` their newest one.
     """
-    records = [record for record in ledger.records() if not record.is_open]
+    records = [record for record in ledger.get_records() if not record.is_open]
     kept = select_kept_trials(ledger, records)
     stay: dict[int, Path | None] = {}
     for record in records:
         checkpoint = record.checkpoint
         if record.state == "pruned":
-            checkpoint = find_newest(ledger, ledger.trial_directory(record.number))
+            checkpoint = find_newest(ledger, ledger.get_trial_directory(record.number))
         stay[record.number] = checkpoint if record.number in kept else None
     if ledger.spec.address:
         names = {number: path and path.name for number, path in stay.items()}
         SweepStore(ledger.spec).keep_only(names)
     for number, path in stay.items():
-        remove_all_but(ledger.trial_directory(number), path)
-    ledger.forget_checkpoints([record.number for record in records])
+        remove_all_but(ledger.get_trial_directory(number), path)
+    ledger.refresh_checkpoints([record.number for record in records])
 
 
 def find_newest(ledger: Ledger, directory: Path) -> Path | None:
     """Return the newest whole checkpoint; of one on an object store, the copy of its marker."""
     if not ledger.spec.address:
-        return newest_valid_checkpoint(directory)
+        return find_newest_checkpoint(directory)
     markers = directory.glob(f"*/{MARKER}")
     names = sort_checkpoints(f"{path.parent.name}/{MARKER}" for path in markers)
     return directory / names[0] if names else None
@@ -49,6 +49,6 @@ def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[in
     everything = {record.number for record in records}
     if ledger.spec.keep != "front":
         return everything if ledger.spec.keep == "all" else set()
-    points = configurations(records, ledger.spec.objective_list())
+    points = merge_trials(records, ledger.spec.list_objectives())
     # Constraints may change on a finished sweep: an empty front is no reason to delete everything.
     return {number for p in points if p.on_front for number in p.numbers} or everything

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
 from gdpo_tune.core.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
-from gdpo_tune.core.files import room_in
-from gdpo_tune.core.signals import on_signals
+from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.signals import stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.ledger import Ledger, quiet_optuna
+from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.spec.model import SPEC
@@ -26,8 +26,8 @@ from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
 from gdpo_tune.tuning.ray.preflight import check_nodes
-from gdpo_tune.tuning.search.budget import hours_of
-from gdpo_tune.tuning.search.plan import ending, is_finished, planned
+from gdpo_tune.tuning.search.budget import compute_hours
+from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 
 if TYPE_CHECKING:
     from ray.tune import Callback, Stopper, Tuner
@@ -94,10 +94,10 @@ def run_sweep(
         if spec.address:
             SweepStore(spec).write_spec()
             fetch_files(ledger)
-        records = tuple(ledger.records())
-        emit(SweepStarted(records, planned(spec, records), ledger.moved_aside))
+        records = tuple(ledger.get_records())
+        emit(SweepStarted(records, count_planned(spec, records), ledger.moved_aside))
         interrupted = False
-        if not is_finished(spec, records, hours_of(ledger.sessions(), records)):
+        if not is_finished(spec, records, compute_hours(ledger.get_sessions(), records)):
             interrupted = _with_ray(ledger, train, emit)
         if spec.address:
             fetch_files(ledger)
@@ -105,10 +105,14 @@ def run_sweep(
         # last session may have been killed before this, and `keep:` may have changed since.
         if not interrupted:
             delete_unkept_checkpoints(ledger)
-        records = tuple(ledger.records())
-        reason = "" if interrupted else ending(spec, records, hours_of(ledger.sessions(), records))
+        records = tuple(ledger.get_records())
+        reason = (
+            ""
+            if interrupted
+            else explain_end(spec, records, compute_hours(ledger.get_sessions(), records))
+        )
         emit(SweepFinished(records, interrupted, reason))
-        return SweepResult(records, interrupted, reason, tuple(ledger.sessions()))
+        return SweepResult(records, interrupted, reason, tuple(ledger.get_sessions()))
 
 
 def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
@@ -150,7 +154,11 @@ def _run_tuner(
         interruption.request()
 
     try:
-        with on_signals(stop), quiet_optuna(), room_in(ledger.directory, "the sweep"):
+        with (
+            stop_on_signals(stop),
+            silence_optuna(),
+            explain_full_disk(ledger.directory, "the sweep"),
+        ):
             build_tuner(ledger, slots, searcher, scheduler, interruption, attempts).fit()
     except KeyboardInterrupt:
         interruption.request()
@@ -234,11 +242,11 @@ def build_resources(spec: SweepSpec) -> Any:
 def fetch_files(ledger: Ledger) -> None:
     """Copy the small files that trials have put into the store to this machine."""
     SweepStore(ledger.spec).fetch()
-    ledger.forget_checkpoints([record.number for record in ledger.records()])
+    ledger.refresh_checkpoints([record.number for record in ledger.get_records()])
 
 
 def find_ending(ledger: Ledger) -> str:
     """Return why nothing is left to run; empty if something is."""
-    spec, records = ledger.spec, ledger.records()
-    hours = hours_of(ledger.sessions(), records, time.time())
-    return ending(spec, records, hours) if is_finished(spec, records, hours) else ""
+    spec, records = ledger.spec, ledger.get_records()
+    hours = compute_hours(ledger.get_sessions(), records, time.time())
+    return explain_end(spec, records, hours) if is_finished(spec, records, hours) else ""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from gdpo_tune.analysis.agreement import agreements, correlate_ranks
+from gdpo_tune.analysis.agreement import correlate_ranks, measure_agreements
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "minimize", 1.0))
@@ -40,7 +40,7 @@ def trial(
 
 def test_a_rung_that_orders_as_the_end_does_says_one():
     trials = [trial(i, (i / 10, 0.5 - i / 20), (i / 8, 0.4 - i / 20)) for i in range(6)]
-    (found,) = agreements(trials, OBJECTIVES)
+    (found,) = measure_agreements(trials, OBJECTIVES)
     assert (found.completions, found.trials, found.dominated, found.front) == (70, 6, 0, 1)
     assert found.correlation == pytest.approx({"correctness": 1.0, "length": 1.0})
     assert str(found) == (
@@ -52,14 +52,14 @@ def test_a_rung_that_orders_as_the_end_does_says_one():
 def test_a_late_bloomer_counts_among_those_that_were_dominated():
     trials = [trial(i, (i / 10, 0.5), (i / 10, 0.5)) for i in range(5)]
     late = trial(9, (0.0, 0.9), (0.9, 0.1))
-    (found,) = agreements([*trials, late], OBJECTIVES)
+    (found,) = measure_agreements([*trials, late], OBJECTIVES)
     assert (found.dominated, found.front) == (1, 1)
     assert found.correlation["correctness"] < 1
 
 
 def test_what_is_alike_everywhere_has_no_order():
     trials = [trial(i, (0.5, i / 10), (0.5, i / 10)) for i in range(5)]
-    (found,) = agreements(trials, OBJECTIVES)
+    (found,) = measure_agreements(trials, OBJECTIVES)
     assert math.isnan(found.correlation["correctness"])
     assert "correctness -," in str(found)
 
@@ -70,7 +70,7 @@ def test_only_complete_trials_of_the_search_tell_and_five_of_them_at_least():
         trial(4, (0.1, 0.5), (0.1, 0.5), state="pruned"),
         trial(5, (0.1, 0.5), (0.1, 0.5), role="replicate"),
     ]
-    assert agreements([*four, *others], OBJECTIVES) == ()
+    assert measure_agreements([*four, *others], OBJECTIVES) == ()
 
 
 def test_the_correlation_is_that_of_scipy_with_ties():

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.attainment import attainment, compute_coverage, find_attained
+from gdpo_tune.analysis.attainment import compute_attainment, compute_coverage, find_attained
 from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
-from gdpo_tune.analysis.pareto import hypervolume, keep_front, ranks
+from gdpo_tune.analysis.pareto import compute_hypervolume, keep_front, rank_points
 from gdpo_tune.analysis.resampling import (
     compute_interval,
     compute_permutation_p,
     compute_smallest_p,
     correct_p_values,
 )
-from gdpo_tune.analysis.sides import side_of
+from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.verdict import judge
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, trial
@@ -75,15 +75,15 @@ def test_intervals_hold_what_was_seen():
 
 def test_a_side_without_a_front_is_beaten():
     broken = [replace(record, feasible=False) for record in search(2, 16)]
-    verdict = judge(compare(side_of("broken", broken, GOALS), side(1, 16, name="whole")))
+    verdict = judge(compare(build_side("broken", broken, GOALS), side(1, 16, name="whole")))
     assert verdict.headline.startswith("whole beats broken: its front covers more")
     assert "each: broken has 0 and whole 0." in verdict.reasons[0]
-    assert judge(compare(side(1, 16), side_of("broken", broken, GOALS))).winner == "left"
+    assert judge(compare(side(1, 16), build_side("broken", broken, GOALS))).winner == "left"
 
 
 def test_two_sides_without_a_front_are_not_told_apart():
     sides = [
-        side_of(name, [replace(record, feasible=False) for record in search(seed, 16)], GOALS)
+        build_side(name, [replace(record, feasible=False) for record in search(seed, 16)], GOALS)
         for seed, name in enumerate("ab")
     ]
     verdict = judge(compare(*sides))
@@ -94,7 +94,7 @@ def test_two_sides_without_a_front_are_not_told_apart():
 def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
     a = [trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
     b = [trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
-    verdict = judge(compare(side_of("a", a, GOALS), side_of("b", b, GOALS)))
+    verdict = judge(compare(build_side("a", a, GOALS), build_side("b", b, GOALS)))
     assert verdict.winner == "mixed"
     assert verdict.headline.startswith("a is better in a and b is better in b;")
 
@@ -116,7 +116,7 @@ def test_an_empty_side_is_too_few_and_breaks_nothing(left, right):
 
 def test_the_same_points_on_both_sides_are_as_good_as_equal():
     records = [trial(n, 0.5 + 0.0001 * n, 0.5 - 0.0001 * n) for n in range(30)]
-    verdict = judge(compare(side_of("a", records, GOALS), side_of("b", records, GOALS)))
+    verdict = judge(compare(build_side("a", records, GOALS), build_side("b", records, GOALS)))
     assert verdict.winner == "equal"
 
 
@@ -126,15 +126,15 @@ def test_what_counts_as_tried():
     records[2] = replace(records[2], state="failed", test={}, validation={}, reason="NaN")
     records[3] = replace(records[3], feasible=False)
     records[4] = replace(records[4], role="published")
-    found = side_of("x", records, GOALS)
+    found = build_side("x", records, GOALS)
     assert (found.tried, found.stopped, found.failed) == (4, 1, 1)
     assert np.isfinite(found.points).all(axis=1).sum() == 2
 
 
 def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
     records = [replace(r, proposer="startup" if r.number < 4 else "model") for r in search(9, 12)]
-    assert len(side_of("x", records, GOALS).independent) == 12
-    found = side_of("x", records, GOALS, shared=True)
+    assert len(build_side("x", records, GOALS).independent) == 12
+    found = build_side("x", records, GOALS, shared=True)
     assert [c.first for c in found.independent] == [0, 1, 2, 3]
     assert found.tried == 12
 
@@ -142,7 +142,7 @@ def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
 def test_more_trials_do_not_make_a_better_search():
     found = compare(side(8, 10), side(8, 30))
     assert found.count == 10
-    whole = hypervolume([c.values(GOALS) for c in found.right.configurations], GOALS)
+    whole = compute_hypervolume([c.get_values(GOALS) for c in found.right.configurations], GOALS)
     assert found.hypervolumes[1] < whole
 
 
@@ -183,7 +183,7 @@ def test_the_middle_of_values_that_may_be_infinite():
 def test_attainment_equals_moocores_surfaces(rng, sets):
     fronts = [rng.integers(0, 12, (int(rng.integers(1, 7)), 2)).astype(float) for _ in range(sets)]
     goals = np.array([(x, y) for x in range(12) for y in range(12)], dtype=float)
-    found = attainment(fronts, goals)
+    found = compute_attainment(fronts, goals)
     data = np.vstack(fronts)
     labels = np.repeat(np.arange(1, sets + 1), [len(front) for front in fronts])
     for level in range(1, sets + 1):
@@ -206,9 +206,9 @@ def test_hypervolume_and_ranks_equal_pymoo(objectives):
     for seed in range(30):
         values = np.random.default_rng(seed).random((25, objectives))
         expected = indicators.HV(ref_point=np.full(objectives, -0.1))(-values)
-        assert hypervolume(values, goals) == pytest.approx(float(expected))
+        assert compute_hypervolume(values, goals) == pytest.approx(float(expected))
         _, theirs = sorting.NonDominatedSorting().do(-values, return_rank=True)
-        assert ranks(values, goals).tolist() == list(theirs)
+        assert rank_points(values, goals).tolist() == list(theirs)
 
 
 @pytest.mark.parametrize("objectives", [2, 3])
@@ -218,4 +218,4 @@ def test_hypervolume_equals_counted_cells(objectives):
     cells = np.array(list(itertools.product(range(8), repeat=objectives)), dtype=float)
     for seed in range(20):
         points = np.random.default_rng(seed).integers(0, 9, (6, objectives)).astype(float)
-        assert hypervolume(points, goals) == find_attained(points, cells).sum()
+        assert compute_hypervolume(points, goals) == find_attained(points, cells).sum()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gdpo_tune.analysis.effects import Change, ParameterEffect, effects
-from gdpo_tune.analysis.findings import SURE, describe_effect, reading
+from gdpo_tune.analysis.effects import Change, ParameterEffect, estimate_effects
+from gdpo_tune.analysis.findings import SURE, describe_effect, describe_findings
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.probability import Interval
 from tests.support.analysis import GOALS, trial
@@ -28,8 +28,8 @@ def sweep(seed, count=40, weight=0.0, mode=0.0, noise=0.02):
 
 
 def of(front):
-    found = effects(front.configurations, DIMENSIONS, GOALS)
-    return {(e.parameter, e.objective): e for e in found.found}, found
+    found = estimate_effects(front.configurations, DIMENSIONS, GOALS)
+    return {(e.parameter, e.objective): e for e in found.estimates}, found
 
 
 def test_a_parameter_with_an_effect_is_found_with_its_size():
@@ -52,7 +52,7 @@ def test_where_nothing_has_an_effect_few_are_told():
 
 def test_two_levels_alone_are_a_t_test():
     front = sweep(2, mode=0.03)
-    found = effects(front.configurations, ("mode",), GOALS[:1]).found[0]
+    found = estimate_effects(front.configurations, ("mode",), GOALS[:1]).estimates[0]
     groups = [
         [c.mean["a"].mean for c in front.configurations if c.params["mode"] == name]
         for name in ("gdpo", "grpo")
@@ -69,7 +69,7 @@ def test_importance_intervals_hold_the_truth():
     held = 0
     for seed in range(60):
         front = sweep(seed, mode=0.02)
-        found = effects(front.configurations, ("mode",), GOALS[:1]).found[0]
+        found = estimate_effects(front.configurations, ("mode",), GOALS[:1]).estimates[0]
         share = np.mean([c.params["mode"] == "grpo" for c in front.configurations])
         truth = share * (1 - share) / (share * (1 - share) + 1)
         held += found.interval.low <= truth <= found.interval.high
@@ -85,8 +85,10 @@ def test_a_change_that_always_came_with_another_one_is_not_told():
         params = {"kind": kind, "mode": "grpo" if kind == "c" else "gdpo", "idle": rng.random()}
         a = 0.5 + 0.1 * (kind == "c") + 0.05 * (kind == "b") + rng.normal(0, 0.01)
         records.append(trial(number, a, 0.5, params=params))
-    known = effects(build_front(records, GOALS).configurations, ("kind", "mode", "idle"), GOALS[:1])
-    kind, mode, _ = known.found
+    known = estimate_effects(
+        build_front(records, GOALS).configurations, ("kind", "mode", "idle"), GOALS[:1]
+    )
+    kind, mode, _ = known.estimates
     (change,) = kind.changes
     assert (change.before, change.after) == ("a", "b")
     assert change.interval.low < 0.05 < change.interval.high
@@ -101,7 +103,9 @@ def test_intervals_of_large_effects_hold_the_truth(slope):
         trial(number, slope * place + rng.normal(0, 0.002), 0.5, params={"weight": 2 + place})
         for number, place in enumerate(places)
     ]
-    (found,) = effects(build_front(records, GOALS).configurations, ("weight",), GOALS[:1]).found
+    (found,) = estimate_effects(
+        build_front(records, GOALS).configurations, ("weight",), GOALS[:1]
+    ).estimates
     truth = slope**2 * places.var() / (slope**2 * places.var() + 0.002**2)
     assert found.interval.low <= truth <= found.interval.high
     assert found.interval.low < found.importance < found.interval.high
@@ -110,16 +114,16 @@ def test_intervals_of_large_effects_hold_the_truth(slope):
 def test_too_few_configurations_say_nothing():
     front = sweep(3, count=6)
     _, found = of(front)
-    assert found.found == ()
-    _, unknown = reading(front, found)
+    assert found.estimates == ()
+    _, unknown = describe_findings(front, found)
     assert unknown[0].startswith("Too few configurations to measure what a parameter does: 6.")
 
 
 def test_a_parameter_that_never_changed_is_left_out():
     front = sweep(4)
-    found = effects(front.configurations, ("mode", "constant"), GOALS)
-    assert {effect.parameter for effect in found.found} == {"mode"}
-    assert effects([], DIMENSIONS, GOALS).found == ()
+    found = estimate_effects(front.configurations, ("mode", "constant"), GOALS)
+    assert {effect.parameter for effect in found.estimates} == {"mode"}
+    assert estimate_effects([], DIMENSIONS, GOALS).estimates == ()
 
 
 def test_the_words_do_not_give_a_reason_that_is_one_of_two():
@@ -136,17 +140,19 @@ def test_the_words_do_not_give_a_reason_that_is_one_of_two():
 
 def test_trials_that_were_stopped_are_said_to_be_missing():
     front = sweep(8, weight=0.1)
-    assert not any("Stopped early" in line for line in reading(front, of(front)[1])[1])
+    assert not any("Stopped early" in line for line in describe_findings(front, of(front)[1])[1])
     records = list(front.records)
     records[::4] = [replace(r, state="pruned", test={}, validation={}) for r in records[::4]]
     front = build_front(records, GOALS)
-    (line,) = [line for line in reading(front, of(front)[1])[1] if "Stopped early" in line]
+    (line,) = [
+        line for line in describe_findings(front, of(front)[1])[1] if "Stopped early" in line
+    ]
     assert line.startswith("Stopped early, without a value on test prompts: 10 trials.")
 
 
 def test_the_words_say_what_the_intervals_say():
     front = sweep(7, weight=0.1)
-    known, unknown = reading(front, of(front)[1])
+    known, unknown = describe_findings(front, of(front)[1])
     told = next(line for line in known if line.startswith("weight explains"))
     assert " in a: going from 0.1" in told
     assert "lowers it by 0.195 (0.17 to 0.21)" in told

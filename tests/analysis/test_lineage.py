@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gdpo_tune.analysis.lineage import Training, training_of
-from gdpo_tune.analysis.replicates import configurations
+from gdpo_tune.analysis.lineage import Training, trace_training
+from gdpo_tune.analysis.replicates import merge_trials
 from gdpo_tune.core.trials import Exploit, Segment, TrialRecord
 from tests.support.analysis import GOALS, trial
 
@@ -19,7 +19,7 @@ def rate(value: float) -> dict[str, float]:
 def test_a_trial_that_took_nothing_over_is_its_own_training():
     records = [trial(0, 1, 1), member(1)]
     for number in (0, 1):
-        assert training_of(records, number) == Training(number, records[number].params, number)
+        assert trace_training(records, number) == Training(number, records[number].params, number)
 
 
 def test_a_lineage_leads_through_donors_as_they_were_at_the_time():
@@ -32,15 +32,19 @@ def test_a_lineage_leads_through_donors_as_they_were_at_the_time():
     # 2 gave at 10 what it had begun with; what it took over at 20 is no part of that.
     began = records[2].params
     known = Training(2, began, 2, (Segment(10, rate(0.5)), Segment(30, rate(0.6))))
-    assert training_of(records, 0) == known
-    assert training_of(records, 1) == Training(3, records[3].params, 3, (Segment(40, rate(0.9)),))
-    assert training_of(records, 2) == Training(0, records[0].params, 0, (Segment(20, rate(0.7)),))
+    assert trace_training(records, 0) == known
+    assert trace_training(records, 1) == Training(
+        3, records[3].params, 3, (Segment(40, rate(0.9)),)
+    )
+    assert trace_training(records, 2) == Training(
+        0, records[0].params, 0, (Segment(20, rate(0.7)),)
+    )
 
 
 def test_a_replicate_is_the_training_of_its_original_with_its_own_seed():
     records = [member(0), member(1, Exploit(1, 0, 10, rate(0.5))), trial(2, 1, 1, of=1)]
     expected = Training(0, records[0].params, 2, (Segment(10, rate(0.5)),))
-    assert training_of(records, 2) == expected
+    assert trace_training(records, 2) == expected
 
 
 def test_a_member_that_took_over_is_a_configuration_of_its_own():
@@ -51,4 +55,4 @@ def test_a_member_that_took_over_is_a_configuration_of_its_own():
         trial(2, 0.5, 0.5, of=1, params=params),
         trial(3, 0.5, 0.5, params=params),
     ]
-    assert [c.numbers for c in configurations(records, GOALS)] == [(0, 3), (1, 2)]
+    assert [c.numbers for c in merge_trials(records, GOALS)] == [(0, 3), (1, 2)]

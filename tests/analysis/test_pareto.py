@@ -6,9 +6,9 @@ from hypothesis.extra.numpy import arrays
 
 from gdpo_tune.analysis.pareto import (
     NOT_RANKED,
-    contributions,
-    hypervolume,
-    ranks,
+    compute_contributions,
+    compute_hypervolume,
+    rank_points,
 )
 from gdpo_tune.analysis.probability import estimate_front_probability
 from gdpo_tune.core.trials import Direction, Objective
@@ -56,7 +56,7 @@ def brute_ranks(values, objectives):
 def test_ranks_equal_repeated_removal_of_the_front(cloud):
     values, objectives = cloud
     expected = brute_ranks(values, objectives)
-    assert ranks(values, objectives).tolist() == expected
+    assert rank_points(values, objectives).tolist() == expected
 
 
 @given(clouds())
@@ -74,16 +74,16 @@ def test_hypervolume_counts_the_unit_cells_that_some_point_covers(cloud):
         len(objectives), -1
     )
     covered = [any((gains[:, t] > cell).all() for t in range(gains.shape[1])) for cell in cells.T]
-    assert hypervolume(values, objectives) == pytest.approx(sum(covered))
+    assert compute_hypervolume(values, objectives) == pytest.approx(sum(covered))
 
 
 def test_hypervolume_of_one_point_is_its_box():
     objectives = [Objective("a", "maximize", 0.1), Objective("b", "minimize", 5.0)]
-    assert hypervolume([[0.6, 3.0]], objectives) == pytest.approx(0.5 * 2.0)
+    assert compute_hypervolume([[0.6, 3.0]], objectives) == pytest.approx(0.5 * 2.0)
 
 
 def test_hypervolume_of_a_staircase():
-    assert hypervolume([[3, 1], [2, 2], [1, 3]], maximised(2)) == pytest.approx(6)
+    assert compute_hypervolume([[3, 1], [2, 2], [1, 3]], maximised(2)) == pytest.approx(6)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
@@ -91,45 +91,45 @@ def test_a_point_beyond_the_reference_adds_nothing_and_does_not_raise(count):
     objectives = maximised(count)
     inside = [0.5] * count
     beyond = [9.0] * (count - 1) + [-0.1]
-    assert hypervolume([inside, beyond], objectives) == pytest.approx(0.5**count)
-    assert hypervolume([beyond], objectives) == 0
+    assert compute_hypervolume([inside, beyond], objectives) == pytest.approx(0.5**count)
+    assert compute_hypervolume([beyond], objectives) == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_no_points(count):
     objectives = maximised(count)
-    assert hypervolume([], objectives) == 0
-    assert ranks([], objectives).tolist() == []
+    assert compute_hypervolume([], objectives) == 0
+    assert rank_points([], objectives).tolist() == []
     assert estimate_front_probability([], [], objectives).tolist() == []
 
 
 def test_unmeasured_points_take_no_part():
     values = [[0.5, 0.5], [float("nan"), 1.0], [float("inf"), 1.0], [0.2, 0.2]]
-    assert ranks(values, maximised(2)).tolist() == [0, NOT_RANKED, NOT_RANKED, 1]
-    assert hypervolume(values, maximised(2)) == pytest.approx(0.25)
+    assert rank_points(values, maximised(2)).tolist() == [0, NOT_RANKED, NOT_RANKED, 1]
+    assert compute_hypervolume(values, maximised(2)) == pytest.approx(0.25)
 
 
 @given(clouds())
 def test_hypervolume_never_falls_with_another_point(cloud):
     values, objectives = cloud
-    volumes = [hypervolume(values[:count], objectives) for count in range(len(values) + 1)]
+    volumes = [compute_hypervolume(values[:count], objectives) for count in range(len(values) + 1)]
     assert (np.diff(volumes) >= -1e-12).all()
 
 
 @given(clouds())
 def test_a_contribution_is_what_the_front_loses_without_the_point(cloud):
     points, objectives = cloud
-    front = np.flatnonzero(ranks(points, objectives) == 0)
-    whole = hypervolume(points, objectives)
+    front = np.flatnonzero(rank_points(points, objectives) == 0)
+    whole = compute_hypervolume(points, objectives)
     lost = np.zeros(len(points))
     for i in front:
-        lost[i] = whole - hypervolume(points[front[front != i]], objectives)
-    assert contributions(points, objectives) == pytest.approx(lost, abs=1e-9)
+        lost[i] = whole - compute_hypervolume(points[front[front != i]], objectives)
+    assert compute_contributions(points, objectives) == pytest.approx(lost, abs=1e-9)
 
 
 def test_values_of_the_wrong_width_are_refused():
     with pytest.raises(ValueError, match="2 objectives"):
-        ranks([[1.0, 2.0, 3.0]], maximised(2))
+        rank_points([[1.0, 2.0, 3.0]], maximised(2))
 
 
 def test_probability_without_noise_is_membership():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.pareto import hypervolume
+from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.analysis.probability import (
     Interval,
     estimate_front_probability,
@@ -67,7 +67,7 @@ def test_the_interval_holds_the_hypervolume_and_is_a_point_without_noise(points,
         errors = [(error * factor, error * factor) for _ in points]
         return estimate_hypervolume_interval(points, errors, GOALS, draws=50)
 
-    known = hypervolume(points, GOALS)
+    known = compute_hypervolume(points, GOALS)
     found = interval(1)
     assert 0 <= found.low <= known <= found.high
     assert interval(0) == Interval(pytest.approx(known), pytest.approx(known))
@@ -80,10 +80,10 @@ def test_the_interval_covers_the_truth_of_many_noisy_fronts():
         angle = rng.uniform(0, math.pi / 2, 12)
         truth = rng.uniform(0.5, 0.8, (12, 1)) * np.column_stack([np.cos(angle), np.sin(angle)])
         seen = truth + 0.05 * rng.standard_normal(truth.shape)
-        exact = hypervolume(truth, GOALS)
+        exact = compute_hypervolume(truth, GOALS)
         found = estimate_hypervolume_interval(seen, np.full(truth.shape, 0.05), GOALS, draws=100)
         covered += found.low <= exact <= found.high
-        trusting += exact < hypervolume(seen, GOALS)
+        trusting += exact < compute_hypervolume(seen, GOALS)
     assert covered >= 90
     assert trusting > 50  # the estimate alone flatters most of them
 
@@ -92,8 +92,8 @@ def test_replicates_tell_the_interval_what_training_adds_to_the_noise():
     alone = [trial(0, 0.5, 0.5), trial(1, 0.2, 0.7)]
     again = trial(2, 0.3, 0.7, of=1)
     one, two = (build_front(records, GOALS) for records in (alone, [*alone, again]))
-    assert not one.seeds_compared
-    assert two.seeds_compared
+    assert not one.has_replicates
+    assert two.has_replicates
     widths = [f.hypervolume_interval.high - f.hypervolume_interval.low for f in (one, two)]
     assert widths[0] < widths[1]
 
@@ -101,13 +101,13 @@ def test_replicates_tell_the_interval_what_training_adds_to_the_noise():
 def test_a_lead_within_noise_is_called_a_tie():
     far = build_front([trial(0, 0.9, 0.1), trial(1, 0.5, 0.6)], GOALS)
     assert [far.list_ties(goal.name) for goal in GOALS] == [[], []]
-    assert far.picked_as(far.members[0], ties=True) == ["knee", "highest a"]
+    assert far.list_labels(far.members[0], ties=True) == ["knee", "highest a"]
     near = build_front([trial(0, 0.52, 0.1), trial(1, 0.5, 0.6)], GOALS)
     assert [[c.first for c in near.list_ties(goal.name)] for goal in GOALS] == [[1], []]
     # a rival that is dominated, by noise perhaps, counts as well
     hidden = build_front([trial(0, 0.52, 0.1), trial(1, 0.51, 0.09)], GOALS)
-    assert hidden.picked_as(hidden.members[0]) == ["knee", "highest a", "highest b"]
-    assert hidden.picked_as(hidden.members[0], ties=True) == [
+    assert hidden.list_labels(hidden.members[0]) == ["knee", "highest a", "highest b"]
+    assert hidden.list_labels(hidden.members[0], ties=True) == [
         "knee",
         "highest a (tied with 1)",
         "highest b (tied with 1)",
@@ -118,7 +118,7 @@ def test_of_many_ties_the_closest_are_named():
     records = [trial(n, 0.5 - n / 1000, 0.2) for n in range(6)]
     (member,) = build_front(records, GOALS).members
     names = build_front(records, GOALS)
-    assert "highest a (tied with 1, 2, 3 and 2 more)" in names.picked_as(
+    assert "highest a (tied with 1, 2, 3 and 2 more)" in names.list_labels(
         names.members[0], ties=True
     )
     assert member.first == 0
@@ -127,7 +127,7 @@ def test_of_many_ties_the_closest_are_named():
 def test_the_extreme_of_a_minimised_objective_is_the_lowest():
     goals = (GOALS[0], replace(GOALS[1], direction="minimize"))
     front = build_front([trial(0, 0.9, 0.1)], goals)
-    assert front.picked_as(front.members[0]) == ["knee", "highest a", "lowest b"]
+    assert front.list_labels(front.members[0]) == ["knee", "highest a", "lowest b"]
 
 
 def test_equal_points_share_their_probability():

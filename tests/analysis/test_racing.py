@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.racing import count_expected_changes, next_replicate
+from gdpo_tune.analysis.racing import choose_replicate, count_expected_changes
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, front_numbers, trial
 
 
 def test_nothing_to_replicate_without_a_front():
-    assert next_replicate([], GOALS, 2, 8) is None
-    assert next_replicate([trial(0, 0.5, 0.5, feasible=False)], GOALS, 2, 8) is None
-    assert next_replicate([trial(0, 0.5, 0.5, role="untrained")], GOALS, 2, 8) is None
+    assert choose_replicate([], GOALS, 2, 8) is None
+    assert choose_replicate([trial(0, 0.5, 0.5, feasible=False)], GOALS, 2, 8) is None
+    assert choose_replicate([trial(0, 0.5, 0.5, role="untrained")], GOALS, 2, 8) is None
 
 
 @pytest.mark.parametrize(("gap", "error", "seeds"), [(0.0, 0.1, 1), (0.05, 0.1, 1), (0.2, 0.1, 3)])
@@ -46,40 +46,40 @@ def test_a_point_with_several_rivals_decides_about_all_that_it_would_beat():
 def test_the_next_seed_goes_where_it_decides_most():
     # 0 is far ahead in b; 1 and 2 are half a standard error apart, and one of them is in doubt
     records = [trial(0, 0.1, 0.9), trial(1, 0.5, 0.5), trial(2, 0.49, 0.49)]
-    found = next_replicate(records, GOALS, 2, 8)
+    found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
-    assert found.of in (1, 2)
-    assert found.params == {"lr": float(found.of)}
+    assert found.original in (1, 2)
+    assert found.params == {"lr": float(found.original)}
 
 
 def test_a_rival_just_below_the_front_may_be_trained_again():
     records = [trial(0, 0.5, 0.5, se=0.001), trial(1, 0.49, 0.49, se=0.1)]
-    found = next_replicate(records, GOALS, 2, 8)
+    found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
-    assert found.of == 1
+    assert found.original == 1
 
 
 def test_members_that_nothing_threatens_take_turns():
     records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0.9, 0.1, of=1)]
-    found = next_replicate(records, GOALS, 2, 8)
+    found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
-    assert found.of == 0
+    assert found.original == 0
 
 
 def test_replicates_on_their_way_count():
     records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0, 0, of=0, state="running")]
-    found = next_replicate(records, GOALS, 2, 8)
+    found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
-    assert found.of == 1
+    assert found.original == 1
     records.append(trial(3, 0, 0, of=1, state="running"))
-    assert next_replicate(records, GOALS, 1, 8) is None
-    assert next_replicate(records, GOALS, 2, 2) is None
+    assert choose_replicate(records, GOALS, 1, 8) is None
+    assert choose_replicate(records, GOALS, 2, 2) is None
 
 
 def test_a_configuration_that_keeps_failing_is_not_trained_for_ever():
     records = [trial(0, 0.5, 0.5)]
     records += [trial(n, 0, 0, of=0, state="failed") for n in (1, 2)]
-    assert next_replicate(records, GOALS, 2, 8) is None
+    assert choose_replicate(records, GOALS, 2, 8) is None
 
 
 def test_dominated_configurations_are_not_trained_again():
@@ -108,9 +108,9 @@ def test_limits_hold_and_the_whole_front_gets_its_runs_where_they_suffice(
 def plan(records, per_point, max_runs):
     """Originals that are trained again when every replicate repeats its original exactly."""
     records, planned = list(records), []
-    while (found := next_replicate(records, GOALS, per_point, max_runs)) is not None:
-        original = records[found.of]
+    while (found := choose_replicate(records, GOALS, per_point, max_runs)) is not None:
+        original = records[found.original]
         a, b = (original.test[goal.name].mean for goal in GOALS)
-        records.append(trial(len(records), a, b, of=found.of))
-        planned.append(found.of)
+        records.append(trial(len(records), a, b, of=found.original))
+        planned.append(found.original)
     return planned

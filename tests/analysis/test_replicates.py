@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import NOT_RANKED
-from gdpo_tune.analysis.replicates import configurations, pool_estimates
+from gdpo_tune.analysis.replicates import merge_trials, pool_estimates
 from gdpo_tune.core.trials import Estimate, Objective
 from tests.support.analysis import GOALS, trial
 
@@ -16,7 +16,7 @@ from tests.support.analysis import GOALS, trial
 
 
 def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
-    (only,) = configurations([trial(0, 0.5, 0.4, se=0.03)], GOALS)
+    (only,) = merge_trials([trial(0, 0.5, 0.4, se=0.03)], GOALS)
     assert only.mean["a"] == Estimate(0.5, 0.03)
     assert only.seeds == 1
     assert only.provisional
@@ -24,7 +24,7 @@ def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
 
 def test_seeds_are_averaged_and_their_spread_is_the_error():
     records = [trial(0, 0.5, 0.4), trial(1, 0.7, 0.4, of=0), trial(2, 0.9, 0.4, of=0)]
-    (merged,) = configurations(records, GOALS)
+    (merged,) = merge_trials(records, GOALS)
     assert merged.numbers == (0, 1, 2)
     assert merged.first == 0
     assert merged.role == "search"
@@ -35,7 +35,7 @@ def test_seeds_are_averaged_and_their_spread_is_the_error():
 
 def test_seeds_that_agree_keep_the_evaluations_own_noise():
     records = [trial(0, 0.5, 0.4, se=0.03), trial(1, 0.5, 0.4, se=0.04, of=0)]
-    (merged,) = configurations(records, GOALS)
+    (merged,) = merge_trials(records, GOALS)
     assert merged.mean["a"].se == pytest.approx(0.05 / 2)
 
 
@@ -57,7 +57,7 @@ def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
     three = [trial(2, 0.1, 0.5), trial(3, 0.4, 0.5, of=2), trial(4, 0.7, 0.5, of=2)]
     alone = trial(5, 0.5, 0.5, se=0.03)
     untrained = trial(6, 0.2, 0.2, se=0.03, role="untrained")
-    known = {c.first: c for c in configurations([*pair, *three, alone, untrained], GOALS)}
+    known = {c.first: c for c in merge_trials([*pair, *three, alone, untrained], GOALS)}
     sigma = math.sqrt(0.2 / 3)
     assert known[5].mean["a"] == Estimate(0.5, pytest.approx(sigma))
     assert known[0].mean["a"].se == pytest.approx(sigma / math.sqrt(2))
@@ -68,20 +68,20 @@ def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
 
 def test_equal_parameters_are_one_configuration_even_without_a_replicate():
     records = [trial(0, 0.5, 0.5), trial(1, 0.7, 0.5, params={"lr": 0.0})]
-    (merged,) = configurations(records, GOALS)
+    (merged,) = merge_trials(records, GOALS)
     assert merged.numbers == (0, 1)
 
 
 def test_published_weights_that_the_search_also_tried_stay_published():
     records = [trial(0, 0.5, 0.5, role="published"), trial(1, 0.7, 0.5, params={"lr": 0.0})]
-    (merged,) = configurations(records, GOALS)
+    (merged,) = merge_trials(records, GOALS)
     assert merged.role == "published"
 
 
 def test_the_untrained_policy_is_never_merged_nor_on_the_front():
     untrained = trial(0, 0.99, 0.99, role="untrained", params={"lr": 1.0})
     records = [untrained, trial(1, 0.5, 0.5)]
-    found = configurations(records, GOALS)
+    found = merge_trials(records, GOALS)
     assert [c.numbers for c in found] == [(0,), (1,)]
     assert [c.rank for c in found] == [NOT_RANKED, 0]
     assert [c.probability for c in found] == [0, 1]
@@ -90,24 +90,24 @@ def test_the_untrained_policy_is_never_merged_nor_on_the_front():
 @pytest.mark.parametrize("state", ["running", "paused", "pruned", "failed"])
 def test_only_complete_trials_count(state):
     records = [trial(0, 0.5, 0.5), trial(1, 0.9, 0.9, state=state)]
-    assert [c.first for c in configurations(records, GOALS)] == [0]
+    assert [c.first for c in merge_trials(records, GOALS)] == [0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_value_that_is_not_finite_never_enters(bad):
     records = [trial(0, 0.5, 0.5), trial(1, bad, 0.9), trial(2, 0.5, 0.9, of=0, se=bad)]
-    (only,) = configurations(records, GOALS)
+    (only,) = merge_trials(records, GOALS)
     assert only.numbers == (0,)
 
 
 def test_a_missing_objective_is_not_a_complete_trial():
-    assert configurations([trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
+    assert merge_trials([trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
 
 
 def test_metrics_that_are_no_objectives_are_merged_where_all_seeds_have_them():
     both = {"a": Estimate(0.5, 0), "b": Estimate(0.5, 0), "c": Estimate(4, 0)}
     records = [trial(0, 0, 0, test=both), trial(1, 0, 0, of=0, test={**both, "d": Estimate(1, 0)})]
-    (merged,) = configurations(records, GOALS)
+    (merged,) = merge_trials(records, GOALS)
     assert set(merged.mean) == {"a", "b", "c"}
 
 
@@ -127,14 +127,14 @@ def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
         trial(number, 0.5, 0.5, of=0 if number else None, feasible=verdict)
         for number, verdict in enumerate(verdicts)
     ]
-    (merged,) = configurations(records, GOALS)
+    (merged,) = merge_trials(records, GOALS)
     assert merged.feasible is feasible
     assert merged.on_front is feasible
 
 
 def test_an_infeasible_configuration_dominates_nobody():
     records = [trial(0, 0.9, 0.9, feasible=False), trial(1, 0.5, 0.5), trial(2, 0.4, 0.4)]
-    assert [c.rank for c in configurations(records, GOALS)] == [NOT_RANKED, 0, 1]
+    assert [c.rank for c in merge_trials(records, GOALS)] == [NOT_RANKED, 0, 1]
 
 
 # The front
@@ -203,7 +203,7 @@ def test_the_trace_without_replicates_never_falls():
 
 def test_probabilities_are_the_same_every_time():
     records = [trial(n, 0.5 + 0.01 * n, 0.5 - 0.01 * n) for n in range(6)]
-    first, second = (configurations(records, GOALS) for _ in range(2))
+    first, second = (merge_trials(records, GOALS) for _ in range(2))
     assert [c.probability for c in first] == [c.probability for c in second]
     assert any(0 < c.probability < 1 for c in first)
 

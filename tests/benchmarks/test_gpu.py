@@ -18,7 +18,7 @@ from processes import memory_mib
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import local_cpus
+from gdpo_tune.spec import count_local_cpus
 
 
 def block(seconds: float, length: float = 10.0) -> Block:
@@ -130,11 +130,11 @@ def test_every_share_trains_the_same_on_its_part(monkeypatch: pytest.MonkeyPatch
     plan = gpu_packing.full_plan(options(gpu_packing, *given, "--steps", "3"))
     specs = {share: plan.sweep(share, str(tmp_path)) for share in plan.shares}
     assert list(specs) == [1.0, 0.5, 0.25]
-    assert len({spec.identity() for spec in specs.values()}) == 1
+    assert len({spec.compute_identity() for spec in specs.values()}) == 1
     assert len({spec.directory for spec in specs.values()}) == len(specs)
     for share, spec in specs.items():
         assert spec.resources.gpus == share
-        assert spec.resources.cpus == pytest.approx(local_cpus() * share)
+        assert spec.resources.cpus == pytest.approx(count_local_cpus() * share)
         assert spec.search.trials == 4  # the published setting is the fifth
         assert (spec.training.steps, spec.training.train_prompts) == (3, 77)
 

@@ -82,7 +82,7 @@ def test_what_the_driver_spends_passes_for_trials_too(monkeypatch: pytest.Monkey
 def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path):
     spec = spec_in(tmp_path)
     directory = tmp_path / "trials" / "0"
-    trial = spec.trial_config(spec.space.baseline({}), 0, directory)
+    trial = spec.build_trial_config(spec.space.complete_baseline({}), 0, directory)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
     trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
     attempt = AttemptConfig(trial, Setup("none:none", tmp_path / SPEC))

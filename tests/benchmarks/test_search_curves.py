@@ -13,7 +13,7 @@ from sheet import sheet
 from surrogate import Surrogate, explained, features, nearest
 from table import SHIPPED, Curves, read_table, write_table
 
-from gdpo_tune.spec import Choice, SweepSpec, Uniform, load_spec
+from gdpo_tune.spec import Choices, SweepSpec, Uniform, load_spec
 from gdpo_tune.tuning.search import quasi_random
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
@@ -82,7 +82,7 @@ def test_features_are_shares_of_each_scale():
     domains = {
         "rate": Uniform(low=1e-4, high=1e-2, log=True),
         "share": Uniform(low=2.0, high=4.0),
-        "mode": Choice(choices=("a", "b", "c")),
+        "mode": Choices(choices=("a", "b", "c")),
     }
     found = features({"rate": 1e-3, "share": 2.5, "mode": "b"}, domains)
     assert found.tolist() == pytest.approx([0.5, 0.25, 0, 1, 0])

@@ -66,7 +66,9 @@ def test_here_runs_on_this_machine_for_every_backend(tmp_path, monkeypatch):
     text = KUBERAY.replace("/mnt/sweeps", str(tmp_path / "sweeps.d"))
     scheduled(tmp_path, text)
     words = [str(tmp_path / "sweeps"), "run", "nightly"]
-    plain, here = (schedule.parser().parse_args([*words, *more]) for more in ((), ("--here",)))
+    plain, here = (
+        schedule.build_parser().parse_args([*words, *more]) for more in ((), ("--here",))
+    )
     assert schedule.open_named(here).build_backend is local.build_backend_here
     assert schedule.open_named(plain).build_backend is not local.build_backend_here
 

@@ -101,7 +101,7 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     assert (run.state, run.attempt) == ("finished", 2)
     spec = load_spec(project / "small.yaml", [f"storage={project / 'runs'}"], name)
     with Ledger.open(spec, read_only=True) as ledger:
-        records, sessions = ledger.records(), ledger.sessions()
+        records, sessions = ledger.get_records(), ledger.get_sessions()
     assert Counter(record.role for record in records) == {
         "untrained": 1,
         "published": 1,
@@ -119,14 +119,14 @@ def sleeper(
     (folder / "gdpo").mkdir(exist_ok=True)
     script = folder / "gdpo" / "program.py"
     script.write_text(program)
-    real = local.write_whole
+    real = local.write_atomically
 
     def write(path: Path, content: str) -> None:
         about = json.loads(content)
         about["command"] = [sys.executable, str(script)]
         real(path, json.dumps(about))
 
-    monkeypatch.setattr(local, "write_whole", write)
+    monkeypatch.setattr(local, "write_atomically", write)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return Local(folder / "jobs"), ScheduledJob("x-a1", "x", ("space.yaml",), folder)
 

@@ -19,7 +19,7 @@ def search(folder, name, shift=0.0, trials=14, overrides=()):
     with Ledger.open(spec) as ledger:
         for number in range(trials):
             weight = 0.05 + 0.1 * number
-            params = spec.space.baseline({"reward_weights.format": weight})
+            params = spec.space.complete_baseline({"reward_weights.format": weight})
             ledger.start(params, "search", "startup", seed=number)
             share = number / trials
             ledger.complete(

@@ -51,7 +51,7 @@ def commands_on(page: str) -> list[str]:
     lines = re.findall(
         r"^ +(?:\.venv/bin/)?python -m gdpo_tune.schedule (.*?)(?:  +#.*| \| .*)?$", page, re.M
     )
-    return [schedule.parser().parse_args(line.split()).command for line in lines]
+    return [schedule.build_parser().parse_args(line.split()).command for line in lines]
 
 
 def test_the_commands_exist():

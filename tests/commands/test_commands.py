@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from gdpo_tune.results.pick_language import parse
+from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_the_readme_commands_exist(line):
     if not any(word.endswith(".yaml") for word in words):
         # What these read is what a sweep of above leaves.
         parsed = import_module(words[2]).parser().parse_args(words[3:])
-        assert getattr(parsed, "pick", None) is None or parse(parsed.pick)
+        assert getattr(parsed, "pick", None) is None or parse_pick(parsed.pick)
         return
     (file,) = [word for word in words if word.endswith(".yaml")]
     assert (ROOT / file).exists()

@@ -10,7 +10,7 @@ from gdpo_tune import export, load_sweep, report
 from gdpo_tune.core.errors import PickError, SpecError, UsageError
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.retrain import from_sweep
+from gdpo_tune.results.retrain import build_request_from_sweep
 from tests.support.tuning import outcome, spec_in
 
 
@@ -19,7 +19,7 @@ def searched(tmp_path):
     spec = spec_in(tmp_path)
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
-            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, "search", "model", seed=70 + number)
             ledger.complete(number, outcome(correct, form, 0.5))
     return spec.directory
@@ -102,7 +102,7 @@ def test_a_sweep_is_read_without_what_only_its_run_needed(tmp_path, monkeypatch)
     assert load_sweep(str(later)).trials.shape[0] == 12
     assert export.main([f"{later}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
     with pytest.raises(SpecError, match=r"data.source = rows.jsonl") as caught:
-        from_sweep(f"{later}:knee", [])
+        build_request_from_sweep(f"{later}:knee", [])
     assert "no module numpy" in str(caught.value)
     assert "warm_start" not in str(caught.value)
 
@@ -117,7 +117,7 @@ def search(folder, name, shift=0.0, mode="gdpo", overrides=(), trials=12):
         for number in range(trials):
             of_mode = mode if number % 2 else "gdpo"
             weight = 0.06 + 0.1 * number
-            params = spec.space.baseline(
+            params = spec.space.complete_baseline(
                 {"normalization": of_mode, "reward_weights.format": weight}
             )
             ledger.start(params, "search", "startup", seed=number)
@@ -160,7 +160,7 @@ def halved(folder, name):
     spec = spec.model_copy(update={"name": name})
     with Ledger.open(spec) as ledger:
         for number in range(12):
-            params = spec.space.baseline({"reward_weights.format": 0.06 + 0.1 * number})
+            params = spec.space.complete_baseline({"reward_weights.format": 0.06 + 0.1 * number})
             ledger.start(params, "search", "startup", seed=number)
             if number % 2:
                 ledger.prune(number, "dominated", Cost(outcome(0, 0, 0).cost.completions // 10))

@@ -21,7 +21,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
-from tests.support.mlflow_servers import PostgresServer, postgres_server
+from tests.support.mlflow_servers import PostgresServer, run_postgres_server
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[PostgresServer]:
-    with postgres_server() as made:
+    with run_postgres_server() as made:
         yield made
 
 
@@ -55,7 +55,7 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
     """What a driver and the processes of trials leave behind."""
     with Ledger.open(spec) as ledger:
         SweepStore(spec).write_spec()
-        params = spec.space.baseline({})
+        params = spec.space.complete_baseline({})
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
             folder = node / str(number)
@@ -65,7 +65,7 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
             write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
             upload_trial(files, folder)
             values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
-            checkpoint = ledger.trial_directory(number) / "checkpoint-4"
+            checkpoint = ledger.get_trial_directory(number) / "checkpoint-4"
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))
 
 
@@ -125,7 +125,7 @@ def test_an_earlier_sweep_is_never_overwritten(
         Ledger.open(spec)
     before = [name for name in store.list_names() if "/trials/" in name]
     with Ledger.open(spec, fresh=True) as ledger:
-        assert ledger.records() == []
+        assert ledger.get_records() == []
         aside = ledger.moved_aside
     assert aside is not None
     names = store.list_names()

@@ -126,7 +126,7 @@ def ends_with(ending):
 )
 def test_how_a_command_ends(ending, status, told, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.run(ends_with(ending))
+        cli.run_command(ends_with(ending))
     assert caught.value.code == status
     error = capsys.readouterr().err
     assert told in error
@@ -135,4 +135,4 @@ def test_how_a_command_ends(ending, status, told, capsys):
 
 def test_a_command_that_broke_shows_where():
     with pytest.raises(PermissionError):
-        cli.run(ends_with(PermissionError(errno.EACCES, "Permission denied", "/a")))
+        cli.run_command(ends_with(PermissionError(errno.EACCES, "Permission denied", "/a")))

@@ -20,8 +20,12 @@ from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
-from gdpo_tune.results.retrain import from_sweep, meaning, trial_config
-from gdpo_tune.spec.identity import differences
+from gdpo_tune.results.retrain import (
+    build_request_from_sweep,
+    build_trial_config,
+    list_decisive_settings,
+)
+from gdpo_tune.spec.model import list_differences
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.tuning import SPACE, outcome, spec_in
 
@@ -196,7 +200,7 @@ def searched(tmp_path):
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate(values):
             role = "untrained" if number == 0 else "search"
-            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, role, "model", seed=70 + number)
             ledger.complete(number, outcome(correct, form, 0.5))
     return spec
@@ -226,7 +230,7 @@ def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(f
     spec = spec_in(tmp_path, ["training.steps=60"])
     with Ledger.open(spec) as ledger:
         for number in range(3):
-            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, "member", "startup", seed=70 + number)
         for step, taker, donor in ((20, 0, 1), (40, 2, 0)):
             exploit = Exploit(taker, donor, step, {"reward_weights.format": step / 100})
@@ -241,11 +245,11 @@ def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(f
 
 
 def test_a_schedule_is_part_of_a_request(fake, searched):
-    request = from_sweep(f"{searched.directory}:knee", [])
-    config = trial_config(request, seed=None, out=Path("o"), threads=None)
-    assert "evaluate_at" not in meaning(config)
+    request = build_request_from_sweep(f"{searched.directory}:knee", [])
+    config = build_trial_config(request, seed=None, out=Path("o"), threads=None)
+    assert "evaluate_at" not in list_decisive_settings(config)
     moving = replace(config, schedule=(Segment(2, {"learning_rate": 0.1}),))
-    (difference,) = differences(meaning(config), meaning(moving))
+    (difference,) = list_differences(list_decisive_settings(config), list_decisive_settings(moving))
     assert difference.startswith("schedule = [], not [{step: 2")
 
 
@@ -274,8 +278,10 @@ def test_a_sweep_that_was_moved_is_read_where_it_is(fake, searched, tmp_path):
 
 def test_the_sweep_itself_stays_as_it_is(searched):
     before = {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
-    request = from_sweep(f"{searched.directory}:knee", ["training.lr_schedule=cosine"])
-    config = trial_config(request, seed=None, out=Path("o"), threads=None)
+    request = build_request_from_sweep(
+        f"{searched.directory}:knee", ["training.lr_schedule=cosine"]
+    )
+    config = build_trial_config(request, seed=None, out=Path("o"), threads=None)
     assert config.training.lr_schedule == "cosine"
     assert before == {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
 

@@ -13,17 +13,17 @@ from trl import import_utils
 
 from gdpo_tune import sweep
 from gdpo_tune.core import engines
-from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, choose, installed_vllm
+from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, find_vllm, select_engine
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import load_policy, parameters, policy_folder
+from gdpo_tune.policies.load_policy import count_parameters, load_policy, resolve_policy
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
-    device_memory,
-    dry_run,
     load_spec,
     machine,
+    read_device_memory,
+    render_dry_run,
 )
 from gdpo_tune.spec.machine import GIB, compute_least_share
 from tests.support.spec_cases import GOOD
@@ -55,7 +55,7 @@ def load(tmp_path):
     ],
 )
 def test_the_choice(engine, gpu, lean, vllm, expected):
-    assert choose(RolloutSettings(engine), gpu=gpu, lean=lean, vllm=vllm) == expected
+    assert select_engine(RolloutSettings(engine), gpu=gpu, lean=lean, vllm=vllm) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_choice(engine, gpu, lean, vllm, expected):
 )
 def test_what_cannot_be_had_is_refused_with_a_remedy(settings, gpu, vllm, fragments):
     with pytest.raises(EngineError) as caught:
-        choose(settings, gpu=gpu, lean=True, vllm=vllm)
+        select_engine(settings, gpu=gpu, lean=True, vllm=vllm)
     for fragment in fragments:
         assert fragment in str(caught.value)
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_had_is_refused_with_a_remedy(settings, gpu, vllm, fragme
     ],
 )
 def test_versions(version, supported):
-    assert VLLM(version, on_cpu=False).supported is supported
+    assert VLLM(version, on_cpu=False).is_supported is supported
 
 
 def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
@@ -126,17 +126,17 @@ def test_what_is_installed(packages, expected, monkeypatch):
         return packages[name]
 
     monkeypatch.setattr(engines.importlib.metadata, "version", version)
-    assert installed_vllm() == expected
+    assert find_vllm() == expected
 
 
 def test_a_sweep_is_refused_before_it_starts(load, monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "installed_vllm", lambda: None)
+    monkeypatch.setattr(machine, "find_vllm", lambda: None)
     spec = load("rollout.engine=vllm")
     with pytest.raises(EngineError, match="not installed"):
         check_resources(spec, {}, tmp_path)
     check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
     check_resources(load(), {}, tmp_path)
-    monkeypatch.setattr(machine, "installed_vllm", lambda: CPU_VLLM)
+    monkeypatch.setattr(machine, "find_vllm", lambda: CPU_VLLM)
     check_resources(spec, {}, tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_a_sweep_is_refused_before_it_starts(load, monkeypatch, tmp_path):
     ],
 )
 def test_dry_run_tells_the_engine(overrides, line, load):
-    assert line in dry_run(load(*overrides))
+    assert line in render_dry_run(load(*overrides))
 
 
 # What a trial takes of a GPU
@@ -161,7 +161,7 @@ def test_dry_run_tells_the_engine(overrides, line, load):
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(machine, "installed_vllm", lambda: GOOD_VLLM)
+    monkeypatch.setattr(machine, "find_vllm", lambda: GOOD_VLLM)
 
 
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
@@ -186,7 +186,7 @@ def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
 
 
 def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
-    monkeypatch.setattr(machine, "installed_vllm", lambda: None)
+    monkeypatch.setattr(machine, "find_vllm", lambda: None)
     without = compute_least_share(load("rollout.engine=transformers"), 10**9, 80 * GIB)
     assert compute_least_share(load(), 10**9, 80 * GIB) == without
     assert compute_least_share(load("rollout.engine=vllm"), 10**9, 80 * GIB) > without
@@ -227,7 +227,7 @@ def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, caps
     tool.write_text("#!/bin/sh\necho 81559\necho 24576\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert device_memory() == 24 * GIB
+    assert read_device_memory() == 24 * GIB
     command = [str(tmp_path / "sweep.yaml"), "--dry-run", "--set"]
     assert sweep.main([*command, "resources.gpus=0.5"]) == 0
     with pytest.raises(ResourcesError, match=r"resources.gpus = 0.01: to train 0.5 million"):
@@ -237,11 +237,11 @@ def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, caps
 
 def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert device_memory() is None
+    assert read_device_memory() is None
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nexit 9\n")
     tool.chmod(0o755)
-    assert device_memory() is None
+    assert read_device_memory() is None
 
 
 # How large a policy is
@@ -249,10 +249,14 @@ def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
 
 def test_a_policy_is_measured_without_loading_it(tmp_path):
     model, _ = load_policy("embedded")
-    assert parameters("embedded") == parameters(policy_folder("embedded")) == model.num_parameters()
-    assert parameters(str(tmp_path)) is None
-    assert parameters("nobody/has-this-policy") is None
-    assert parameters("not a / policy / at all") is None
+    assert (
+        count_parameters("embedded")
+        == count_parameters(resolve_policy("embedded"))
+        == model.num_parameters()
+    )
+    assert count_parameters(str(tmp_path)) is None
+    assert count_parameters("nobody/has-this-policy") is None
+    assert count_parameters("not a / policy / at all") is None
 
 
 def test_several_files_add_up_and_a_torn_one_is_not_judged(tmp_path):
@@ -261,8 +265,8 @@ def test_several_files_add_up_and_a_torn_one_is_not_judged(tmp_path):
     ).encode()
     for name in ("model-1.safetensors", "model-2.safetensors"):
         (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header)
-    assert parameters(str(tmp_path)) == 32
+    assert count_parameters(str(tmp_path)) == 32
     (tmp_path / "model-2.safetensors").write_bytes(b"\xff" * 40)
-    assert parameters(str(tmp_path)) is None
+    assert count_parameters(str(tmp_path)) is None
     (tmp_path / "model-2.safetensors").write_bytes(b"")
-    assert parameters(str(tmp_path)) is None
+    assert count_parameters(str(tmp_path)) is None

@@ -16,10 +16,10 @@ from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import (
     CACHE,
     StoreDirectory,
-    address_of,
+    find_address,
+    find_local_copy,
     is_url,
-    joined,
-    local_folder,
+    join_address,
     open_filesystem,
 )
 from gdpo_tune.ledger.sweep_store import check_writable
@@ -227,15 +227,15 @@ def test_copies_are_in_the_cache_and_tell_of_what(
     address: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(CACHE, str(tmp_path))
-    assert local_folder(address) == tmp_path / folder
-    assert address_of(tmp_path / folder).lower() == address.lower()
-    assert address_of(tmp_path.parent / "runs") == ""
+    assert find_local_copy(address) == tmp_path / folder
+    assert find_address(tmp_path / folder).lower() == address.lower()
+    assert find_address(tmp_path.parent / "runs") == ""
     monkeypatch.delenv(CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    assert local_folder(address) == tmp_path / "own" / "gdpo_tune" / folder
+    assert find_local_copy(address) == tmp_path / "own" / "gdpo_tune" / folder
 
 
 def test_addresses_below_others():
-    assert joined("s3://bucket/", "a", "b") == "s3://bucket/a/b"
+    assert join_address("s3://bucket/", "a", "b") == "s3://bucket/a/b"
     assert is_url("memory://x")
     assert not is_url("C:/runs")

@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import UsageError
 
 @pytest.mark.parametrize("text", ["auto", "head:6379", "10.0.0.1:1", "[::1]:65535", "h-1.local:80"])
 def test_an_address_to_join(text: str):
-    assert ray_access.address(text, "--address") == text
+    assert ray_access.check_ray_address(text, "--address") == text
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_address_to_join(text: str):
 )
 def test_an_address_that_cannot_be_joined(text: str):
     with pytest.raises(UsageError, match="--submit http://HOST:8265") as caught:
-        ray_access.address(text, "--address")
+        ray_access.check_ray_address(text, "--address")
     shown = text.removeprefix("me:secret@")
     assert str(caught.value).startswith(f"--address = {shown}: ")
 
@@ -45,25 +45,25 @@ def home(tmp_path: Path) -> Path:
 
 def test_sources_of_a_token(home: Path, tmp_path: Path):
     everywhere = {"HOME": str(home), ray_access.FILE: str(home / "file"), ray_access.TOKEN: "said"}
-    assert ray_access.token(everywhere) == "said"
+    assert ray_access.find_token(everywhere) == "said"
     del everywhere[ray_access.TOKEN]
-    assert ray_access.token(everywhere) == "of the file"
+    assert ray_access.find_token(everywhere) == "of the file"
     del everywhere[ray_access.FILE]
-    assert ray_access.token(everywhere) == "at home"
-    assert ray_access.token({"HOME": str(tmp_path / "other")}) == ""
-    assert ray_access.token({}) == ""
-    assert ray_access.token({**everywhere, ray_access.MODE: "disabled"}) == ""
+    assert ray_access.find_token(everywhere) == "at home"
+    assert ray_access.find_token({"HOME": str(tmp_path / "other")}) == ""
+    assert ray_access.find_token({}) == ""
+    assert ray_access.find_token({**everywhere, ray_access.MODE: "disabled"}) == ""
 
 
 def test_a_token_of_a_variable_is_sent_and_one_at_home_is_left_to_ray(home: Path):
     environment = {"HOME": str(home), ray_access.TOKEN: "said"}
-    ray_access.settle(environment)
+    ray_access.enable_token(environment)
     assert environment[ray_access.MODE] == "token"
     at_home = {"HOME": str(home)}
-    ray_access.settle(at_home)
+    ray_access.enable_token(at_home)
     assert ray_access.MODE not in at_home
     refused = {ray_access.TOKEN: "said", ray_access.MODE: "disabled"}
-    ray_access.settle(refused)
+    ray_access.enable_token(refused)
     assert refused[ray_access.MODE] == "disabled"
 
 
@@ -77,7 +77,7 @@ def test_a_token_of_a_variable_is_sent_and_one_at_home_is_left_to_ray(home: Path
     ],
 )
 def test_a_missing_token_is_reported_before_ray_ends_the_process(environment, why):
-    for ask in (ray_access.token, ray_access.settle):
+    for ask in (ray_access.find_token, ray_access.enable_token):
         with pytest.raises(UsageError, match=why) as caught:
             ask(dict(environment))
         assert "fix: export RAY_AUTH_TOKEN_PATH=FILE" in str(caught.value)
@@ -87,6 +87,6 @@ def test_a_token_at_home_that_is_no_text(home: Path):
     (home / ".ray").mkdir(exist_ok=True)
     (home / ".ray" / "auth_token").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"auth_token: not a text\n.*fix: export"):
-        ray_access.token({"HOME": str(home)})
+        ray_access.find_token({"HOME": str(home)})
     with pytest.raises(UsageError, match="no-such-user/x: No such file"):
-        ray_access.token({"RAY_AUTH_TOKEN_PATH": "~no-such-user/x"})
+        ray_access.find_token({"RAY_AUTH_TOKEN_PATH": "~no-such-user/x"})

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gdpo_tune.core.signals import hangups_held, on_signals
+from gdpo_tune.core.signals import block_hangups, stop_on_signals
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_the_first_asks_and_the_second_aborts(number):
     calls = []
     before = signal.signal(number, signal.default_int_handler)  # it may be ignored
     try:
-        with on_signals(lambda: calls.append(number)):
+        with stop_on_signals(lambda: calls.append(number)):
             os.kill(os.getpid(), number)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
@@ -37,7 +37,7 @@ def test_the_first_asks_and_the_second_aborts(number):
 def test_a_hangup_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     calls = []
-    with on_signals(lambda: calls.append(True)):
+    with stop_on_signals(lambda: calls.append(True)):
         os.kill(os.getpid(), signal.SIGHUP)
     signal.signal(signal.SIGHUP, before)
     assert calls == []
@@ -45,9 +45,9 @@ def test_a_hangup_that_is_ignored_stays_ignored():
 
 UNDER_NOHUP = """
 import os, signal
-from gdpo_tune.core.signals import on_signals
+from gdpo_tune.core.signals import stop_on_signals
 calls = []
-with on_signals(lambda: calls.append(True)):
+with stop_on_signals(lambda: calls.append(True)):
     os.kill(os.getpid(), signal.SIGHUP)
 os.kill(os.getpid(), signal.SIGHUP)
 print(calls)
@@ -63,10 +63,10 @@ def test_a_command_under_nohup_goes_on_ignoring_hangups():
 
 ENDS_IN_ORDER = """
 import fcntl, os, signal, sys, termios, time
-from gdpo_tune.core.signals import on_signals
+from gdpo_tune.core.signals import stop_on_signals
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 calls = []
-with on_signals(lambda: calls.append(True)):
+with stop_on_signals(lambda: calls.append(True)):
     print("ready", flush=True)
     deadline = time.monotonic() + 30
     while not calls and time.monotonic() < deadline:
@@ -93,7 +93,7 @@ def test_a_terminal_that_closes_asks_once_and_aborts_nothing():
 @pytest.mark.usefixtures("hangups")
 def test_a_hangup_is_never_the_second_signal():
     calls = []
-    with on_signals(lambda: calls.append(True)):
+    with stop_on_signals(lambda: calls.append(True)):
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)
         with pytest.raises(KeyboardInterrupt):
@@ -105,8 +105,8 @@ def test_a_hangup_is_never_the_second_signal():
 def test_a_process_started_meanwhile_outlives_its_terminal():
     sleeps = [sys.executable, "-c", "import sys; print(flush=True); sys.exit(sys.stdin.read())"]
     calls = []
-    with on_signals(lambda: calls.append(True)):
-        with hangups_held():
+    with stop_on_signals(lambda: calls.append(True)):
+        with block_hangups():
             child = subprocess.Popen(sleeps, stdin=-1, stdout=-1, stderr=-1, text=True)
             os.kill(os.getpid(), signal.SIGHUP)
             assert calls == []

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gdpo_tune.core.system import candidates_at_once, machine_memory
+from gdpo_tune.core.system import count_parallel_candidates, read_machine_memory
 
 GIB = 1 << 30
 MACHINE = "MemTotal:        8388608 kB\nMemFree:          1024 kB\n"
@@ -79,21 +79,21 @@ def machine(root, files):
     ],
 )
 def test_the_smallest_of_machine_and_control_groups(files, expected, tmp_path):
-    assert machine_memory(machine(tmp_path, files)) == expected
+    assert read_machine_memory(machine(tmp_path, files)) == expected
 
 
 def test_candidates_share_half_of_the_memory_and_one_always_runs():
-    assert candidates_at_once(8 * GIB, GIB) == 4
-    assert candidates_at_once(8 * GIB, 3 * GIB) == 1
-    assert candidates_at_once(GIB, 2 * GIB) == 1
+    assert count_parallel_candidates(8 * GIB, GIB) == 4
+    assert count_parallel_candidates(8 * GIB, 3 * GIB) == 1
+    assert count_parallel_candidates(GIB, 2 * GIB) == 1
 
 
 def test_nothing_is_known_where_the_kernel_says_nothing(tmp_path):
-    assert machine_memory(tmp_path) is None
+    assert read_machine_memory(tmp_path) is None
 
 
 def test_this_machine():
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = machine_memory()
+    memory = read_machine_memory()
     assert memory is not None
     assert 64 << 20 < memory <= pages

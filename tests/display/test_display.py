@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.events import (
-    Disturbed,
+    IncidentOccurred,
     SweepFinished,
     SweepStarted,
     TrialFinished,
@@ -74,7 +74,7 @@ def test_lines_hold_the_objectives_and_no_escape_codes(spec):
         display(event)
     text = console.file.getvalue()
     assert "\x1b" not in text
-    for goal in spec.objective_list():
+    for goal in spec.list_objectives():
         assert f"{goal.name} {format_estimate(records[2].test[goal.name])}" in text
 
 
@@ -161,7 +161,7 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
     assert "12 of at most 30 trials done, 1 running, 1 failed" in text
     assert "30/60" in text
     assert "format 0.500" in text
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.list_objectives())
     assert f"hypervolume {format_number(front.hypervolume)}" in text
     assert format_estimate(front.members[0].mean["correctness"]) in text
 
@@ -180,7 +180,7 @@ def test_a_long_front_is_cut_short_and_says_so(spec):
     display = LiveDisplay(spec, paper(140, terminal=True))
     records = make_records(spec, 150)
     display(SweepStarted(tuple(records), 160))
-    members = len(build_front(records, spec.objective_list()).members)
+    members = len(build_front(records, spec.list_objectives()).members)
     assert f"... and {members - 12} more" in picture(display)
 
 
@@ -209,7 +209,7 @@ class Clock:
 def test_the_time_left_follows_the_pace_since_the_start(spec):
     clock = Clock()
     records = make_records(spec, 8)
-    progress = Progress(spec.objective_list(), 60, clock)
+    progress = Progress(spec.list_objectives(), 60, clock)
     progress.update(SweepStarted(tuple(records[:4]), 10))
     assert progress.estimate_seconds_left() is None
     clock.now = 30.0
@@ -224,7 +224,7 @@ def test_the_time_left_follows_the_pace_since_the_start(spec):
 
 def test_the_front_is_not_computed_more_often_than_it_may(spec):
     clock = Clock()
-    progress = Progress(spec.objective_list(), 60, clock)
+    progress = Progress(spec.list_objectives(), 60, clock)
     first = progress.compute_front()
     assert first is not None
     assert progress.compute_front() is None
@@ -235,7 +235,7 @@ def test_the_front_is_not_computed_more_often_than_it_may(spec):
 
 
 def test_the_end_of_a_sweep_always_has_a_front_of_its_own(spec):
-    progress = Progress(spec.objective_list(), 60, Clock())
+    progress = Progress(spec.list_objectives(), 60, Clock())
     progress.get_front()
     records = make_records(spec, 3)
     progress.update(SweepFinished(tuple(records), interrupted=False))
@@ -247,12 +247,12 @@ def test_the_end_of_a_sweep_always_has_a_front_of_its_own(spec):
 
 def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
     records = make_records(spec, 12, replicates=4)
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.list_objectives())
     text = summary(spec, records)
     for configuration in (*front.members, *front.baselines):
         for goal in front.objectives:
             assert format_estimate(configuration.mean[goal.name]) in text
-    words = {word for member in front.members for word in front.picked_as(member)}
+    words = {word for member in front.members for word in front.list_labels(member)}
     assert {"knee", "highest correctness", "highest format", "highest length"} <= words
     for word in (*words, "untrained policy"):
         assert word in text
@@ -265,7 +265,7 @@ def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
 def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
     records = make_records(spec, 12, replicates=4)
     text = summary(spec, records, width)
-    for member in build_front(records, spec.objective_list()).members:
+    for member in build_front(records, spec.list_objectives()).members:
         for estimate in (member.mean["correctness"], member.mean["length"]):
             assert format_estimate(estimate) in text
     assert "…" not in text
@@ -295,7 +295,7 @@ def test_the_summary_counts_node_losses_and_retries(spec):
 def test_an_incident_is_printed_at_once(spec):
     console = paper()
     with LiveDisplay(spec, console) as display:
-        display(Disturbed(Incident(0.0, "node h (a) was lost", (1, 2))))
+        display(IncidentOccurred(Incident(0.0, "node h (a) was lost", (1, 2))))
     assert "node h (a) was lost, with trials 1, 2" in console.file.getvalue()
 
 
@@ -307,7 +307,7 @@ def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
     assert str(png) in text
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
     assert f"python -m gdpo_tune.report {spec.directory}\n" in text
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.list_objectives())
     assert front.knee is not None
     assert str(records[front.knee.first].checkpoint) in text
 
@@ -340,7 +340,7 @@ def test_the_summary_of_nothing(spec):
 
 
 def test_a_narrow_terminal_keeps_the_weights_longest(spec):
-    front = build_front(make_records(spec, 6), spec.objective_list())
+    front = build_front(make_records(spec, 6), spec.list_objectives())
     columns = {}
     for width in (200, 110, 20):
         table = build_front_table(front, spec.space.dimensions, Console(width=width))

@@ -277,7 +277,7 @@ def test_small_numbers_stay_numbers_for_readers_of_yaml_1_1():
 def make_page(library: str, *overrides: str) -> str:
     request = make_request(overrides)
     recipe = make_recipe(request=request)
-    return format_page(recipe, export_to(library, recipe), request.spec.objective_list())
+    return format_page(recipe, export_to(library, recipe), request.spec.list_objectives())
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def sweep(tmp_path):
     spec = spec_in(tmp_path)
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
-            params = spec.space.baseline({"reward_weights.format": 0.1 * (number + 1)})
+            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, "search", "model", seed=70 + number)
             ledger.complete(number, outcome(correct, form, 0.5))
     return spec
@@ -379,7 +379,7 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
 def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
     spec = spec_in(tmp_path / "runs")
     with Ledger.open(spec) as ledger:
-        ledger.start(spec.space.baseline({}), "search", "model", seed=7)
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
         ledger.complete(0, outcome(0.9, 0.2, 0.5))
     monkeypatch.chdir(tmp_path)
     assert export.main([f"{spec.name}:knee", "--to", "trl", "--out", "o"]) == 0

@@ -12,7 +12,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
 from gdpo_tune.training.normalization import compute_advantages
-from gdpo_tune.training.trl_arguments import trainer_arguments
+from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.export import export_to, make_recipe, make_request, parse_settings
 from tests.support.training import plain_trainer, trl_advantages, write_policy
 
@@ -27,8 +27,8 @@ def parse_with_trl(tmp_path, *overrides):
     file.write_text(export_to("trl", recipe).text)
     parser = TrlParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig))
     parsed = parser.parse_args_and_config(["--config", str(file)])
-    config = request.spec.trial_config(request.params, request.seed, tmp_path / "trial")
-    return parsed, trainer_arguments(config, tuple(reward.name for reward in recipe.rewards))
+    config = request.spec.build_trial_config(request.params, request.seed, tmp_path / "trial")
+    return parsed, build_trainer_arguments(config, tuple(reward.name for reward in recipe.rewards))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.support.cluster_sweeps import (
     time_fault,
 )
 from tests.support.killed_sweeps import KilledSweep
-from tests.support.mlflow_servers import postgres_server
+from tests.support.mlflow_servers import run_postgres_server
 from tests.support.ray_nodes import RayCluster
 
 pytestmark = MARKS
@@ -49,7 +49,7 @@ class InDatabase(KilledSweep):
 
 def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: Whole):
     """`kill -9` of all of its processes, and a start a minute later."""
-    with postgres_server() as server:
+    with run_postgres_server() as server:
         given = (f"ledger={server.uri}", *ASHA)
         sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
         sweep.slow_down()
@@ -136,8 +136,8 @@ def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
     sweep.misbehave({"all": "slow", "3": "nonfinite", "4": "memory", "5": "die"})
     sweep.finish()
     with Ledger.open(sweep.spec, read_only=True) as ledger:
-        failed = {r.number: r.reason for r in ledger.records() if r.state == "failed"}
-        assert {r.state for r in ledger.records()} == {"complete", "failed"}
+        failed = {r.number: r.reason for r in ledger.get_records() if r.state == "failed"}
+        assert {r.state for r in ledger.get_records()} == {"complete", "failed"}
     assert "loss is nan" in failed.pop(3)
     assert "out of memory" in failed.pop(4).lower()
     assert "process died" in failed.pop(5)

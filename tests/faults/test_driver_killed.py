@@ -17,7 +17,7 @@ import pytest
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
+from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from tests.support.killed_sweeps import ROOT, SPACE, WAIT, read_steps_written, wait_until
 from tests.support.sweep_properties import find_mlflow_trials
 
@@ -67,7 +67,7 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
     moments: list[Callable[[], bool]] = [
         lambda: (sweep / "ledger.journal").exists(),
         lambda: len(read_steps_written(sweep / "trials" / "1")) >= 3,
-        lambda: newest_valid_checkpoint(sweep / "trials" / "2") is not None,
+        lambda: find_newest_checkpoint(sweep / "trials" / "2") is not None,
         lambda: (sweep / "trials" / "4").exists(),
     ]
     for moment in moments:
@@ -80,8 +80,8 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
         assert process.returncode == 0, told
 
     with Ledger.open(spec_in(tmp_path), read_only=True) as ledger:
-        records = ledger.records()
-        sessions = ledger.sessions()
+        records = ledger.get_records()
+        sessions = ledger.get_sessions()
     assert {record.state for record in records} == {"complete"}
     assert Counter(record.role for record in records) == {
         "untrained": 1,
@@ -110,7 +110,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(t
         _, told = process.communicate()
         assert process.returncode == 130, told
     assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
-    checkpoint = newest_valid_checkpoint(trial)
+    checkpoint = find_newest_checkpoint(trial)
     assert checkpoint is not None
     stopped = read_checkpoint(checkpoint).step
     assert read_steps_written(trial) == list(
@@ -128,7 +128,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(t
 def test_a_killed_server_of_ray_ends_the_command_which_then_goes_on(tmp_path: Path, server: str):
     trial = spec_in(tmp_path).directory / "trials" / "1"
     with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: newest_valid_checkpoint(trial) is not None)
+        wait_until(process, lambda: find_newest_checkpoint(trial) is not None)
         below = psutil.Process(process.pid).children(recursive=True)
         (victim,) = [child for child in below if child.name() == server]
         victim.kill()
@@ -138,7 +138,7 @@ def test_a_killed_server_of_ray_ends_the_command_which_then_goes_on(tmp_path: Pa
     assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
     _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial goes on writing
     assert alive == []
-    written, checkpoint = read_steps_written(trial), newest_valid_checkpoint(trial)
+    written, checkpoint = read_steps_written(trial), find_newest_checkpoint(trial)
     assert checkpoint is not None
 
     with sweep_in(tmp_path) as process:

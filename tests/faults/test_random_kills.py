@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import local_cpus
+from gdpo_tune.spec import count_local_cpus
 from tests.support.killed_sweeps import KilledSweep, kill_again_and_again
 from tests.support.sweep_properties import check, collect_facts
 
@@ -26,8 +26,8 @@ REAL = (
 STOP = "search.scheduler={type: asha, grace: 0.1, variant: stop}"
 PROMOTE = "search.scheduler={type: asha, grace: 0.1, variant: promote, reduction_factor: 2}"
 TPE, RANDOM = "search.sampler=tpe", "search.sampler=random"
-ONE_SLOT = f"resources.cpus={local_cpus() / 2 + 0.5}"
-TWO_SLOTS = f"resources.cpus={local_cpus() / 2}"
+ONE_SLOT = f"resources.cpus={count_local_cpus() / 2 + 0.5}"
+TWO_SLOTS = f"resources.cpus={count_local_cpus() / 2}"
 
 
 def fake(folder: Path, *overrides: str) -> KilledSweep:

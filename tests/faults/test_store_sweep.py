@@ -14,7 +14,7 @@ from gdpo_tune.ledger import Ledger
 from tests.support.cluster_sweeps import NODE, VARIABLES, list_incidents
 from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from tests.support.killed_sweeps import KilledSweep, wait_until
-from tests.support.mlflow_servers import postgres
+from tests.support.mlflow_servers import run_postgres
 from tests.support.ray_nodes import RayNode, make_short_directory, open_ray_cluster
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 from tests.support.sweep_properties import check_no_trial_goes_back
@@ -47,7 +47,7 @@ def sweep(
     one, two = (("env", f"{CACHE}={tmp_path / name}") for name in ("one", "two"))
     with (
         make_short_directory() as folder,
-        postgres() as ledger,
+        run_postgres() as ledger,
         open_ray_cluster(folder, **VARIABLES) as cluster,
     ):
         cluster.start_head(one, **NODE, gpus=1)
@@ -66,7 +66,7 @@ def incidents(sweep: StoredSweep) -> str:
 def check_end(sweep: StoredSweep, store: S3Server) -> None:
     """Every trial is there, and of each the one checkpoint that stays, whole."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
-        records = ledger.records()
+        records = ledger.get_records()
     assert [record.state for record in records] == ["complete"] * 6
     check_no_trial_goes_back(sweep)
     trials = f"night/{sweep.spec.name}/trials"

@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core import registry
 from gdpo_tune.core.formatting import (
-    NOTHING,
+    NO_VALUE,
     format_count,
     format_duration,
     format_estimate,
@@ -102,7 +102,7 @@ def test_every_point_and_error_bar_lies_inside_the_panel(points):
 def test_one_panel_for_each_pair(tmp_path, objectives, count):
     spec = make_spec(tmp_path, objectives)
     for search in (0, 1, 9):
-        front = build_front(make_records(spec, search), spec.objective_list())
+        front = build_front(make_records(spec, search), spec.list_objectives())
         assert len(build_panels(front)) == count
 
 
@@ -177,7 +177,7 @@ def test_labels_stay_inside_and_apart(points):
 @pytest.mark.parametrize("search", [5, 16, 30])
 def test_labels_hide_no_point_of_a_sweep(tmp_path, objectives, search):
     spec = make_spec(tmp_path, objectives)
-    front = build_front(make_records(spec, search), spec.objective_list())
+    front = build_front(make_records(spec, search), spec.list_objectives())
     for panel in build_panels(front):
         for box in label_boxes(front, panel):
             assert all(share(box, dot) < 1 for dot in dots(front, panel))
@@ -185,7 +185,7 @@ def test_labels_hide_no_point_of_a_sweep(tmp_path, objectives, search):
 
 def test_labels_of_a_crowd_are_placed_at_once_and_equally(tmp_path):
     spec = make_spec(tmp_path)
-    front = build_front(make_records(spec, 1000), spec.objective_list())
+    front = build_front(make_records(spec, 1000), spec.list_objectives())
     panel = build_panels(front)[0]
     started = time.process_time()
     offsets = place_labels(front, panel, SIZE, FONT, RADIUS)
@@ -218,7 +218,7 @@ def test_every_mode_has_a_colour_and_a_symbol_of_its_own():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NOTHING)],
+    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NO_VALUE)],
 )
 def test_numbers(value, text):
     assert format_number(value) == text
@@ -227,7 +227,7 @@ def test_numbers(value, text):
 def test_an_error_has_as_many_decimals_as_its_mean():
     assert format_estimate(Estimate(34.26, 0.227)) == "34.3 ± 0.2"
     assert format_estimate(Estimate(0.5, 0.0214)) == "0.500 ± 0.021"
-    assert format_estimate(None) == NOTHING
+    assert format_estimate(None) == NO_VALUE
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,15 @@ from statistics import fmean
 import pytest
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.completions import FILE, LONGEST, read_completions, shortened, write_completions
+from gdpo_tune.core.completions import (
+    COMPLETIONS_FILE,
+    LONGEST_TEXT,
+    read_completions,
+    shorten_completion,
+    write_completions,
+)
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_estimate, mode_of
+from gdpo_tune.core.formatting import format_estimate, get_mode
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.hypervolume import draw_hypervolume
@@ -39,7 +45,7 @@ def spec(tmp_path):
 
 @pytest.fixture
 def front(spec):
-    return build_front(make_records(spec, 14, replicates=4, failed=(5,)), spec.objective_list())
+    return build_front(make_records(spec, 14, replicates=4, failed=(5,)), spec.list_objectives())
 
 
 def drawn(figure):
@@ -93,7 +99,7 @@ def test_colour_and_symbol_are_those_of_the_mode(front):
     for configuration in front.members:
         if configuration.role == "search":
             trace, _ = points[configuration.values(front.objectives)[:2]]
-            mark = style.get_mark(mode_of(configuration.params))
+            mark = style.get_mark(get_mode(configuration.params))
             assert trace.marker.symbol == mark.plotly
             assert trace.marker.line.color == mark.color
 
@@ -120,7 +126,7 @@ def test_an_infeasible_configuration_is_a_small_cross(front):
 
 def test_a_minimised_objective_has_a_reversed_axis(tmp_path):
     spec = make_spec(tmp_path, 4)
-    figure = draw_pairs(build_front(make_records(spec, 6), spec.objective_list()))
+    figure = draw_pairs(build_front(make_records(spec, 6), spec.list_objectives()))
     titles = {axis.title.text: axis.range for axis in figure.select_yaxes()}
     first, last = titles["mean length (lower is better)"]
     assert first > last
@@ -235,7 +241,7 @@ def test_learning_curves_are_running_means(front):
 
 def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them(tmp_path):
     spec = make_spec(tmp_path)
-    front = build_front(make_records(spec, 90), spec.objective_list())
+    front = build_front(make_records(spec, 90), spec.list_objectives())
     one = [measured(1, {"train/reward/format/mean": 1.0})]
     figure = draw_learning(front, {record.number: one for record in front.records})
     names = {trace.name for trace in figure.data if trace.name.startswith("trial")}
@@ -257,7 +263,7 @@ def test_shares_are_means_over_steps_and_seeds(front):
 
 def test_a_long_front_is_thinned_in_the_shares(tmp_path):
     spec = make_spec(tmp_path, 4)
-    front = build_front(make_records(spec, 150), spec.objective_list())
+    front = build_front(make_records(spec, 150), spec.list_objectives())
     assert len(front.members) > MAX_BARS
     one = [measured(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
     (bars,) = draw_shares(front, {record.number: one for record in front.records}).data
@@ -343,8 +349,8 @@ def test_a_cross_where_a_trial_was_stopped(front):
 def test_completions_are_kept_short_and_shown_as_text(front):
     breaks = "\N{LINE SEPARATOR}\N{NEXT LINE}\v\r\n"
     long = "<script>alert(1)</script>" + breaks + "!" * 5000
-    said = shortened("?" * 5000, long, {"correctness": 1.0})
-    assert max(len(said.prompt), len(said.completion)) == LONGEST + 1
+    said = shorten_completion("?" * 5000, long, {"correctness": 1.0})
+    assert max(len(said.prompt), len(said.completion)) == LONGEST_TEXT + 1
     assert build_samples(front) == ""
     directory = front.members[0].numbers[0]
     write_completions(front.records[directory].directory, [said])
@@ -357,8 +363,8 @@ def test_completions_are_kept_short_and_shown_as_text(front):
 
 @pytest.mark.parametrize("line", ['{"prompt": ', '{"prompt": "?"}', "7"])
 def test_a_line_that_holds_no_completion_is_told(tmp_path, line):
-    write_completions(tmp_path, [shortened("?", "!", {})])
-    with (tmp_path / FILE).open("a") as file:
+    write_completions(tmp_path, [shorten_completion("?", "!", {})])
+    with (tmp_path / COMPLETIONS_FILE).open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UsageError, match=f"{FILE}:2: this line holds no completion"):
+    with pytest.raises(UsageError, match=f"{COMPLETIONS_FILE}:2: this line holds no completion"):
         read_completions(tmp_path)

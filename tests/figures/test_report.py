@@ -10,7 +10,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.formatting import format_number, mode_of
+from gdpo_tune.core.formatting import format_number, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.front_png import DPI, draw_front
@@ -103,7 +103,7 @@ def test_every_figure_of_a_full_sweep_is_there(tmp_path):
 def test_the_header_counts(tmp_path):
     spec = make_spec(tmp_path)
     records = make_records(spec, 6, failed=(3, 4))
-    front = build_front(records, spec.objective_list())
+    front = build_front(records, spec.list_objectives())
     page = page_of(spec, records)
     assert "2 failed" in page.text
     assert format_number(front.hypervolume) in page.text
@@ -163,7 +163,7 @@ def test_the_png_is_a_png_of_the_expected_size(tmp_path, objectives, search):
 
 def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
     spec = make_spec(tmp_path, 2)
-    front = build_front(make_records(spec, 14, replicates=2), spec.objective_list())
+    front = build_front(make_records(spec, 14, replicates=2), spec.list_objectives())
     axis = draw_front(front, "x").axes[0]
     marks = {
         (line.get_xdata()[0], line.get_ydata()[0]): line
@@ -173,8 +173,8 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
     searched = [member for member in front.members if member.role == "search"]
     assert searched
     for member in searched:
-        line = marks[member.values(front.objectives)]
-        mark = style.get_mark(mode_of(member.params))
+        line = marks[member.get_values(front.objectives)]
+        mark = style.get_mark(get_mode(member.params))
         assert line.get_markeredgecolor() == mark.color
         assert line.get_marker() == mark.matplotlib
         assert (line.get_markerfacecolor() == style.PAPER) == member.provisional
@@ -183,7 +183,7 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
 def test_no_text_of_the_png_leaves_the_picture(tmp_path):
     spec = make_spec(tmp_path)
     figure = draw_front(
-        build_front(make_records(spec, 16, replicates=3), spec.objective_list()), "name"
+        build_front(make_records(spec, 16, replicates=3), spec.list_objectives()), "name"
     )
     figure.draw_without_rendering()
     whole = figure.bbox
@@ -198,7 +198,7 @@ def test_no_text_of_the_png_leaves_the_picture(tmp_path):
 
 def test_the_empty_png_says_so(tmp_path):
     spec = make_spec(tmp_path)
-    figure = draw_front(build_front([], spec.objective_list()), "x")
+    figure = draw_front(build_front([], spec.list_objectives()), "x")
     assert {text.get_text() for axis in figure.axes for text in axis.texts} == {
         "no trial is complete yet"
     }
@@ -283,7 +283,7 @@ def test_the_report_shows_how_members_of_a_population_moved(tmp_path):
     page = page_of(spec, [*plain[:2], *members])
     assert page.count("div", id="figure-population") == 1
     assert "member (model)" in page.text
-    figure = draw_population(build_front([*plain[:2], *members], spec.objective_list()))
+    figure = draw_population(build_front([*plain[:2], *members], spec.list_objectives()))
     assert [axis.title.text for axis in figure.select_yaxes()] == ["w format", "learning rate"]
     assert [axis.type for axis in figure.select_yaxes()] == ["linear", "log"]
     line = figure.data[-1]

@@ -23,21 +23,21 @@ def spec(tmp_path: Path) -> SweepSpec:
 
 def begin(ledger: Ledger) -> None:
     for number in range(3):
-        ledger.start(ledger.spec.space.baseline({}), "member", "startup", seed=number)
+        ledger.start(ledger.spec.space.complete_baseline({}), "member", "startup", seed=number)
 
 
 def test_generations_survive_the_process_and_are_in_the_records(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
-        before = ledger.records()
+        before = ledger.get_records()
         for generation in (FIRST, SECOND, THIRD):
             ledger.record_generation(generation)
-        written = ledger.records()
-        assert ledger.record(1).lineage == ()
+        written = ledger.get_records()
+        assert ledger.get_record(1).lineage == ()
     with Ledger.open(spec) as ledger:
         assert ledger.get_generations() == [FIRST, SECOND, THIRD]
         assert [ledger.find_last_meeting(number) for number in range(4)] == [36, 36, 36, 0]
-        assert ledger.records() == written
+        assert ledger.get_records() == written
     assert [record.lineage for record in before] == [(), (), ()]
     assert [record.lineage for record in written] == [
         SECOND.exploits,
@@ -62,7 +62,7 @@ def test_a_generation_is_decoded_once(spec: SweepSpec, monkeypatch: pytest.Monke
     with Ledger.open(spec) as ledger:
         assert ledger.get_generations() == [FIRST, SECOND]
         ledger.record_generation(THIRD)
-        assert [len(record.lineage) for record in ledger.records()] == [1, 0, 2]
+        assert [len(record.lineage) for record in ledger.get_records()] == [1, 0, 2]
         assert ledger.get_generations() == [FIRST, SECOND, THIRD]
     assert decoded == [12, 24, 36]
 
@@ -71,9 +71,9 @@ def test_a_reader_sees_new_generations(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         begin(ledger)
         with Ledger.open(spec, read_only=True) as reader:
-            assert reader.records()[2].lineage == ()
+            assert reader.get_records()[2].lineage == ()
             ledger.record_generation(FIRST)
-            assert reader.records()[2].lineage == FIRST.exploits
+            assert reader.get_records()[2].lineage == FIRST.exploits
 
 
 def test_a_torn_generation_is_dropped_whole(spec: SweepSpec):
@@ -86,4 +86,4 @@ def test_a_torn_generation_is_dropped_whole(spec: SweepSpec):
     (spec.directory / "ledger.journal").write_bytes(written[:-1])
     with Ledger.open(spec) as ledger:
         assert ledger.get_generations() == []
-        assert [record.lineage for record in ledger.records()] == [(), (), ()]
+        assert [record.lineage for record in ledger.get_records()] == [(), (), ()]

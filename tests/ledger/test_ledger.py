@@ -20,8 +20,8 @@ from optuna.trial import FrozenTrial
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.encoding import encode_outcome
 from gdpo_tune.ledger.journal import repair
+from gdpo_tune.ledger.trial_encoding import encode_outcome
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import measured, outcome, spec_in
 
@@ -31,7 +31,7 @@ from pathlib import Path
 from tests.support.tuning import spec_in
 from gdpo_tune.ledger import Ledger
 with Ledger.open(spec_in(Path(sys.argv[1]))) as ledger:
-    ledger.start(ledger.spec.space.baseline({}), "search", "model", 1)
+    ledger.start(ledger.spec.space.complete_baseline({}), "search", "model", 1)
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -43,22 +43,22 @@ def spec(tmp_path: Path) -> SweepSpec:
 
 
 def start(ledger: Ledger, **params: float | str) -> TrialRecord:
-    complete = {**ledger.spec.space.baseline({}), **params}
+    complete = {**ledger.spec.space.complete_baseline({}), **params}
     return ledger.start(complete, "search", "model", seed=7)
 
 
 def reopened(spec: SweepSpec) -> list[TrialRecord]:
     with Ledger.open(spec) as ledger:
-        return ledger.records()
+        return ledger.get_records()
 
 
 def test_a_trial_reads_back_as_it_was_recorded(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
-        params = ledger.spec.space.baseline({"normalization": "grpo"})
+        params = ledger.spec.space.complete_baseline({"normalization": "grpo"})
         ledger.start(params, "search", "enqueued", seed=11)
         replicate = ledger.start(params, "replicate", "replicate", seed=12, replicate_of=0)
         done = ledger.complete(0, outcome(0.6, test_shift=0.05))
-        written = ledger.records()
+        written = ledger.get_records()
     assert reopened(spec) == written
     assert (done.state, done.seed, done.proposer, done.params) == (
         "complete",
@@ -135,13 +135,13 @@ def test_a_trial_with_a_reused_number_starts_in_an_empty_directory(spec: SweepSp
         before = (spec.directory / "ledger.journal").stat().st_size
         start(ledger)
         for number in (0, 1):
-            (ledger.trial_directory(number) / "checkpoint-20").mkdir(parents=True)
+            (ledger.get_trial_directory(number) / "checkpoint-20").mkdir(parents=True)
     os.truncate(spec.directory / "ledger.journal", before + 10)
     with Ledger.open(spec) as ledger:
         again = start(ledger, learning_rate=1e-4)
         assert again.number == 1
-        assert not ledger.trial_directory(1).exists()
-        assert (ledger.trial_directory(0) / "checkpoint-20").exists()
+        assert not ledger.get_trial_directory(1).exists()
+        assert (ledger.get_trial_directory(0) / "checkpoint-20").exists()
 
 
 @pytest.mark.parametrize("fault", ["short", "full"])
@@ -197,7 +197,7 @@ def test_a_running_trial_shows_its_cost_so_far(spec: SweepSpec):
         for step in (30, 60):
             cost = Cost(completions=64 * step, seconds=step / 10)
             ledger.record_rung(0, measured(step, cost, format=0.5))
-        assert ledger.record(0).cost.completions == 64 * 60
+        assert ledger.get_record(0).cost.completions == 64 * 60
 
 
 def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
@@ -207,7 +207,7 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
         start(ledger)
         ledger.record_rung(0, measured(30, format=0.6, correctness=0.3))
         ledger.record_rung(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
-        written = ledger.record(0).rungs
+        written = ledger.get_record(0).rungs
     read = reopened(spec)[0].rungs
     assert read == written
     assert [rung.recorded for rung in read] == [rung.recorded for rung in written]
@@ -236,7 +236,7 @@ def test_the_first_measurement_at_a_rung_stays(spec: SweepSpec):
         start(ledger)
         assert ledger.record_rung(0, measured(20, format=0.5))
         assert not ledger.record_rung(0, measured(20, format=0.9))
-        assert ledger.record(0).rungs[0].validation["format"].mean == 0.5
+        assert ledger.get_record(0).rungs[0].validation["format"].mean == 0.5
 
 
 def set_attribute(ledger: Ledger, key: str, value: object) -> None:
@@ -263,7 +263,7 @@ def test_a_ledger_with_rungs_of_an_older_version_is_refused(
         f"('{missing}' is missing); move the sweep aside with --fresh, or choose another --name"
     )
     with Ledger.open(spec, fresh=True) as ledger:
-        assert ledger.records() == []
+        assert ledger.get_records() == []
 
 
 def test_a_ledger_whose_trials_lack_a_parameter_is_refused(spec: SweepSpec):
@@ -282,12 +282,12 @@ def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
         start(ledger)
         ledger.record_rung(0, measured(20, format=0.5))
         assert ledger.pause(0).state == "paused"
-        assert ledger.record(0).paused_at == 1280
+        assert ledger.get_record(0).paused_at == 1280
         assert [record.number for record in ledger.list_unfinished()] == [1]
     assert [record.state for record in reopened(spec)] == ["paused", "running"]
     with Ledger.open(spec) as ledger:
         assert ledger.resume(0).state == "running"
-        assert ledger.record(0).paused_at == 1280
+        assert ledger.get_record(0).paused_at == 1280
         ledger.record_rung(0, measured(30, format=0.5))
         assert ledger.pause(0).paused_at == 1920
         assert ledger.prune(0, "never promoted", Cost(640)).state == "pruned"
@@ -310,7 +310,7 @@ def test_no_write_reads_all_trials(spec: SweepSpec, monkeypatch: pytest.MonkeyPa
         ledger.prune(1, "dominated", Cost(640))
         ledger.fail(2, "broken")
         assert ledger.get_sampler_state(0) == {}
-        states = [record.state for record in ledger.records()]
+        states = [record.state for record in ledger.get_records()]
     monkeypatch.undo()
     assert states == [record.state for record in reopened(spec)] == ["complete", "pruned", "failed"]
 
@@ -395,7 +395,7 @@ def test_a_sweep_continues_with_a_new_constraint_on_a_cost(
         ledger.study._storage.set_trial_user_attr(trial_id, "outcome", ended)
     bounded = spec_in(tmp_path, [f"constraints.seconds='{bound}'"])
     with Ledger.open(bounded) as ledger:
-        done, under_way, closed = ledger.records()
+        done, under_way, closed = ledger.get_records()
         rungs = ledger.get_rungs()
         assert ledger.study.trials[2].constraints["seconds"] == closed_excess(bound)
     assert [r.state for r in (done, under_way, closed)] == ["complete", "running", "complete"]
@@ -440,10 +440,10 @@ def test_fresh_moves_the_whole_old_sweep_aside(spec: SweepSpec):
     before = (spec.directory / "ledger.journal").read_bytes()
     for generation in (1, 2):  # twice within a second: names must not collide
         with Ledger.open(spec, fresh=True) as ledger:
-            assert ledger.records() == []
+            assert ledger.get_records() == []
             assert ledger.moved_aside is not None
             assert (ledger.moved_aside / "ledger.journal").exists()
-        aside = [path for path in spec.beside.iterdir() if path != spec.directory]
+        aside = [path for path in spec.output_directory.iterdir() if path != spec.directory]
         assert len(aside) == generation
     with Ledger.open(spec) as ledger:
         assert ledger.moved_aside is None
@@ -454,7 +454,7 @@ def test_a_lease_on_a_directory_that_was_moved_aside_is_taken_again(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     """The last holder moves the directory between our opening of the file and our lock."""
-    lock, aside = fcntl.flock, spec.beside / "aside"
+    lock, aside = fcntl.flock, spec.output_directory / "aside"
 
     def move_and_lock(file: int, operation: int) -> None:
         if not aside.exists():
@@ -509,9 +509,9 @@ def test_a_reader_works_beside_the_writer(spec: SweepSpec):
     with Ledger.open(spec) as writer:
         start(writer)
         with Ledger.open(spec, read_only=True) as reader:
-            assert [record.state for record in reader.records()] == ["running"]
+            assert [record.state for record in reader.get_records()] == ["running"]
             writer.complete(0, outcome())
-            assert [record.state for record in reader.records()] == ["complete"]
+            assert [record.state for record in reader.get_records()] == ["complete"]
 
 
 def test_a_reader_creates_nothing(spec: SweepSpec):
@@ -548,7 +548,7 @@ def test_a_ledger_cut_at_any_byte_of_its_last_two_records_opens_with_every_compl
         ledger.complete(0, outcome())
         start(ledger)
         ledger.fail(1, "broken")
-        first = ledger.records()[0]
+        first = ledger.get_records()[0]
     journal = spec.directory / "ledger.journal"
     content = journal.read_bytes()
     last = content.rfind(b"\n", 0, -1) + 1
@@ -556,13 +556,13 @@ def test_a_ledger_cut_at_any_byte_of_its_last_two_records_opens_with_every_compl
     for cut in range(second_last, len(content)):
         journal.write_bytes(content[:cut])
         with Ledger.open(spec) as ledger:
-            records = ledger.records()
+            records = ledger.get_records()
             assert records[0] == first
             # the end is written before the state: once it is there, the trial has ended
             assert records[1].state == ("running" if cut < last else "failed")
             start(ledger)
         with Ledger.open(spec) as ledger:
-            assert [record.number for record in ledger.records()] == [0, 1, 2]
+            assert [record.number for record in ledger.get_records()] == [0, 1, 2]
 
 
 def test_a_ledger_cut_anywhere_in_a_completion_completes_the_trial_or_runs_it_again(
@@ -578,7 +578,7 @@ def test_a_ledger_cut_anywhere_in_a_completion_completes_the_trial_or_runs_it_ag
     for cut in range(before, len(content), 7):
         journal.write_bytes(content[:cut])
         with Ledger.open(spec) as ledger:
-            record = ledger.record(0)
+            record = ledger.get_record(0)
         assert record.state == ("complete" if cut >= outcome_end else "running")
         assert record.validation == (done.validation if cut >= outcome_end else {})
 
@@ -665,7 +665,7 @@ def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
 
     with Ledger.open(spec) as ledger:
         start(ledger)
-        policy = ledger.trial_directory(0) / "checkpoint-60"
+        policy = ledger.get_trial_directory(0) / "checkpoint-60"
         policy.mkdir(parents=True)
         ledger.complete(0, replace(outcome(), checkpoint=policy))
     elsewhere = tmp_path / "elsewhere"
@@ -681,7 +681,7 @@ def test_sessions_record_when_and_where_the_sweep_ran(spec: SweepSpec):
         ledger.end_session(session, "all was tried")
         ledger.begin_session(time.time(), 3, {"git": "def"})
     with Ledger.open(spec, read_only=True) as ledger:
-        first, second = ledger.sessions()
+        first, second = ledger.get_sessions()
     assert (first["slots"], first["provenance"], second["slots"]) == (2, {"git": "abc"}, 3)
     assert first["finished"] >= first["started"]
     assert first["ending"] == "all was tried"

@@ -27,7 +27,7 @@ from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from tests.support.mlflow_servers import PostgresServer, postgres_server
+from tests.support.mlflow_servers import PostgresServer, run_postgres_server
 
 pytestmark = pytest.mark.integration
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
@@ -43,7 +43,7 @@ with Ledger.open(load_spec(sys.argv[1], sys.argv[2:], "sweep")):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
+    with run_postgres_server() as server:
         yield server
 
 
@@ -64,7 +64,7 @@ def values(mean: float) -> dict[str, Estimate]:
 
 def write_trials(ledger: Ledger, seed: int = 1) -> None:
     """Record a complete, a failed and a running trial, and an incident."""
-    params = ledger.spec.space.baseline({})
+    params = ledger.spec.space.complete_baseline({})
     ledger.begin_session(0.0, 2, {"revision": "none"})
     for number in range(3):
         ledger.start(params, "search", "model", seed + number)
@@ -77,8 +77,8 @@ def write_trials(ledger: Ledger, seed: int = 1) -> None:
 def contents(ledger: Ledger) -> object:
     return [
         (r.number, r.state, dict(r.params), r.seed, r.validation, r.reason, r.cost, len(r.rungs))
-        for r in ledger.records()
-    ], ledger.sessions()
+        for r in ledger.get_records()
+    ], ledger.get_sessions()
 
 
 def records_of(spec: SweepSpec) -> list[str]:
@@ -159,7 +159,7 @@ def test_the_writer_waits_for_a_database_that_restarts(
         with pytest.raises(LedgerHeldError):
             PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
     with Ledger.open(spec, read_only=True) as ledger:
-        assert ledger.record(2).reason == "while the database was away"
+        assert ledger.get_record(2).reason == "while the database was away"
 
 
 def test_the_writer_waits_until_the_server_releases_its_old_lock(
@@ -180,7 +180,7 @@ def test_the_writer_waits_until_the_server_releases_its_old_lock(
         noticed.start()
         ledger.fail(2, "while the network was cut")
         noticed.join()
-        assert ledger.record(2).reason == "while the network was cut"
+        assert ledger.get_record(2).reason == "while the network was cut"
         with pytest.raises(LedgerHeldError):
             PostgresJournal(spec.ledger, spec.name, read_only=False)  # the lock is ours again
         monkeypatch.setattr(PostgresJournal, "_insert", cut)
@@ -210,7 +210,11 @@ def test_a_database_that_stays_away_ends_the_sweep(
         finally:
             server.start()
     with Ledger.open(spec) as ledger:
-        assert [record.state for record in ledger.records()] == ["complete", "failed", "running"]
+        assert [record.state for record in ledger.get_records()] == [
+            "complete",
+            "failed",
+            "running",
+        ]
 
 
 def test_a_commit_whose_answer_was_lost_is_not_repeated(
@@ -230,7 +234,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(
         count = len(records_of(spec))
         ledger.fail(2, "once")
         assert len(records_of(spec)) == count + 2
-        assert ledger.record(2).state == "failed"
+        assert ledger.get_record(2).state == "failed"
 
 
 def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
@@ -238,7 +242,7 @@ def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
         write_trials(ledger)
     kept = records_of(spec)
     with Ledger.open(spec, fresh=True) as ledger:
-        assert ledger.records() == []
+        assert ledger.get_records() == []
         moved = ledger.moved_aside
         assert moved is not None
     with sa.create_engine(spec.ledger, poolclass=sa.NullPool).connect() as connection:
@@ -258,7 +262,7 @@ def test_a_missing_record_is_refused(spec: SweepSpec):
         with pytest.raises(UsageError, match=r"\(sweep\): record 3 is gone.*--fresh"):
             Ledger.open(spec, read_only=read_only)
     with Ledger.open(spec, fresh=True) as ledger:
-        assert ledger.records() == []
+        assert ledger.get_records() == []
 
 
 STEP = 2
@@ -274,10 +278,13 @@ def population_in(directory: Path, spec: SweepSpec) -> SweepSpec:
 def begin_population(ledger: Ledger, step: int) -> None:
     """Record four members that wait at their first meeting, the best first, with checkpoints."""
     for number in range(4):
-        params = {**ledger.spec.space.baseline({}), "learning_rate": 1e-4 * (1 + number / 10)}
+        params = {
+            **ledger.spec.space.complete_baseline({}),
+            "learning_rate": 1e-4 * (1 + number / 10),
+        }
         record = ledger.start(params, "member", "startup", number)
         measured, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
-        directory = ledger.trial_directory(record.number)
+        directory = ledger.get_trial_directory(record.number)
         directory.mkdir(parents=True)
         write_checkpoint(directory, step, cost, lambda aside: (aside / "weights").touch(), measured)
         ledger.record_rung(number, Measurement(step, {}, cost, measured))
@@ -297,7 +304,7 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
         scheduler = build(ledger)
         assert ledger.get_generations() == decided
         assert scheduler.find_promotable() == 0
-        assert ledger.record(3).lineage[0].donor == 0
+        assert ledger.get_record(3).lineage[0].donor == 0
         # Ray pickles the scheduler from time to time, which must not include a connection.
         copy = pickle.loads(cloudpickle.dumps(scheduler))
         assert vars(copy) == {}
@@ -331,7 +338,7 @@ def test_a_missing_sweep_is_refused(spec: SweepSpec):
 def test_a_trial_takes_little_time_to_record(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         ledger.begin_session(0.0, 2, {})
-        params = ledger.spec.space.baseline({})
+        params = ledger.spec.space.complete_baseline({})
         started = time.perf_counter()
         for number in range(100):
             ledger.start(params, "search", "model", number)

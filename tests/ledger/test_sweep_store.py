@@ -117,7 +117,7 @@ def test_the_stored_spec_has_no_password_and_loads(spec: SweepSpec, tmp_path: Pa
     assert "secret" not in text
     again = load_spec(tmp_path / "copy" / "spec.yaml", name="sweep", to_run=False)
     assert (again.storage, again.address) == (spec.storage, "memory://bucket/runs/sweep")
-    assert again.identity() == spec.identity()
+    assert again.compute_identity() == spec.compute_identity()
 
 
 def test_a_record_names_the_path_or_address_of_its_policy():
@@ -130,10 +130,10 @@ def test_a_record_names_the_path_or_address_of_its_policy():
 
 
 def test_new_files_go_beside_a_local_sweep_or_into_runs(spec: SweepSpec, tmp_path: Path):
-    assert spec.beside == Path("runs")
-    assert spec_in(tmp_path).beside == tmp_path
-    assert spec.place == "memory://bucket/runs/sweep"
-    assert spec_in(tmp_path).place == str(tmp_path / "sweep")
+    assert spec.output_directory == Path("runs")
+    assert spec_in(tmp_path).output_directory == tmp_path
+    assert spec.location == "memory://bucket/runs/sweep"
+    assert spec_in(tmp_path).location == str(tmp_path / "sweep")
 
 
 def test_the_name_of_a_copied_sweep_is_refused_with_its_address(

@@ -10,17 +10,17 @@ from safetensors.torch import load_file, save_file
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.policies.load_policy import (
-    check_available,
     check_policy,
+    check_policy_available,
     load_policy,
-    policy_folder,
+    resolve_policy,
 )
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the embedded policy that a test may damage."""
-    return shutil.copytree(policy_folder("embedded"), tmp_path / "policy")
+    return shutil.copytree(resolve_policy("embedded"), tmp_path / "policy")
 
 
 def edit(file, change):
@@ -30,9 +30,9 @@ def edit(file, change):
 
 
 def test_names():
-    assert policy_folder("embedded").endswith("policies/embedded")
-    assert policy_folder("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
-    assert policy_folder("runs/code/checkpoint") == "runs/code/checkpoint"
+    assert resolve_policy("embedded").endswith("policies/embedded")
+    assert resolve_policy("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert resolve_policy("runs/code/checkpoint") == "runs/code/checkpoint"
 
 
 @pytest.mark.parametrize("name", ["embedded", "Qwen/Qwen2.5-1.5B-Instruct"])
@@ -175,7 +175,7 @@ def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(PolicyError, match=r"from the Hub: no such repository\. Check"):
-        check_available("org/absent", "v2")
+        check_policy_available("org/absent", "v2")
 
 
 def test_what_lies_in_a_folder_is_not_asked_for(monkeypatch):
@@ -183,7 +183,7 @@ def test_what_lies_in_a_folder_is_not_asked_for(monkeypatch):
         raise AssertionError("the network is not needed")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    check_available("embedded")
+    check_policy_available("embedded")
 
 
 def test_weights_under_other_names_are_refused_and_not_drawn_at_random(folder):

@@ -10,8 +10,8 @@ from transformers import AddedToken
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.policies.load_policy import load_policy, policy_folder
-from gdpo_tune.policies.prompts import PromptFormat, check_tags, prompt_format
+from gdpo_tune.policies.load_policy import load_policy, resolve_policy
+from gdpo_tune.policies.prompts import PromptFormat, check_tags, choose_prompt_format
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 CHAT = (
@@ -28,26 +28,26 @@ def tokenizer():
 
 
 def test_without_a_template_the_prompt_is_plain_text(tokenizer):
-    assert PromptFormat(tokenizer).text("p") == "p"
-    assert PromptFormat(tokenizer, INSTRUCTIONS).text("p") == f"{INSTRUCTIONS}\n\np"
+    assert PromptFormat(tokenizer).render("p") == "p"
+    assert PromptFormat(tokenizer, INSTRUCTIONS).render("p") == f"{INSTRUCTIONS}\n\np"
     assert PromptFormat(tokenizer).encode(["1+2", "3"]) == tokenizer(["1+2", "3"])["input_ids"]
 
 
 def test_with_a_template_the_instructions_are_the_systems(tokenizer):
     tokenizer.chat_template = CHAT
-    assert PromptFormat(tokenizer).text("p") == "<|user|>p\n<|assistant|>"
+    assert PromptFormat(tokenizer).render("p") == "<|user|>p\n<|assistant|>"
     instructed = PromptFormat(tokenizer, "do it")
-    assert instructed.text("p") == "<|system|>do it\n<|user|>p\n<|assistant|>"
+    assert instructed.render("p") == "<|system|>do it\n<|user|>p\n<|assistant|>"
 
 
 def test_a_template_without_a_system_role_gets_them_from_the_user(tokenizer):
     tokenizer.chat_template = NO_SYSTEM
-    assert PromptFormat(tokenizer, "do it").text("p") == "<|user|>do it\n\np\n<|assistant|>"
+    assert PromptFormat(tokenizer, "do it").render("p") == "<|user|>do it\n\np\n<|assistant|>"
 
 
 def test_a_template_that_opens_a_tag_leaves_that_to_the_policy(tokenizer):
     tokenizer.chat_template = CHAT + "<think>\n"
-    assert PromptFormat(tokenizer).text("p").endswith("<|assistant|>")
+    assert PromptFormat(tokenizer).render("p").endswith("<|assistant|>")
 
 
 def test_the_tokens_are_the_templates_own(tokenizer):
@@ -79,7 +79,9 @@ def test_the_tokens_are_the_templates_own(tokenizer):
     ],
 )
 def test_policies_that_get_instructions(tokenizer, name, mode, instructed):
-    assert bool(prompt_format(name, tokenizer, INSTRUCTIONS, mode).instructions) is instructed
+    assert (
+        bool(choose_prompt_format(name, tokenizer, INSTRUCTIONS, mode).instructions) is instructed
+    )
 
 
 @pytest.mark.parametrize("name", registry.TASKS)
@@ -90,16 +92,16 @@ def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
     assert {"<think>", "</think>"} < set(re.findall(r"</?\w+>", instructions))
     assert "at most 123 tokens" in instructions
     own = load_policy(info.embedded)[1]
-    assert prompt_format(info.embedded, own, instructions, "on").instructions == instructions
+    assert choose_prompt_format(info.embedded, own, instructions, "on").instructions == instructions
 
 
 @pytest.mark.parametrize("instructed", [True, False])
 def test_a_policy_that_we_trained_is_prompted_as_in_its_training(tokenizer, tmp_path, instructed):
-    folder = shutil.copytree(policy_folder("embedded"), tmp_path / "trained")
-    assert prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
+    folder = shutil.copytree(resolve_policy("embedded"), tmp_path / "trained")
+    assert choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
     PromptFormat(tokenizer, INSTRUCTIONS if instructed else "").save(folder)
     assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed}
-    chosen = prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
+    chosen = choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
     assert bool(chosen.instructions) is instructed
 
 
@@ -111,4 +113,4 @@ def test_tags_that_come_back_pass(tokenizer):
 def test_tags_that_are_special_are_refused(tokenizer):
     tokenizer.add_tokens([AddedToken("<tool_call>", special=True)])
     with pytest.raises(PolicyError, match=r"does not give back <tool_call>, by which.*AddedToken"):
-        prompt_format("embedded", tokenizer, "Use <tool_call> and <think>.", "off")
+        choose_prompt_format("embedded", tokenizer, "Use <tool_call> and <think>.", "off")

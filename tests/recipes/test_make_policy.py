@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_tune.core import registry
-from gdpo_tune.policies.load_policy import load_policy, policy_folder
+from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.answers import extract_code
 from gdpo_tune.tasks.generation import choose_split
@@ -71,7 +71,7 @@ def test_auto_tokenizer_reads_the_folder_alike(tokenizer):
     text = (
         "Write f(x): k is 17, plus 9.\n<think>17+9=26</think><answer>def f(x): return x+26</answer>"
     )
-    assert AutoTokenizer.from_pretrained(policy_folder("embedded")).tokenize(
+    assert AutoTokenizer.from_pretrained(resolve_policy("embedded")).tokenize(
         text
     ) == tokenizer.tokenize(text)
     assert "17" in tokenizer.tokenize(text)
@@ -175,7 +175,7 @@ def test_training_lowers_the_loss(tmp_path):
 
 @pytest.mark.parametrize(("task", "gain"), [("code", 0.2), ("math", 0.2), ("tools", 0.5)])
 def test_shipped_policies_were_measured_and_show_the_trade_off(task, gain):
-    with open(f"{policy_folder(registry.describe_task(task).embedded)}/measured.json") as file:
+    with open(f"{resolve_policy(registry.describe_task(task).embedded)}/measured.json") as file:
         facts = json.load(file)
     direct, terse = facts["forced_none"]["all"], facts["forced_terse"]["all"]
     assert terse["correctness"] > direct["correctness"] + gain
@@ -196,6 +196,6 @@ def test_shipped_policies_are_small_and_load(task):
     name = registry.describe_task(task).embedded
     model, tokenizer = load_policy(name)
     assert 400_000 < model.num_parameters() < 600_000
-    assert (Path(policy_folder(name)) / "model.safetensors").stat().st_size <= 2_000_000
+    assert (Path(resolve_policy(name)) / "model.safetensors").stat().st_size <= 2_000_000
     for text in ("0", "17", "99"):
         assert len(tokenizer(text)["input_ids"]) == 1

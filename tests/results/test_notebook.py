@@ -23,7 +23,9 @@ def runs(tmp_path_factory):
     with Ledger.open(spec) as ledger:
         for number in range(14):
             mode, weight = ("gdpo", "grpo")[number % 2], 0.06 + 0.1 * number
-            params = spec.space.baseline({"normalization": mode, "reward_weights.format": weight})
+            params = spec.space.complete_baseline(
+                {"normalization": mode, "reward_weights.format": weight}
+            )
             ledger.start(params, "search", "model", seed=number)
             if number == 5:
                 ledger.fail(number, "NaN in the loss")

@@ -10,8 +10,8 @@ import pytest
 
 from gdpo_tune.core.errors import PickError
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
-from gdpo_tune.results.pick_language import Bound, Metric, parse
-from gdpo_tune.results.picking import choose, told_of
+from gdpo_tune.results.pick_language import Bound, Metric, parse_pick
+from gdpo_tune.results.picking import describe_pick, pick_trial
 from gdpo_tune.spec.model import ObjectiveSpec
 from tests.support.analysis import GOALS, trial
 
@@ -30,7 +30,7 @@ class Spec:
             g.name: ObjectiveSpec(direction=g.direction, reference=g.reference) for g in self.goals
         }
 
-    def objective_list(self) -> tuple[Objective, ...]:
+    def list_objectives(self) -> tuple[Objective, ...]:
         return self.goals
 
 
@@ -41,14 +41,14 @@ RECORDS = [*FRONT, trial(4, 0.5, 0.5)]
 
 
 def pick_number(text: str, records: list[TrialRecord] = RECORDS, spec: Any = SPEC) -> int:
-    return choose(records, spec, parse(text)).record.number
+    return pick_trial(records, spec, parse_pick(text)).record.number
 
 
 def test_conditions_are_parsed_with_their_positions():
-    pick = parse(BOUNDS)
+    pick = parse_pick(BOUNDS)
     assert [str(bound) for bound in pick.bounds] == ["length >= 0.9", "format >= 0.95"]
     assert [BOUNDS[b.metric.position - 1 :][:6] for b in pick.bounds] == ["length", "format"]
-    assert parse("max_correctness").rule.metric.name == "correctness"
+    assert parse_pick("max_correctness").rule.metric.name == "correctness"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_conditions_are_parsed_with_their_positions():
     ],
 )
 def test_a_short_pick_is_part_of_the_directory_name(text, label):
-    assert choose(RECORDS, SPEC, parse(text)).label == label
+    assert pick_trial(RECORDS, SPEC, parse_pick(text)).label == label
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_short_pick_is_part_of_the_directory_name(text, label):
 )
 def test_an_error_points_at_the_problem(text, position, message):
     with pytest.raises(PickError, match="fix: ") as caught:
-        parse(text)
+        parse_pick(text)
     assert caught.value.position == position
     assert message in str(caught.value)
     lines = str(caught.value).splitlines()
@@ -176,12 +176,12 @@ def test_a_metric_that_is_no_objective_can_be_picked():
     records = [with_cost(record, 5.0 - record.number) for record in FRONT]
     assert pick_number("min cost", records) == 3
     assert pick_number("max a where cost < 3.5", records) == 2
-    lines = told_of(choose(records, SPEC, parse("min cost")), SPEC)
+    lines = describe_pick(pick_trial(records, SPEC, parse_pick("min cost")), SPEC)
     assert lines[0].endswith("trial 3: a 0.100 ± 0.020, b 0.900 ± 0.020, cost 2.000 ± 0.100")
 
 
 def test_a_pick_is_described():
-    lines = told_of(choose(RECORDS, SPEC, parse("max a where b >= 0.49")), SPEC)
+    lines = describe_pick(pick_trial(RECORDS, SPEC, parse_pick("max a where b >= 0.49")), SPEC)
     assert lines[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
     assert lines[1:] == ["provisional: one seed", "b >= 0.49 holds by less than its standard error"]
 
@@ -190,6 +190,6 @@ def test_the_wrong_end_of_an_objective_is_pointed_out():
     spec: Any = Spec((GOALS[0], Objective("b", "minimize", 1.0)))
     records = [trial(0, 0.9, 0.8), trial(1, 0.5, 0.2)]
     assert pick_number("min b", records, spec) == 1
-    lines = told_of(choose(records, spec, parse("max_b")), spec)
+    lines = describe_pick(pick_trial(records, spec, parse_pick("max_b")), spec)
     assert "trial 0" in lines[0]
     assert lines[-1] == "b is to be minimized"

@@ -242,4 +242,4 @@ PASSED, FAILED, ERROR = "passed", "failed", "error"
 )
 def test_the_share_of_the_tests_and_what_is_a_bug(status, verdicts, share, bug):
     result = Result(status, verdicts, 0.0, "")
-    assert (result.share, result.bug) == (share, bug)
+    assert (result.share, result.has_bug) == (share, bug)

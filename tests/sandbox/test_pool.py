@@ -83,7 +83,7 @@ def test_a_job_that_the_machine_cannot_hold_is_refused():
 
 @pytest.mark.parametrize(("memory", "most"), [(64 * GIB, 4), (4 * GIB, 2), (GIB, 1)])
 def test_no_more_workers_are_asked_than_fit(scripted, monkeypatch, memory, most):
-    monkeypatch.setattr(pool, "machine_memory", lambda: memory)
+    monkeypatch.setattr(pool, "read_machine_memory", lambda: memory)
     together, ready = [], threading.Condition()
 
     def run(worker, waiting, results):
@@ -102,7 +102,7 @@ def test_no_more_workers_are_asked_than_fit(scripted, monkeypatch, memory, most)
 
 
 def test_a_batch_with_a_job_too_large_runs_nothing(scripted, monkeypatch):
-    monkeypatch.setattr(pool, "machine_memory", lambda: GIB)
+    monkeypatch.setattr(pool, "read_machine_memory", lambda: GIB)
     with CodeSandbox() as sandbox:
         with pytest.raises(ValueError, match="this machine has 1024 MiB"):
             sandbox.run_batch([job(), job(2 * GIB)])

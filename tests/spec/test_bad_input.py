@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import Problem, SpecError
+from gdpo_tune.core.errors import SpecError, SpecProblem
 from gdpo_tune.spec import load_spec
 from tests.support.spec_cases import CASES, GOOD
 
 
-def problems_of(tmp_path, text, *overrides, name=None) -> tuple[Problem, ...]:
+def problems_of(tmp_path, text, *overrides, name=None) -> tuple[SpecProblem, ...]:
     path = tmp_path / "sweep.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SpecError) as caught:

@@ -10,14 +10,14 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec import (
     check_resources,
-    dry_run,
-    lint,
+    hide_passwords,
+    list_sandbox_warnings,
+    list_warnings,
     load_spec,
     machine,
-    sandbox_doubts,
-    without_password,
+    render_dry_run,
 )
-from gdpo_tune.spec.machine import visible_gpus
+from gdpo_tune.spec.machine import count_visible_gpus
 from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
@@ -43,10 +43,10 @@ def test_dry_run_tells_space_prompts_and_budget(load):
         "training.test_prompts=200",
         "search={trials: 5, replicates: {max_runs: 3}}",
     )
-    text = dry_run(spec)
+    text = render_dry_run(spec)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert spec.dump_yaml().rstrip() in text
-    assert f"# Identity: {spec.identity()} (kept in runs/sweep)" in lines
+    assert f"# Identity: {spec.compute_identity()} (kept in runs/sweep)" in lines
     assert "# Space: 5 dimensions" in lines
     assert "normalization choice [gdpo, grpo]" in lines
     assert "group_size integer {range: [4, 16], step: 12}" in lines
@@ -65,8 +65,8 @@ def test_dry_run_tells_space_prompts_and_budget(load):
 
 
 def test_dry_run_tells_where_a_population_meets(load):
-    plain = dry_run(load())
-    shown = dry_run(load("search.scheduler={type: pbt}", "training.steps=60"))
+    plain = render_dry_run(load())
+    shown = render_dry_run(load("search.scheduler={type: pbt}", "training.steps=60"))
     assert "# Population: 16 members meet at steps 12, 24, 36, 48\n" in shown
     assert "Population" not in plain
     assert "2 x 256 + 512 a trained run" in plain
@@ -77,52 +77,56 @@ def test_passwords_are_not_shown(load):
     spec = load(
         "tracking.uri=postgresql://me:secret@host/db", "ledger=postgresql://me:secret@host/trials"
     )
-    text = dry_run(spec)
+    text = render_dry_run(spec)
     assert "postgresql://me:***@host/db" in text
     assert "postgresql://me:***@host/trials" in text
     assert "secret" not in text
     assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
     for shown in ("http://host:5000/a@b", "tracking.uri=https://host:5000/a@b"):
-        assert without_password(shown) == shown
-    assert without_password("x=https://me:pw@host/a@b") == "x=https://me:***@host/a@b"
+        assert hide_passwords(shown) == shown
+    assert hide_passwords("x=https://me:pw@host/a@b") == "x=https://me:***@host/a@b"
 
 
 def test_dry_run_tells_the_sandbox(load):
-    assert "# Sandbox: local, up to 1 at a time: 1 s CPU, 4 s wall, 512 MiB" in dry_run(load())
-    text = dry_run(load("sandbox={modules: [json, re], workers: 2, cpu_seconds: 0.5}"))
+    assert "# Sandbox: local, up to 1 at a time: 1 s CPU, 4 s wall, 512 MiB" in render_dry_run(
+        load()
+    )
+    text = render_dry_run(load("sandbox={modules: [json, re], workers: 2, cpu_seconds: 0.5}"))
     assert "# Sandbox: local with json, re, up to 2 at a time: 0.5 s CPU, 4 s wall" in text
     secret = "http://me:secret@host:8080/secret/run_code?token=secret"
-    text = dry_run(load(f"sandbox={{type: external, url: '{secret}'}}"))
+    text = render_dry_run(load(f"sandbox={{type: external, url: '{secret}'}}"))
     assert "# Sandbox: external at http://host:8080, up to 1 at a time: 4 s wall, 512" in text
     assert 'url: "http://host:8080"' in text
     assert "secret" not in text
 
 
 def test_dry_run_tells_the_workers_of_a_trial(load):
-    assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in dry_run(load())
-    text = dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
+    assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in render_dry_run(load())
+    text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
     shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPUs and 16 completions of a step"
     assert shown in text.splitlines()
 
 
 def test_dry_run_without_warnings(load):
-    assert dry_run(load()).endswith("# Warnings: none")
+    assert render_dry_run(load()).endswith("# Warnings: none")
 
 
 def test_dry_run_without_dimensions(load):
     fixed = ("normalization=gdpo", "group_size=8", "reward_weights.format=1", "learning_rate=1e-4")
-    text = dry_run(load(*(f"space.{one}" for one in fixed), "search.trials=1"))
+    text = render_dry_run(load(*(f"space.{one}" for one in fixed), "search.trials=1"))
     assert "# Space: 0 dimensions" in text
 
 
 def test_replicates_cost_nothing_when_there_are_none(load):
-    text = dry_run(load("search.replicates.per_point=0"))
+    text = render_dry_run(load("search.replicates.per_point=0"))
     assert "replicates 0 0 x 3840" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("task", ["code", "math", "tools"])
 def test_the_sweeps_that_ship_for_embedded_policies_have_no_lint(task):
-    assert lint(load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")) == []
+    assert (
+        list_warnings(load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")) == []
+    )
 
 
 LINTS = {
@@ -177,7 +181,7 @@ LINTS = {
 @pytest.mark.parametrize("case", LINTS)
 def test_lint(case, load):
     overrides, start = LINTS[case]
-    (warning,) = lint(load(*overrides))
+    (warning,) = list_warnings(load(*overrides))
     assert warning.startswith(start)
     assert warning.count(". ") >= 1  # why, then what to do
 
@@ -196,14 +200,14 @@ def test_lint(case, load):
 )
 def test_lint_of_memory(settings, room, start, load, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(machine, "machine_memory", lambda: room and room << 20)
+    monkeypatch.setattr(machine, "read_machine_memory", lambda: room and room << 20)
     spec = load(f"sandbox={settings}")
-    warnings = lint(spec)
+    warnings = list_warnings(spec)
     assert len(warnings) == (start is not None)
     assert all(warning.startswith(start) for warning in warnings)
     # What is refused is not doubted as well, and a cluster is another machine.
-    assert bool([*sandbox_doubts(spec, {})]) == bool(start and "workers" in start)
-    assert not [*sandbox_doubts(spec, {"RAY_ADDRESS": "ray://cluster:10001"})]
+    assert bool([*list_sandbox_warnings(spec, {})]) == bool(start and "workers" in start)
+    assert not [*list_sandbox_warnings(spec, {"RAY_ADDRESS": "ray://cluster:10001"})]
 
 
 FORMAT = "objectives.format={direction: maximize, reference: 0}"
@@ -223,18 +227,18 @@ FORMAT = "objectives.format={direction: maximize, reference: 0}"
     ],
 )
 def test_no_lint(overrides, load):
-    assert lint(load(*overrides)) == []
+    assert list_warnings(load(*overrides)) == []
 
 
 def test_lint_of_rewards_on_different_scales(load, monkeypatch):
     rewards = {"correctness": (-3, 3), "format": (0, 1), "length": (0, 1)}
     monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     fixed = "space.reward_weights={correctness: 1, format: 1, length: 1}"
-    (warning,) = lint(load(fixed))
+    (warning,) = list_warnings(load(fixed))
     assert "spans" not in warning
     assert "correctness 6, format 1, length 1" in warning
-    assert lint(load()) == []
-    assert lint(load(fixed, "space.normalization=gdpo", "search.trials=2")) == []
+    assert list_warnings(load()) == []
+    assert list_warnings(load(fixed, "space.normalization=gdpo", "search.trials=2")) == []
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_lint_of_rewards_on_different_scales(load, monkeypatch):
 def test_lint_of_a_reward_whose_range_nobody_stated(load, monkeypatch, known, span):
     rewards = {**code.TASK.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
     monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
-    (warning,) = lint(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
+    (warning,) = list_warnings(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
     assert f"fixed, while rewards {span}" in warning
     assert f"(correctness {known[1]}, format 1, length unknown)" in warning
 
@@ -274,7 +278,7 @@ def devices(folder, *names):
 )
 def test_visible_gpus(files, visible, count, tmp_path):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert visible_gpus(environment, devices(tmp_path, *files)) == count
+    assert count_visible_gpus(environment, devices(tmp_path, *files)) == count
 
 
 def test_gpus_of_a_machine_without(load, tmp_path):
@@ -302,7 +306,7 @@ def test_more_cpus_than_there_are(load, tmp_path):
 
 
 def test_code_that_may_use_more_memory_than_there_is(load, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "machine_memory", lambda: 1 << 30)
+    monkeypatch.setattr(machine, "read_machine_memory", lambda: 1 << 30)
     spec = load("sandbox.memory_mb=1025")
     with pytest.raises(ResourcesError, match=r"memory_mb = 1025: this machine has 1024 MiB") as e:
         check_resources(spec, {}, tmp_path)

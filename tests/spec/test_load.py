@@ -13,7 +13,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.spec import Choice, Constraint, Fixed, Uniform, load_spec
+from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
 from tests.support.spec_cases import GOOD
 
 REPOSITORY = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_shipped_files_load_and_round_trip(path, tmp_path):
     (tmp_path / "again.yaml").write_text(spec.dump_yaml())
     again = load_spec(tmp_path / "again.yaml")
     assert again == spec
-    assert again.identity() == spec.identity()
+    assert again.compute_identity() == spec.compute_identity()
 
 
 def test_there_are_shipped_files():
@@ -71,7 +71,7 @@ def test_the_policy_is_the_one_that_ships_for_the_task(load, task):
 
 def test_objectives_and_constraints(load):
     spec = load()
-    assert spec.objective_list() == (
+    assert spec.list_objectives() == (
         Objective("correctness", "maximize", 0.0),
         Objective("length", "maximize", 0.0),
     )
@@ -96,8 +96,8 @@ def test_constraint_includes_its_bound_and_excludes_nan(load, text, value, holds
 
 def test_space_has_every_parameter(load):
     domains = load().space.domains
-    assert domains["normalization"] == Choice(choices=("gdpo", "grpo"))
-    assert domains["group_size"] == Choice(choices=(4, 8))
+    assert domains["normalization"] == Choices(choices=("gdpo", "grpo"))
+    assert domains["group_size"] == Choices(choices=(4, 8))
     assert domains["reward_weights.correctness"] == Fixed(value=1.0)
     assert domains["reward_weights.format"] == Uniform(low=0.05, high=2.0, log=True)
     assert domains["reward_weights.length"] == Fixed(value=1.0)
@@ -111,8 +111,8 @@ def test_space_has_every_parameter(load):
     [
         ("8", Fixed(value=8)),
         ("{value: 8}", Fixed(value=8)),
-        ("[4, 8]", Choice(choices=(4, 8))),
-        ("{choices: [4, 8]}", Choice(choices=(4, 8))),
+        ("[4, 8]", Choices(choices=(4, 8))),
+        ("{choices: [4, 8]}", Choices(choices=(4, 8))),
         ("{range: [4, 5]}", Uniform(low=4, high=5, integer=True)),
         ("{range: [4, 16], step: 12}", Uniform(low=4, high=16, step=12, integer=True)),
         ("{log: [4, 5]}", Uniform(low=4, high=5, log=True, integer=True)),
@@ -122,7 +122,7 @@ def test_space_has_every_parameter(load):
         ),
         (
             "{choices: [4, 8], when: {normalization: [gdpo, grpo]}}",
-            Choice(choices=(4, 8), when={"normalization": ("gdpo", "grpo")}),
+            Choices(choices=(4, 8), when={"normalization": ("gdpo", "grpo")}),
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_file_that_only_extends_changes_nothing(tmp_path):
     (tmp_path / "same.yaml").write_text("extends: base.yaml\n")
     (tmp_path / "empty.yaml").write_text("extends: base.yaml\nspace: {}\n")
     base, same = (load_spec(tmp_path / f"{name}.yaml") for name in ("base", "same"))
-    assert same.identity() == base.identity()
+    assert same.compute_identity() == base.compute_identity()
     assert load_spec(tmp_path / "empty.yaml").space.dimensions == ()
 
 
@@ -319,7 +319,7 @@ def test_spec_is_frozen_and_travels(load):
     ],
 )
 def test_what_changes_the_identity(load, override):
-    assert load(override).identity() != load().identity()
+    assert load(override).compute_identity() != load().compute_identity()
 
 
 @pytest.mark.parametrize(
@@ -345,16 +345,16 @@ def test_what_changes_the_identity(load, override):
     ],
 )
 def test_what_leaves_the_identity(load, override):
-    assert load(override).identity() == load().identity()
+    assert load(override).compute_identity() == load().compute_identity()
 
 
 def test_folders_from_before_the_sandbox_had_a_section_still_fit(load):
-    assert load().identity() == "a7edecd2eb0c"
+    assert load().compute_identity() == "a7edecd2eb0c"
 
 
 def test_the_order_of_modules_leaves_the_identity(load):
     one, other = "sandbox.modules=[json, re]", "sandbox.modules=[re, json, re]"
-    assert load(one).identity() == load(other).identity()
+    assert load(one).compute_identity() == load(other).compute_identity()
 
 
 @pytest.mark.parametrize(
@@ -383,14 +383,13 @@ def test_dimensions_do_not_depend_on_the_order_of_the_file(load):
     line = "  learning_rate: {log: [3e-5, 3e-4]}\n"
     moved = GOOD.replace(line, "").replace("space:\n", "space:\n" + line)
     assert load(text=moved).space.dimensions == load().space.dimensions
-    assert load(text=moved).identity() == load().identity()
+    assert load(text=moved).compute_identity() == load().compute_identity()
 
 
 def test_identity_is_the_same_in_another_process(load, tmp_path):
-    expected = load().identity()
-    code = (
-        "import sys; from gdpo_tune.spec import load_spec; print(load_spec(sys.argv[1]).identity())"
-    )
+    expected = load().compute_identity()
+    code = "import sys\nfrom gdpo_tune.spec import load_spec as load\n"
+    code += "print(load(sys.argv[1]).compute_identity())"
     path = str(tmp_path / "sweep.yaml")
     run = subprocess.run(
         [sys.executable, "-c", code, path],
@@ -405,8 +404,8 @@ def test_identity_is_the_same_in_another_process(load, tmp_path):
 
 def test_loading_imports_nothing_heavy():
     code = (
-        "import sys; from gdpo_tune.spec import dry_run, load_spec;"
-        "dry_run(load_spec('search_spaces/code.yaml'));"
+        "import sys; from gdpo_tune.spec import load_spec, render_dry_run;"
+        "render_dry_run(load_spec('search_spaces/code.yaml'));"
         "heavy = {'torch', 'ray', 'trl', 'mlflow', 'optuna', 'numpy', 'transformers'};"
         "print(sorted(heavy & sys.modules.keys()))"
     )

@@ -36,7 +36,7 @@ def spec():
 
 
 def test_more_workers_than_fit_are_refused_with_how_many_do(spec, monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "local_cpus", lambda: 5)
+    monkeypatch.setattr(machine, "count_local_cpus", lambda: 5)
     asked = spec("resources={workers: 4, cpus: 2}", "training.completions_per_step=64")
     with pytest.raises(ResourcesError, match=r"(?s)workers = 4: each .* --set resources.workers=2"):
         check_resources(asked, {}, tmp_path)

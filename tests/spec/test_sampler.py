@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import choose_sampler, dry_run
+from gdpo_tune.spec import choose_sampler, render_dry_run
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.tuning import spec_in
 
@@ -55,10 +55,10 @@ def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path
 
 def test_the_dry_run_says_why(tmp_path: Path):
     spec = spec_in(tmp_path)
-    assert f"# Sampler: {choose_sampler(spec)}" in dry_run(spec)
-    assert "# Ends early: never" in dry_run(spec)
+    assert f"# Sampler: {choose_sampler(spec)}" in render_dry_run(spec)
+    assert "# Ends early: never" in render_dry_run(spec)
     limited = spec_in(tmp_path, ["search.budget={hours: 1.5, trials: 1000}", "search.patience=5"])
     assert (
         "# Ends early: after 1,000 trials, after 1.5 hours, after 5 trials in a row that do not "
         "move the hypervolume"
-    ) in dry_run(limited)
+    ) in render_dry_run(limited)

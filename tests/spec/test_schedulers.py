@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import AshaSettings, SweepSpec, lint
+from gdpo_tune.spec import AshaSettings, SweepSpec, list_warnings
 from tests.support.tuning import spec_in
 
 
@@ -24,17 +24,17 @@ from tests.support.tuning import spec_in
     ],
 )
 def test_rungs_part_the_budget(grace: float, steps: int, factor: float, expected: tuple[int, ...]):
-    assert AshaSettings(grace=grace, reduction_factor=factor).levels(steps) == expected
+    assert AshaSettings(grace=grace, reduction_factor=factor).list_rungs(steps) == expected
 
 
 def doubts(spec: SweepSpec) -> list[str]:
-    return [doubt for doubt in lint(spec) if "no rung lies before the last step" in doubt]
+    return [doubt for doubt in list_warnings(spec) if "no rung lies before the last step" in doubt]
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 10, 60])
 def test_the_defaults_compare_trials_of_two_steps_and_more(tmp_path: Path, steps: int):
     spec = spec_in(tmp_path, [f"training.steps={steps}"])
-    assert AshaSettings().levels(steps)
+    assert AshaSettings().list_rungs(steps)
     assert not doubts(spec)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import SpecError
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.lint import lint
+from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
@@ -50,15 +50,15 @@ def load(tmp_path):
 
 def test_sweeps_from_before_keep_their_identity():
     """The hash that this file had before there was any shaping."""
-    assert load_spec(CODE).identity() == "6bc9e3d7b520"
+    assert load_spec(CODE).compute_identity() == "6bc9e3d7b520"
 
 
 def test_what_is_written_out_at_its_default_keeps_the_identity(load):
     written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
     spec = load(*written)
-    assert spec.identity() == load().identity()
+    assert spec.compute_identity() == load().compute_identity()
     assert spec.space.omittable == set(LATER)
-    assert load(text=spec.dump_yaml()).identity() == load().identity()
+    assert load(text=spec.dump_yaml()).compute_identity() == load().compute_identity()
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_what_is_written_out_at_its_default_keeps_the_identity(load):
     ],
 )
 def test_what_shapes_changes_the_identity(load, override):
-    assert load(f"space.{override}").identity() != load().identity()
+    assert load(f"space.{override}").compute_identity() != load().compute_identity()
 
 
 def test_defaults_are_those_of_before(load):
     assert load().space.later_defaults == LATER
-    complete = load().space.baseline({})
+    complete = load().space.complete_baseline({})
     assert {name: complete[name] for name in LATER} == LATER
 
 
@@ -90,8 +90,8 @@ def test_nothing_is_sampled_where_it_has_no_effect(load):
     assert space.domains["length_cache"].when == {"length_shape": ("overlong",)}
     threshold = "conditioning_threshold.length"
     assert space.domains[threshold].when == {"conditioning.length": ("correctness",)}
-    assert threshold not in space.active({"conditioning.length": "none"})
-    assert threshold in space.active({"conditioning.length": "correctness"})
+    assert threshold not in space.select_active({"conditioning.length": "none"})
+    assert threshold in space.select_active({"conditioning.length": "correctness"})
 
 
 def test_a_written_condition_is_kept_beside_the_implied_one(load):
@@ -114,13 +114,13 @@ def test_a_shaped_file_survives_being_written_out(load):
     spec = load(*SHAPED)
     again = load(text=spec.dump_yaml())
     assert again.space == spec.space
-    assert again.identity() == spec.identity()
+    assert again.compute_identity() == spec.compute_identity()
 
 
 def test_the_published_setting_still_resolves(load):
     published = code.TASK.published
-    complete = load(*SHAPED).space.baseline(published)
-    assert complete.keys() == parameters_of(code.TASK).keys()
+    complete = load(*SHAPED).space.complete_baseline(published)
+    assert complete.keys() == list_parameters(code.TASK).keys()
     assert {**LATER, **published}.items() <= complete.items()
 
 
@@ -196,13 +196,13 @@ DOUBTS = {
 @pytest.mark.parametrize("name", DOUBTS)
 def test_doubtful_shaping(load, name):
     overrides, start = DOUBTS[name]
-    assert any(warning.startswith(start) for warning in lint(load(*overrides)))
+    assert any(warning.startswith(start) for warning in list_warnings(load(*overrides)))
 
 
 def test_sound_shaping_raises_no_doubt():
-    assert lint(load_spec(CODE, SHAPED)) == []
+    assert list_warnings(load_spec(CODE, SHAPED)) == []
     sum_first = ("space.normalization=[grpo_no_std, dvao]", "space.length_shape=ramp")
-    warnings = lint(load_spec(CODE, ["space.group_size=[2, 4]", *sum_first]))
+    warnings = list_warnings(load_spec(CODE, ["space.group_size=[2, 4]", *sum_first]))
     assert not any("length_shape" in warning for warning in warnings)
 
 
@@ -210,6 +210,6 @@ def test_an_unmet_condition_on_a_reward_below_zero_is_doubtful(load, monkeypatch
     rewards = {**code.TASK.rewards, "correctness": (-3.0, 3.0)}
     monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     doubt = "space.conditioning.correctness: an unmet condition gives correctness 0"
-    found = lint(load("space.conditioning.correctness=format"))
+    found = list_warnings(load("space.conditioning.correctness=format"))
     assert any(warning.startswith(doubt) for warning in found)
-    assert not any(warning.startswith(doubt) for warning in lint(load()))
+    assert not any(warning.startswith(doubt) for warning in list_warnings(load()))

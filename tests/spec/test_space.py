@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import parameters_of
-from gdpo_tune.spec import Choice, Fixed, Space, Uniform, load_spec
+from gdpo_tune.core.parameters import list_parameters
+from gdpo_tune.spec import Choices, Fixed, Space, Uniform, load_spec
 from gdpo_tune.tasks import code
 from tests.support.spec_cases import GOOD
 
@@ -30,8 +30,8 @@ def load(tmp_path):
     ("domain", "inside", "outside"),
     [
         (Fixed(value=1.0), [1, 1.0], [True, 2, "1"]),
-        (Choice(choices=(4, 8)), [4, 8, 8.0], [6, "4", True]),
-        (Choice(choices=(1, 2)), [1], [True]),
+        (Choices(choices=(4, 8)), [4, 8, 8.0], [6, "4", True]),
+        (Choices(choices=(1, 2)), [1], [True]),
         (Uniform(low=0.5, high=2.0), [0.5, 1, 2.0], [0.49, 2.01, "1", True, math.nan, math.inf]),
         (Uniform(low=2, high=8, integer=True), [2, 8, 5], [1, 9, 2.5]),
         (Uniform(low=2, high=8, step=3, integer=True), [2, 5, 8], [3, 4]),
@@ -47,7 +47,7 @@ def test_contains(domain, inside, outside):
     ("domain", "values"),
     [
         (Fixed(value="gdpo"), ("gdpo",)),
-        (Choice(choices=(8, 4)), (8, 4)),
+        (Choices(choices=(8, 4)), (8, 4)),
         (Uniform(low=2, high=5, integer=True), (2, 3, 4, 5)),
         (Uniform(low=2, high=8, step=3, integer=True), (2, 5, 8)),
         (Uniform(low=2, high=5, log=True, integer=True), (2, 3, 4, 5)),
@@ -63,7 +63,7 @@ def test_values(domain, values):
     ("domain", "middle"),
     [
         (Fixed(value=3), 3),
-        (Choice(choices=("a", "b", "c")), "b"),
+        (Choices(choices=("a", "b", "c")), "b"),
         (Uniform(low=1.0, high=3.0), 2.0),
         (Uniform(low=0.01, high=1.0, log=True), 0.1),
         (Uniform(low=2, high=5, integer=True), 4),
@@ -71,8 +71,8 @@ def test_values(domain, values):
     ],
 )
 def test_middle(domain, middle):
-    assert domain.middle() == pytest.approx(middle)
-    assert domain.contains(domain.middle())
+    assert domain.find_middle() == pytest.approx(middle)
+    assert domain.contains(domain.find_middle())
 
 
 numbers = st.floats(1e-6, 1e3, allow_nan=False)
@@ -93,7 +93,7 @@ def test_every_value_of_a_grid_is_contained(low, width, steps):
 def test_the_middle_of_a_range_is_contained(low, width, log):
     for integer in (True, False):
         domain = Uniform(low=low, high=low + width, log=log, integer=integer)
-        assert domain.contains(domain.middle())
+        assert domain.contains(domain.find_middle())
 
 
 BETA = "space.beta={log: [1e-3, 1], when: {normalization: gdpo}}"
@@ -118,7 +118,7 @@ def test_active_follows_a_chain_of_conditions(load):
     space = load(EPSILON, ITERATIONS).space
 
     def searched(**params):
-        return {"num_iterations", "epsilon"} & space.active(params).keys()
+        return {"num_iterations", "epsilon"} & space.select_active(params).keys()
 
     assert searched() == set()
     assert searched(normalization="grpo") == set()
@@ -131,7 +131,7 @@ def test_active_follows_a_chain_of_conditions(load):
 
 def test_active_knows_what_is_fixed(load):
     space = load("space.normalization=gdpo", BETA).space
-    assert "beta" in space.active({})
+    assert "beta" in space.select_active({})
 
 
 def test_complete_fills_fixed_and_inactive(load):
@@ -151,7 +151,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "num_iterations": 1,
         **space.later_defaults,
     }
-    assert complete.keys() == parameters_of(code.TASK).keys()
+    assert complete.keys() == list_parameters(code.TASK).keys()
 
 
 def test_complete_refuses_an_open_dimension(load):
@@ -171,7 +171,7 @@ def test_inactive_fixed_value_gives_way_to_the_default(load):
 def test_baseline_takes_defaults_where_the_space_holds_them(load):
     space = load(BETA).space
     published = code.TASK.published
-    baseline = space.baseline(published)
+    baseline = space.complete_baseline(published)
     assert {name: baseline[name] for name in published} == dict(published)
     assert baseline["group_size"] == 8  # the default, which is among the choices
     assert baseline["learning_rate"] == pytest.approx(math.sqrt(3e-5 * 3e-4))  # which is not
@@ -180,27 +180,27 @@ def test_baseline_takes_defaults_where_the_space_holds_them(load):
 
 
 def test_baseline_may_lie_outside(load):
-    assert load("space.normalization=grpo").space.baseline({"normalization": "gdpo"})[
+    assert load("space.normalization=grpo").space.complete_baseline({"normalization": "gdpo"})[
         "normalization"
     ] == ("gdpo")
 
 
 def test_reachable_includes_the_default_of_what_can_be_inactive(load):
     space = load("space.group_size={choices: [4, 16], when: {normalization: gdpo}}").space
-    assert space.reachable("group_size") == (4, 16, 8)
+    assert space.list_reachable("group_size") == (4, 16, 8)
     space = load("space.group_size={choices: [4, 16], when: {normalization: [gdpo, grpo]}}").space
-    assert space.reachable("group_size") == (4, 16)
+    assert space.list_reachable("group_size") == (4, 16)
     space = load(EPSILON, ITERATIONS).space
     assert space.can_be_inactive("epsilon")
-    assert space.reachable("learning_rate") is None
+    assert space.list_reachable("learning_rate") is None
 
 
 def test_what_a_mode_ignores_is_inactive_under_it(load, monkeypatch):
     ignoring = dataclasses.replace(registry.NORMALIZATIONS["grpo"], ignores=("beta", "epsilon"))
     monkeypatch.setitem(registry.NORMALIZATIONS, "grpo", ignoring)
     space = load("space.beta={log: [1e-3, 1]}").space
-    assert "beta" in space.active({"normalization": "gdpo"})
-    assert "beta" not in space.active({"normalization": "grpo"})
+    assert "beta" in space.select_active({"normalization": "gdpo"})
+    assert "beta" not in space.select_active({"normalization": "grpo"})
     assert space.domains["epsilon"] == Fixed(value=0.2)
     # Nothing hangs on the mode if no mode of this space ignores it.
     space = load("space.beta={log: [1e-3, 1]}", "space.normalization=[gdpo, grpo_batch]").space
@@ -219,14 +219,14 @@ def test_active_is_closed_under_conditions(choices, parents):
     """A parameter is active exactly when all that it hangs on are, with the right values."""
     order = ["normalization", "group_size", "beta", "temperature", "num_iterations"]
     domains = {
-        name: Choice(
+        name: Choices(
             choices=(0, 1),
             when={order[parents[index]]: (1,)} if parents[index] < index else {},
         )
         for index, name in enumerate(order)
     }
     space = Space(domains=dict(reversed(domains.items())))
-    active = space.active(choices)
+    active = space.select_active(choices)
     for name, domain in domains.items():
         expected = all(parent in active and choices.get(parent) == 1 for parent in domain.when)
         assert (name in active) == expected

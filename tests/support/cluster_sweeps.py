@@ -203,4 +203,4 @@ def check_nothing_is_left(cluster: RayCluster) -> None:
 def list_incidents(sweep: KilledSweep) -> list[str]:
     """What befell the sweep, as the ledger has it."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
-        return [str(what) for session in ledger.sessions() for what in session["incidents"]]
+        return [str(what) for session in ledger.get_sessions() for what in session["incidents"]]

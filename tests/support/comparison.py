@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gdpo_tune.analysis.sides import side_of
+from gdpo_tune.analysis.sides import build_side
 from tests.support.analysis import GOALS, trial
 
 
@@ -18,4 +18,4 @@ def search(seed, trials, gain=1.0, noise=0.04, **fields):
 
 
 def side(seed, trials, gain=1.0, name="x"):
-    return side_of(name, search(seed, trials, gain), GOALS)
+    return build_side(name, search(seed, trials, gain), GOALS)

@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 from gdpo_tune.core import registry
 from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.policies.load_policy import policy_folder
-from gdpo_tune.results.retrain import Request, from_file
+from gdpo_tune.policies.load_policy import resolve_policy
+from gdpo_tune.results.retrain import TrainingRequest, build_request_from_file
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ROOT / "tests" / "data" / "export_keys"
@@ -28,15 +28,17 @@ FIXED = (
 
 def make_request(
     overrides: Sequence[str] = (), space: str = "code", fixed: Sequence[str] = FIXED
-) -> Request:
+) -> TrainingRequest:
     """Return a training with every value fixed."""
-    return from_file(ROOT / "search_spaces" / f"{space}.yaml", [*fixed, *overrides])
+    return build_request_from_file(ROOT / "search_spaces" / f"{space}.yaml", [*fixed, *overrides])
 
 
-def make_recipe(*overrides: str, request: Request | None = None, **fields: object) -> Recipe:
+def make_recipe(
+    *overrides: str, request: TrainingRequest | None = None, **fields: object
+) -> Recipe:
     """Return its recipe; `fields` replace some of its own."""
     request = request or make_request(overrides)
-    recipe = build_recipe(request, policy_folder(request.spec.policy))
+    recipe = build_recipe(request, resolve_policy(request.spec.policy))
     return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
 
 

@@ -114,9 +114,9 @@ def allocate_too_much(config: TrialConfig) -> None:
     """What a trial does whose tensors do not fit, inside of what guards all of its work."""
     import torch
 
-    from gdpo_tune.training.exhaustion import memory_guard
+    from gdpo_tune.training.out_of_memory import explain_out_of_memory
 
-    with memory_guard(config):
+    with explain_out_of_memory(config):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.analysis.racing import next_replicate
+from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
 
@@ -36,13 +36,13 @@ def make_records(
         state = "failed" if number in failed else "complete"
         records.append(_trial(spec, number, "search", _params(draw), draw, state=state))
     for _ in range(replicates):
-        found = next_replicate(records, spec.objective_list(), 2, replicates)
+        found = choose_replicate(records, spec.list_objectives(), 2, replicates)
         assert found is not None
         number = len(records)
-        again = _trial(spec, number, "replicate", found.params, draw, of=found.of)
+        again = _trial(spec, number, "replicate", found.params, draw, of=found.original)
         near = {
             name: Estimate(first.mean * draw.uniform(0.97, 1.03), first.se)
-            for name, first in records[found.of].test.items()
+            for name, first in records[found.original].test.items()
         }
         records.append(replace(again, test=near, validation=near))
     return records

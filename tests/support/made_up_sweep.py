@@ -27,7 +27,7 @@ def send_sweep(directory, uri, trials, *, steps=True):
     sink.log_pictures()
     warning = sink.close(PATIENCE)
     assert warning == "", warning
-    return spec, records, sink.link()
+    return spec, records, sink.get_front_link()
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
+def run_postgres_server() -> Iterator[PostgresServer]:
     """Run a server; skip the test if this machine has no PostgreSQL.
 
     It does not use a directory of pytest, because each run of pytest closes those to other users.
@@ -202,7 +202,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
+def run_postgres() -> Iterator[str]:
     """Run a server and yield its URI."""
-    with postgres_server() as server:
+    with run_postgres_server() as server:
         yield server.uri

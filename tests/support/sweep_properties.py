@@ -13,7 +13,7 @@ import mlflow
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.encoding import list_stored_rungs
+from gdpo_tune.ledger.trial_encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.rung_decisions import NEVER_PROMOTED
@@ -31,7 +31,7 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
     """One start, one end and one folder of each trial; none failed, none is left running."""
     spec = sweep.spec
     with Ledger.open(spec, read_only=True) as ledger:
-        records = ledger.records()
+        records = ledger.get_records()
         states = {trial.state.name for trial in ledger.study.trials}
     assert states <= {"COMPLETE", "PRUNED"}
     numbers = [record.number for record in records]
@@ -61,7 +61,7 @@ def check_no_trial_goes_back(sweep: KilledSweep) -> None:
     from the newest one that is known to have been there."""
     spec = sweep.spec
     with Ledger.open(spec, read_only=True) as ledger:
-        numbers = [record.number for record in ledger.records()]
+        numbers = [record.number for record in ledger.get_records()]
     if sweep.fake:
         newest: dict[int, int] = {}
         for entry in sweep.read_log():
@@ -84,7 +84,7 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
     """No rung is lost or there twice, and a scheduler that is told of all of them in their order
     decides what became of each trial."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
-        records, rungs = ledger.records(), ledger.get_rungs()
+        records, rungs = ledger.get_records(), ledger.get_rungs()
         orders = [r["order"] for trial in ledger.study.trials for r in list_stored_rungs(trial)]
         scheduler: Scheduler = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
     assert sorted(orders) == list(range(len(rungs)))
@@ -133,7 +133,7 @@ def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
     if record.role == "untrained" and not sweep.fake:
         return []
     training = sweep.spec.training
-    compared = read_settings(sweep).levels(training.steps)
+    compared = read_settings(sweep).list_rungs(training.steps)
     last = training.steps if record.state == "complete" else record.rungs[-1].step
     return [
         step
@@ -157,7 +157,7 @@ def collect_facts(sweep: KilledSweep) -> dict[str, Any]:
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         return {
             "order of rungs": [(number, rung.step) for number, rung in ledger.get_rungs()],
-            "trials": [describe_record(record) for record in ledger.records()],
+            "trials": [describe_record(record) for record in ledger.get_records()],
         }
 
 

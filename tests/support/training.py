@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
@@ -143,7 +143,7 @@ def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
 
 def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
     """Build a complete config; `params` such as `group_size=8`."""
-    infos = parameters_of(TOY)
+    infos = list_parameters(TOY)
     defaults = {name: info.default for name, info in infos.items()}
     complete = {**defaults, "group_size": 4, "learning_rate": 1e-2, **params}
     return TrialConfig("toy", policy, seed, complete, settings, directory)

@@ -18,7 +18,7 @@ import torch
 from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout, train
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from tests.support.training import SETTINGS, TARGET, trial
 
 LETTERS = list(range(2, 28))
@@ -65,7 +65,7 @@ def main(policy: str, folder: Path) -> None:
     cut = trial(policy, folder / "cut", settings=settings)
     first, _ = run(cut, stop=3)
     # As tuning does: the checkpoint is chosen once, before the processes start.
-    resume = ranks.from_first(newest_valid_checkpoint(cut.directory))
+    resume = ranks.broadcast_from_first(find_newest_checkpoint(cut.directory))
     rest, outcome = run(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
     rollout.sample_for_trainer = fixed_rollout

@@ -19,8 +19,8 @@ from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import Failures, Problem, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
-from gdpo_tune.training import scoring, train, warm
-from gdpo_tune.training.evaluation import clustered_estimates
+from gdpo_tune.training import scoring, train, worker_cache
+from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.training import write_policy
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "own_task.md"
@@ -56,7 +56,7 @@ def forget():
     """No file and no warm state passes from test to test."""
     task_files._load_module.cache_clear()
     yield
-    warm.release()
+    worker_cache.release()
     task_files._load_module.cache_clear()
     for name in [name for name in sys.modules if name.startswith("gdpo_tune_task_")]:
         del sys.modules[name]
@@ -73,7 +73,7 @@ def blocks(kind: str) -> list[str]:
 
 def trial(task: str, folder: Path, **params) -> TrialConfig:
     defaults = {name: info.default for name, info in PARAMETERS.items()}
-    rewards = task_files.task_info(task).rewards
+    rewards = task_files.load_task_info(task).rewards
     weights = {f"reward_weights.{name}": 1.0 for name in rewards}
     complete = {**defaults, **weights, "group_size": 4, **params}
     return TrialConfig(task, "embedded", 0, complete, SETTINGS, folder / "trial")
@@ -98,7 +98,7 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
 
 
 def test_a_class_describes_itself(tmp_path):
-    info = task_files.task_info(written(tmp_path))
+    info = task_files.load_task_info(written(tmp_path))
     assert info.rewards == {"one": (0, 2)}
     assert info.metrics["one"].direction == "maximize"
     assert (info.metrics["one"].low, info.metrics["one"].high) == (0, 2)
@@ -139,12 +139,12 @@ BAD = {
 def test_a_file_that_is_no_task_is_refused(tmp_path, case):
     text, name, reason = BAD[case]
     with pytest.raises(TaskFileError, match=reason):
-        task_files.task_info(written(tmp_path, text, name))
+        task_files.load_task_info(written(tmp_path, text, name))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(TaskFileError, match="there is no file"):
-        task_files.task_info(f"{tmp_path}/absent.py:Mine")
+        task_files.load_task_info(f"{tmp_path}/absent.py:Mine")
 
 
 def test_data_for_a_task_that_writes_its_own_prompts_is_refused(tmp_path):
@@ -273,7 +273,7 @@ class Half:
 
 
 def test_few_failures_are_counted_and_reported_once(caplog):
-    (function,) = scoring.reward_functions(Half(1), [None])
+    (function,) = scoring.build_reward_functions(Half(1), [None])
     logged = []
     for _ in range(3):
         values = function(
@@ -290,7 +290,7 @@ def test_few_failures_are_counted_and_reported_once(caplog):
 
 
 def test_many_failures_end_the_trial():
-    (function,) = scoring.reward_functions(Half(2), [None])
+    (function,) = scoring.build_reward_functions(Half(2), [None])
     with pytest.raises(TrialFailure, match=r"reward a raised for 20% of 10 .*first: E: x"):
         function(completions=["x"] * 10, completion_ids=[[1]] * 10, problem=[0] * 10)
 
@@ -305,12 +305,12 @@ def test_a_trial_whose_reward_function_is_broken_fails(tmp_path):
 
 def test_what_is_not_scored_is_left_out_of_an_estimate():
     columns = {"a": [1.0, None, 0.0, 0.0], "b": [1.0, 1.0, 0.0, 0.0]}
-    estimates = clustered_estimates(columns, 2, seed=0)
+    estimates = estimate_metrics(columns, 2, seed=0)
     assert estimates["a"].mean == pytest.approx(1 / 3)
     assert estimates["b"].mean == pytest.approx(0.5)
     assert estimates["a"].se > 0
     with pytest.raises(TrialFailure, match="metric c has no value"):
-        clustered_estimates({"c": [None, None]}, 1, seed=0)
+        estimate_metrics({"c": [None, None]}, 1, seed=0)
 
 
 def test_names_of_reward_models():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import SpecError
-from gdpo_tune.core.task_files import build_task, task_info
+from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.search.plan import published
 
@@ -16,14 +16,14 @@ ON = "space.reward_weights.bug_free=[0, 1]"
 def test_without_a_weight_the_reward_is_absent():
     spec = load_spec(CODE)
     assert not [name for name in spec.space.domains if "bug_free" in name]
-    assert "partial_credit" not in task_info(spec.task, spec.space.domains).published
+    assert "partial_credit" not in load_task_info(spec.task, spec.space.domains).published
     with build_task(spec.task, spec.training, spec.sandbox, spec.data, spec.space.domains) as task:
         assert task.rewards == ("correctness", "format", "length")
 
 
 def test_a_weight_switches_the_reward_on():
     spec = load_spec(CODE, [ON, "space.conditioning.bug_free=[none, correctness]"])
-    assert spec.identity() != load_spec(CODE).identity()
+    assert spec.compute_identity() != load_spec(CODE).compute_identity()
     assert "reward_weights.bug_free" in spec.space.searched
     assert spec.space.domains["conditioning.length"].values() == ("none",)
     setting = published(spec)

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support import tracking_driver
 from tests.support.mlflow_checks import check_whole_sweep, find_runs
-from tests.support.mlflow_servers import PATIENCE, MlflowServer, postgres, start_driver
+from tests.support.mlflow_servers import PATIENCE, MlflowServer, run_postgres, start_driver
 
 pytestmark = [
     pytest.mark.integration,
@@ -200,7 +200,7 @@ def test_a_wrong_password_is_reported_and_loses_nothing(
 def test_postgresql(tmp_path, server, monkeypatch, through_server):
     pytest.importorskip("psycopg2")
     monkeypatch.chdir(tmp_path)  # where MLflow puts the artifacts of a database
-    with postgres() as database:
+    with run_postgres() as database:
         uri = server(database) if through_server else database
         assert tracking_driver.main(tmp_path, uri) == ""
         check_whole_sweep(MlflowClient(uri))

@@ -151,7 +151,7 @@ def test_a_sweep_from_start_to_end(spec, store):
     )
     assert warning == ""
     assert store.contents("sweep", "status") == ["RUNNING", "FINISHED"]
-    assert store.tags("sweep")["identity"] == spec.identity()
+    assert store.tags("sweep")["identity"] == spec.compute_identity()
     assert store.tags("sweep")["role"] == "sweep"
     assert store.contents("0", "status") == ["RUNNING", "FINISHED"]
     assert store.contents("2", "status") == ["RUNNING", "FAILED"]
@@ -371,12 +371,12 @@ def test_views_are_spooled_once(spec, store):
 
 def test_state_and_link(spec, store):
     sink = MlflowSink(spec)
-    assert sink.state() is None
-    assert sink.link() == ""
+    assert sink.get_state() is None
+    assert sink.get_front_link() == ""
     sink(SweepStarted((), 1))
     assert sink.close(LONG) == ""
-    assert sink.state() is None
-    assert sink.link() == "#/experiments/1"
+    assert sink.get_state() is None
+    assert sink.get_front_link() == "#/experiments/1"
 
 
 def test_nothing_is_touched_before_the_ledger_is_held(spec, store):

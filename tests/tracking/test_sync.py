@@ -38,7 +38,7 @@ def spec(tmp_path):
             params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo"}
             ledger.start(params, "search", "model", seed=number)
             for step in range(1, 41):
-                append_step(ledger.trial_directory(number), make_measurement(step))
+                append_step(ledger.get_trial_directory(number), make_measurement(step))
             estimates = {
                 "correctness": Estimate(0.5 + number / 10, 0.01),
                 "length": Estimate(0.5 - number / 10, 0.01),
@@ -121,7 +121,7 @@ def test_only_sent_updates_are_called_up_to_date(spec, monkeypatch, capsys):
             TrackingState("up to date", 0, ""),
         ]
     )
-    monkeypatch.setattr(MlflowSink, "state", lambda _: next(states))
+    monkeypatch.setattr(MlflowSink, "get_state", lambda _: next(states))
     sync.wait_until_sent(MlflowSink(spec))
     assert capsys.readouterr().out.splitlines() == [
         "MLflow: 1,200 updates left",

@@ -12,15 +12,15 @@ import sys
 import pytest
 
 from gdpo_tune.core.errors import DiskFullError, TrialFailure
-from gdpo_tune.core.steps import FILE, append_step, read_steps
+from gdpo_tune.core.steps import STEPS_FILE, append_step, read_steps
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
     MARKER,
     adopt_checkpoint,
     find_checkpoint,
+    find_newest_checkpoint,
     keep_newest,
-    newest_valid_checkpoint,
     read_checkpoint,
     remove_all_but,
     write_checkpoint,
@@ -37,7 +37,7 @@ def test_round_trip(tmp_path):
     cost = Cost(completions=64, seconds=2.5, cpu_seconds=1.5)
     written = write_checkpoint(tmp_path / "trial", 20, cost, fill)
     assert written.path == tmp_path / "trial" / "checkpoint-20"
-    assert newest_valid_checkpoint(tmp_path / "trial") == written.path
+    assert find_newest_checkpoint(tmp_path / "trial") == written.path
     read = read_checkpoint(written.path)
     assert (read.step, read.cost) == (20, cost)
     assert (written.path / "inner" / "state").read_bytes() == b"s" * 10
@@ -57,7 +57,7 @@ def test_an_adopted_checkpoint_replaces_all_others(tmp_path, monkeypatch, links)
     write_checkpoint(tmp_path / "member", 20, Cost(9), fill)
     write_checkpoint(tmp_path / "member", 30, Cost(9), fill)
     adopt_checkpoint(donor.path, tmp_path / "member")
-    adopted = newest_valid_checkpoint(tmp_path / "member")
+    adopted = find_newest_checkpoint(tmp_path / "member")
     assert adopted == tmp_path / "member" / "checkpoint-20"
     assert dataclasses.replace(read_checkpoint(adopted), path=donor.path) == donor
     remove_all_but(tmp_path / "donor", None)
@@ -82,14 +82,14 @@ def full(*_):
 
 
 def test_no_checkpoint(tmp_path):
-    assert newest_valid_checkpoint(tmp_path) is None
-    assert newest_valid_checkpoint(tmp_path / "absent") is None
+    assert find_newest_checkpoint(tmp_path) is None
+    assert find_newest_checkpoint(tmp_path / "absent") is None
 
 
 def test_the_newest_checkpoint_is_that_of_most_steps(tmp_path):
     for step in (100, 20, 3):
         write_checkpoint(tmp_path, step, Cost(), fill)
-    assert newest_valid_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
 
 
 def damaged_marker(path):
@@ -123,17 +123,17 @@ def damaged_marker(path):
 def test_a_damaged_checkpoint_is_skipped(tmp_path, damage):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
     newer = write_checkpoint(tmp_path, 40, Cost(), fill)
-    assert newest_valid_checkpoint(tmp_path) == newer.path
+    assert find_newest_checkpoint(tmp_path) == newer.path
     damage(newer.path)
-    assert newest_valid_checkpoint(tmp_path) == older.path
+    assert find_newest_checkpoint(tmp_path) == older.path
     with pytest.raises(TrialFailure, match=r"checkpoint-40 is (incomplete|damaged)"):
         read_checkpoint(newer.path)
-    note = find_checkpoint(tmp_path).note()
+    note = find_checkpoint(tmp_path).describe_damage()
     assert note.startswith("checkpoint-40 is ")
     assert note.endswith(": the trial goes on from checkpoint-20")
     damage(older.path)
     assert find_checkpoint(tmp_path).newest is None
-    assert find_checkpoint(tmp_path).note().endswith(": the trial starts over")
+    assert find_checkpoint(tmp_path).describe_damage().endswith(": the trial starts over")
 
 
 def test_a_death_while_writing_leaves_the_older_checkpoint(tmp_path):
@@ -145,9 +145,9 @@ def test_a_death_while_writing_leaves_the_older_checkpoint(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path, 40, Cost(), dies)
-    assert newest_valid_checkpoint(tmp_path) == older.path
+    assert find_newest_checkpoint(tmp_path) == older.path
     again = write_checkpoint(tmp_path, 40, Cost(), fill)
-    assert newest_valid_checkpoint(tmp_path) == again.path
+    assert find_newest_checkpoint(tmp_path) == again.path
 
 
 def test_writing_the_same_step_again_replaces_it(tmp_path):
@@ -158,9 +158,9 @@ def test_writing_the_same_step_again_replaces_it(tmp_path):
 
 
 def test_without_damage_there_is_no_note(tmp_path):
-    assert find_checkpoint(tmp_path).note() == ""
+    assert find_checkpoint(tmp_path).describe_damage() == ""
     write_checkpoint(tmp_path, 20, Cost(), fill)
-    assert find_checkpoint(tmp_path).note() == ""
+    assert find_checkpoint(tmp_path).describe_damage() == ""
 
 
 def test_a_digest_covers_both_ends_of_a_large_file(tmp_path, monkeypatch):
@@ -171,11 +171,11 @@ def test_a_digest_covers_both_ends_of_a_large_file(tmp_path, monkeypatch):
         content = bytearray(b"w" * 1000)
         content[position] = 0
         weights.write_bytes(content)
-        assert newest_valid_checkpoint(tmp_path) is None
+        assert find_newest_checkpoint(tmp_path) is None
     content = bytearray(b"w" * 1000)
     content[500] = 0
     weights.write_bytes(content)
-    assert newest_valid_checkpoint(tmp_path) == written.path
+    assert find_newest_checkpoint(tmp_path) == written.path
 
 
 def test_the_two_newest_complete_checkpoints_stay(tmp_path):
@@ -203,7 +203,7 @@ def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
     assert f"no space left for the checkpoint of step 40 in {tmp_path}: " in message
     assert re.search(r": [\d,]+ bytes free\n", message)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-20"], "makes room again"
-    assert newest_valid_checkpoint(tmp_path) == older.path
+    assert find_newest_checkpoint(tmp_path) == older.path
 
 
 def test_another_error_is_no_full_disk(tmp_path):
@@ -253,16 +253,16 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
         append_step(tmp_path, measurement(step, loss=0.2))
     losses = [(m.step, m.metrics["train/loss"]) for m in read_steps(tmp_path)]
     assert losses == [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2)]
-    assert len((tmp_path / FILE).read_text().splitlines()) == 7, "only ever appended to"
+    assert len((tmp_path / STEPS_FILE).read_text().splitlines()) == 7, "only ever appended to"
 
 
 def test_a_torn_line_loses_that_line_alone(tmp_path):
     for step in (1, 2):
         append_step(tmp_path, measurement(step))
-    whole = (tmp_path / FILE).read_bytes()
+    whole = (tmp_path / STEPS_FILE).read_bytes()
     first = whole.index(b"\n") + 1
     for cut in range(first, len(whole) - 1):
-        (tmp_path / FILE).write_bytes(whole[:cut])
+        (tmp_path / STEPS_FILE).write_bytes(whole[:cut])
         assert read_steps(tmp_path) == [measurement(1)]
         append_step(tmp_path, measurement(2))
         assert read_steps(tmp_path) == [measurement(1), measurement(2)]

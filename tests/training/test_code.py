@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.task_files import task_info
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import TASK
 from gdpo_tune.tasks.code_problems import generate
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import sample
 
@@ -33,12 +33,12 @@ SETTINGS = TrainingSettings(
 @pytest.fixture(autouse=True)
 def close_cache():
     yield
-    warm.release()
+    worker_cache.release()
 
 
 def trial(directory, settings=SETTINGS, **params) -> TrialConfig:
     defaults = {
-        name: info.default for name, info in parameters_of(task_info("code", params)).items()
+        name: info.default for name, info in list_parameters(load_task_info("code", params)).items()
     }
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
     return TrialConfig("code", "embedded", 0, complete, settings, directory)

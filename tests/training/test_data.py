@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune import cli
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
@@ -16,7 +16,7 @@ from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import TASK, CodeTask
 from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import train, worker_cache
 from tests.support.data import read_rows, read_solutions, write_enlarged
 
 pytestmark = pytest.mark.integration
@@ -38,7 +38,7 @@ FEW = TrainingSettings(
 @pytest.fixture(autouse=True)
 def close_cache():
     yield
-    warm.release()
+    worker_cache.release()
     dataset._collect_once.cache_clear()
 
 
@@ -71,7 +71,7 @@ TEXT = {"mbpp": "text", "code_contests": "description"}
 
 
 def trial(directory, layout, **changes) -> TrialConfig:
-    defaults = {name: info.default for name, info in parameters_of(TASK).items()}
+    defaults = {name: info.default for name, info in list_parameters(TASK).items()}
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
     data = write_enlarged(layout, TEXT[layout], directory)
@@ -86,7 +86,7 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
     assert [report.step for report in reports] == [1, 2]
     assert set(outcome.test) == set(TASK.metrics)
     prompts = {f"({time}) {problem.prompt}" for problem, _ in problems(layout) for time in range(5)}
-    with warm.open_worker_cache(config) as cache:
+    with worker_cache.open_worker_cache(config) as cache:
         trained_on = {problem.prompt for problem in cache.load_split("train").problems}
         held_out = {problem.prompt for problem in cache.load_split("test").problems}
     assert trained_on <= prompts
@@ -97,7 +97,7 @@ def test_the_code_task_trains_on_a_data_set(layout, tmp_path):
 def test_long_prompts_are_left_out_and_counted_and_too_many_are_refused(tmp_path, caplog):
     def kept(limit):
         config = trial(tmp_path, "mbpp", max_prompt_length=limit)
-        with warm.open_worker_cache(config) as cache:
+        with worker_cache.open_worker_cache(config) as cache:
             return [len(prompt) for prompt in cache.load_split("train").prompts]
 
     every = sorted(kept(1024))
@@ -136,10 +136,13 @@ def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, mon
 
 def test_another_data_set_gets_another_cache(tmp_path):
     config = trial(tmp_path, "mbpp")
-    with warm.open_worker_cache(config) as first, warm.open_worker_cache(config) as again:
+    with (
+        worker_cache.open_worker_cache(config) as first,
+        worker_cache.open_worker_cache(config) as again,
+    ):
         assert first is again
-    with warm.open_worker_cache(trial(tmp_path, "code_contests")) as other:
+    with worker_cache.open_worker_cache(trial(tmp_path, "code_contests")) as other:
         assert other is not first
     own = dataclasses.replace(config, data=DataSettings(), sandbox=SandboxSettings())
-    with warm.open_worker_cache(own) as embedded:
+    with worker_cache.open_worker_cache(own) as embedded:
         assert embedded.load_split("train").problems[0].family in ("rate", "chain", "list")

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from gdpo_tune.core.completions import MOST
+from gdpo_tune.core.completions import MOST_COMPLETIONS
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
     Evaluator,
-    clustered_estimates,
     derive_seed,
+    estimate_metrics,
     list_end_tokens,
 )
 from gdpo_tune.training.rollout import generate
-from gdpo_tune.training.warm import WorkerCache
+from gdpo_tune.training.worker_cache import WorkerCache
 from tests.support.training import SETTINGS, ToyTask, trial, write_policy
 
 
@@ -60,12 +60,12 @@ def test_estimates_are_reproducible_and_leave_the_global_random_state(policy):
 
 def test_keeping_completions_changes_no_estimate(policy):
     task, kept = ToyTask(SETTINGS), []
-    evaluator = build_evaluator(policy, task, prompts=MOST + 2)
+    evaluator = build_evaluator(policy, task, prompts=MOST_COMPLETIONS + 2)
     estimates = evaluator.evaluate(policy[0], "validation", 0, kept)
     assert estimates == evaluator.evaluate(policy[0], "validation", 0)
     problems = evaluator.cache.load_split("validation").problems
     assert [completion.prompt for completion in kept] == [
-        problem.prompt for problem in problems[:MOST]
+        problem.prompt for problem in problems[:MOST_COMPLETIONS]
     ]
     assert all(tuple(completion.metrics) == task.metrics for completion in kept)
 
@@ -99,22 +99,22 @@ def test_a_metric_of_nan_ends_the_trial(policy):
 
 def test_mean_and_bootstrap_error():
     values = np.random.default_rng(0).normal(3, 2, size=400)
-    estimate = clustered_estimates({"m": values.tolist()}, 1, 0)["m"]
+    estimate = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
     assert estimate.mean == pytest.approx(values.mean())
     assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
 
 
 def test_equal_completions_of_a_prompt_leave_the_error():
     values = np.random.default_rng(0).normal(size=200)
-    once = clustered_estimates({"m": values.tolist()}, 1, 0)["m"]
-    copied = clustered_estimates({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
+    once = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
+    copied = estimate_metrics({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
     assert copied.mean == pytest.approx(once.mean)
     assert copied.se == pytest.approx(once.se)
 
 
 def test_a_constant_metric_and_a_single_prompt_have_no_error():
-    assert clustered_estimates({"m": [0.5] * 8}, 2, 0)["m"].se == 0
-    assert clustered_estimates({"m": [0.0, 1.0]}, 2, 0)["m"].se == 0
+    assert estimate_metrics({"m": [0.5] * 8}, 2, 0)["m"].se == 0
+    assert estimate_metrics({"m": [0.0, 1.0]}, 2, 0)["m"].se == 0
 
 
 def test_seeds_differ_by_trial_split_and_step():

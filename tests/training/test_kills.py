@@ -20,8 +20,8 @@ import torch
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import checkpoints, train, warm
-from gdpo_tune.training.checkpoints import find_checkpoint, newest_valid_checkpoint
+from gdpo_tune.training import checkpoints, train, worker_cache
+from gdpo_tune.training.checkpoints import find_checkpoint, find_newest_checkpoint
 from tests.support.training import SETTINGS, ToyTask, register, trial, write_policy
 
 STEPS = 4
@@ -40,9 +40,9 @@ def policy(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     register(monkeypatch)
-    warm.release()
+    worker_cache.release()
     yield
-    warm.release()
+    worker_cache.release()
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def test_a_trial_that_dies_at_any_operation_resumes_bitwise_equal(policy, tmp_pa
             DiskFailure(patch, point, Killed())
             with pytest.raises(Killed):
                 run(config)
-        warm.release()
-        assert_equal(run(config, newest_valid_checkpoint(config.directory)), whole)
+        worker_cache.release()
+        assert_equal(run(config, find_newest_checkpoint(config.directory)), whole)
         names = sorted(path.name for path in config.directory.glob("*checkpoint*"))
         assert names[-2:] == [f"checkpoint-{STEPS - 1}", f"checkpoint-{STEPS}"]
 
@@ -126,8 +126,8 @@ def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(policy, tm
                 run(config)
         if isinstance(caught.value, DiskFullError):
             assert str(config.directory) in str(caught.value)
-        warm.release()
-        assert_equal(run(config, newest_valid_checkpoint(config.directory)), whole)
+        worker_cache.release()
+        assert_equal(run(config, find_newest_checkpoint(config.directory)), whole)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
@@ -146,10 +146,10 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(policy, tmp_path, wh
     path.write_bytes(content)
     point_of_resume = find_checkpoint(config.directory)
     assert point_of_resume.newest == config.directory / "checkpoint-2"
-    assert point_of_resume.note() == (
+    assert point_of_resume.describe_damage() == (
         f"checkpoint-3 is damaged ({file} has other content): the trial goes on from checkpoint-2"
     )
-    warm.release()
+    worker_cache.release()
     assert_equal(run(config, point_of_resume.newest), whole)
 
 
@@ -181,7 +181,7 @@ def test_a_sigkill_before_the_checkpoint_gets_its_name(policy, tmp_path, whole):
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     config = trial(policy, tmp_path / "t", settings=RESUMABLE)
     assert (config.directory / ".unfinished-3").is_dir()
-    newest = newest_valid_checkpoint(config.directory)
+    newest = find_newest_checkpoint(config.directory)
     assert newest == config.directory / "checkpoint-2"
     assert_equal(run(config, newest), whole)
     assert ToyTask.opened

@@ -15,12 +15,12 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, warm
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.training import train, worker_cache
+from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.fast_cpu import micro_batches, packing
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
-from gdpo_tune.training.trl_arguments import trainer_arguments
+from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
     SETTINGS,
     mostly_slow,
@@ -51,9 +51,9 @@ def one_thread():
 @pytest.fixture
 def toy(monkeypatch):
     register(monkeypatch)
-    warm.release()
+    worker_cache.release()
     yield
-    warm.release()
+    worker_cache.release()
 
 
 # Order of completions
@@ -321,7 +321,7 @@ def weights(outcome):
 def test_the_setting_becomes_arguments_of_TRL(policy, tmp_path, toy):
     def shape(size):
         config = trial(policy, tmp_path, settings=settings(micro_batch_size=size), num_iterations=2)
-        arguments = trainer_arguments(config, ("hits", "vowels", "length"))
+        arguments = build_trainer_arguments(config, ("hits", "vowels", "length"))
         return (
             arguments.per_device_train_batch_size,
             arguments.gradient_accumulation_steps,
@@ -376,7 +376,7 @@ def stopped_at(config, step):
 
     with pytest.raises(Stop):
         train(config, resume=None, report=report)
-    return newest_valid_checkpoint(config.directory)
+    return find_newest_checkpoint(config.directory)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.lora import ADAPTER, build_adapter_config, load_adapter
 from gdpo_tune.training.trainer import GDPOTrainer
-from gdpo_tune.training.trl_arguments import trainer_arguments
+from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
 
 CHAT = (
@@ -37,9 +37,9 @@ class InstructedTask(ToyTask):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     register(monkeypatch)
-    warm.release()
+    worker_cache.release()
     yield
-    warm.release()
+    worker_cache.release()
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +144,11 @@ def test_recomputation_saves_memory_and_changes_no_number(policy, tmp_path, monk
 
 def test_the_reference_is_of_the_same_revision(policy, tmp_path):
     config = configure(policy, tmp_path, ModelSettings(revision="v2"), beta=0.1)
-    arguments = trainer_arguments(config, ToyTask.rewards)
+    arguments = build_trainer_arguments(config, ToyTask.rewards)
     assert arguments.model_init_kwargs == {"revision": "v2"}
-    assert trainer_arguments(trial(policy, tmp_path), ToyTask.rewards).model_init_kwargs is None
+    assert (
+        build_trainer_arguments(trial(policy, tmp_path), ToyTask.rewards).model_init_kwargs is None
+    )
 
 
 def test_a_folder_has_no_revision(policy, tmp_path):
@@ -264,7 +266,7 @@ def test_training_and_held_out_prompts_are_rendered_alike(
     register(monkeypatch, InstructedTask)
     seen = seen_prompts(monkeypatch)
     config = configure(chat, tmp_path, ModelSettings(instructions=instructions))
-    with warm.open_worker_cache(config) as cache:
+    with worker_cache.open_worker_cache(config) as cache:
         held_out = cache.load_split("validation")
         decode = cache.tokenizer.decode
         texts = [decode(tokens) for tokens in held_out.prompts]

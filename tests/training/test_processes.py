@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.registry import NORMALIZATIONS
-from gdpo_tune.core.steps import FILE, read_steps
+from gdpo_tune.core.steps import STEPS_FILE, read_steps
 from tests.support.training import ToyTask, write_policy
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
         "rng_state_1.pth",
     }
     assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
-    assert len((folder / FILE).read_text().splitlines()) == 4, "one process writes"
+    assert len((folder / STEPS_FILE).read_text().splitlines()) == 4, "one process writes"
 
     assert_same_training(first, "fixed", alone, "fixed")
     assert_same_training(first, "parts", alone, "fixed")

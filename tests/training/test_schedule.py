@@ -11,8 +11,8 @@ import torch
 
 from gdpo_tune.core.trials import Segment, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, warm
-from gdpo_tune.training.checkpoints import adopt_checkpoint, newest_valid_checkpoint
+from gdpo_tune.training import train, worker_cache
+from gdpo_tune.training.checkpoints import adopt_checkpoint, find_newest_checkpoint
 from tests.support.training import SETTINGS, mostly_slow, register, trial, write_policy
 
 STEPS = 5
@@ -30,9 +30,9 @@ def policy(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     register(monkeypatch)
-    warm.release()
+    worker_cache.release()
     yield
-    warm.release()
+    worker_cache.release()
 
 
 def run(config: TrialConfig, resume: Path | None = None):
@@ -55,7 +55,7 @@ def stop_after(config: TrialConfig, step: int) -> Path:
 
     with pytest.raises(SystemExit):
         train(config, resume=None, report=report)
-    newest = newest_valid_checkpoint(config.directory)
+    newest = find_newest_checkpoint(config.directory)
     assert newest is not None
     assert newest.name == f"checkpoint-{step}"
     return newest
@@ -102,7 +102,7 @@ def test_a_trial_with_a_schedule_resumes_bitwise_equal(policy, tmp_path, stop, p
     expected = run(add_schedule(trial(policy, tmp_path / "whole", **parameters), *segments))
     config = add_schedule(trial(policy, tmp_path / "cut", **parameters), *segments)
     newest = stop_after(config, stop)
-    warm.release()
+    worker_cache.release()
     torch.rand(3)
     assert_same(run(config, newest), expected)
 
@@ -112,7 +112,7 @@ def test_an_adopted_checkpoint_continues_bitwise_as_one_training(policy, tmp_pat
     config = add_schedule(trial(policy, tmp_path / "member", settings=SHAPED), Segment(2, OTHER))
     stop_after(trial(policy, tmp_path / "member", settings=SHAPED, seed=1), 3)
     adopt_checkpoint(stop_after(donor, 2), config.directory)
-    adopted = newest_valid_checkpoint(config.directory)
+    adopted = find_newest_checkpoint(config.directory)
     assert adopted is not None
     assert adopted.name == "checkpoint-2"  # the member's own checkpoints are deleted
     one = dataclasses.replace(config, directory=tmp_path / "one")

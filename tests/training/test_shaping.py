@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, parameters_of
+from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, list_parameters
 from gdpo_tune.tasks.rewards.length import score_length
-from gdpo_tune.training.scoring import reward_functions
+from gdpo_tune.training.scoring import build_reward_functions
 from gdpo_tune.training.shaping import (
     RewardCondition,
     Shaping,
@@ -157,9 +157,9 @@ def test_a_condition_reads_partial_credit_and_its_top_is_every_test(partial_cred
 
 
 def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
-    assert PARTIAL_CREDIT in parameters_of(TOY)
+    assert PARTIAL_CREDIT in list_parameters(TOY)
     info = dataclasses.replace(TOY, partial_reward=None)
-    assert PARTIAL_CREDIT not in parameters_of(info)
+    assert PARTIAL_CREDIT not in list_parameters(info)
     assert not build_shaping(trial("", tmp_path), TOY).partial_credit
     assert build_shaping(trial("", tmp_path, partial_credit=True), TOY).partial_credit
 
@@ -199,16 +199,16 @@ def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):
 
 def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
     info = dataclasses.replace(TOY, length_reward=None)
-    assert not set(LENGTH_PARAMETERS) & set(parameters_of(info))
-    assert set(LENGTH_PARAMETERS) < set(parameters_of(TOY))
+    assert not set(LENGTH_PARAMETERS) & set(list_parameters(info))
+    assert set(LENGTH_PARAMETERS) < set(list_parameters(TOY))
     config = trial("", tmp_path, length_shape="ramp")
     assert build_shaping(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
 def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
     info = dataclasses.replace(TOY, rewards={"hits": (0, 8)})
-    assert "conditioning.hits" not in parameters_of(info)
-    assert parameters_of(TOY)["conditioning.hits"].choices == (
+    assert "conditioning.hits" not in list_parameters(info)
+    assert list_parameters(TOY)["conditioning.hits"].choices == (
         "none",
         "vowels",
         "length",
@@ -221,8 +221,8 @@ def test_shaping_changes_training_rewards_and_no_metric(tmp_path):
     shaping = build_shaping(trial("", tmp_path, length_shape="ramp"), TOY)
     ids = [[2] * 4, [2] * 6]
     batch = {"completions": ["aeta", "aetaet"], "completion_ids": ids, "problem": [0, 1]}
-    plain = [reward(**batch) for reward in reward_functions(task, problems)]
-    result = [reward(**batch) for reward in reward_functions(task, problems, shaping)]
+    plain = [reward(**batch) for reward in build_reward_functions(task, problems)]
+    result = [reward(**batch) for reward in build_reward_functions(task, problems, shaping)]
     assert result[:2] == plain[:2]
     assert (plain[2], result[2]) == ([1.0, 0.0], [1.0, 0.5])
     scores = task.score(problems, batch["completions"], [4, 6])

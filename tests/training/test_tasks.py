@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.core.parameters import parameters_of
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from recipes.make_policy import RECIPES
 
@@ -23,7 +23,7 @@ RECIPE_OF = {"math": "math", "gsm8k": "math", "tools": "tools"}
 @pytest.fixture(autouse=True)
 def close_cache():
     yield
-    warm.release()
+    worker_cache.release()
 
 
 def trial(task, directory, **params) -> TrialConfig:
@@ -36,7 +36,7 @@ def trial(task, directory, **params) -> TrialConfig:
         validation_prompts=8,
         test_prompts=32,
     )
-    defaults = {name: info.default for name, info in parameters_of(describe_task(task)).items()}
+    defaults = {name: info.default for name, info in list_parameters(describe_task(task)).items()}
     complete = {**defaults, "learning_rate": 1.5e-4, **params}
     policy = describe_task(task).embedded
     return TrialConfig(task, policy, 0, complete, settings, directory)

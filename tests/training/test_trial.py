@@ -11,14 +11,14 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
-from gdpo_tune.core.parameters import PARAMETERS, parameters_of
+from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import step_reporter, train, warm
-from gdpo_tune.training.build import training_order
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint, read_checkpoint
-from gdpo_tune.training.trl_arguments import trainer_arguments
+from gdpo_tune.training import step_reporter, train, worker_cache
+from gdpo_tune.training.build import order_prompts
+from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
+from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
     RANGES,
     SETTINGS,
@@ -40,10 +40,10 @@ def policy(tmp_path_factory):
 def toy(monkeypatch):
     """Register the toy task; no cache passes from test to test."""
     register(monkeypatch)
-    warm.release()
+    worker_cache.release()
     ToyTask.opened = ToyTask.closed = 0
     yield
-    warm.release()
+    worker_cache.release()
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert tuple(outcome.test) == tuple(outcome.validation) == ToyTask.metrics
     assert outcome.environment == {"judge": "toy"}
     assert outcome.checkpoint == tmp_path / "t" / "checkpoint-3"
-    assert newest_valid_checkpoint(config.directory) == outcome.checkpoint
+    assert find_newest_checkpoint(config.directory) == outcome.checkpoint
     assert (tmp_path / "t" / "checkpoint-2").exists(), "the one before is kept, in case"
     assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == metrics_of(reports)
     assert not have_same_weights(Path(policy), outcome.checkpoint)
@@ -188,13 +188,13 @@ def test_another_sandbox_gets_its_own_cache(policy, tmp_path):
     settings = SandboxSettings(workers=2)
     run(dataclasses.replace(trial(policy, tmp_path / "b"), sandbox=settings))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
-    assert warm._cache is not None
-    assert warm._cache.task.sandbox == settings
+    assert worker_cache._cache is not None
+    assert worker_cache._cache.task.sandbox == settings
 
 
 def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
     kept, outcome = run(trial(policy, tmp_path / "a"))
-    monkeypatch.setattr(warm, "_COPIED_PARAMETERS", 0)
+    monkeypatch.setattr(worker_cache, "_COPIED_PARAMETERS", 0)
     for name in ("b", "c"):
         loaded, again = run(trial(policy, tmp_path / name))
         assert metrics_of(loaded) == metrics_of(kept)
@@ -225,7 +225,7 @@ def stop_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
 
     with pytest.raises(reason):
         train(config, resume=None, report=report)
-    newest = newest_valid_checkpoint(config.directory)
+    newest = find_newest_checkpoint(config.directory)
     assert newest is not None
     return newest
 
@@ -241,7 +241,7 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     config = trial(policy, tmp_path / "cut", **parameters)
     newest = stop_at(config, stop)
     start = read_checkpoint(newest)
-    warm.release()
+    worker_cache.release()
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
     if start.validation:
@@ -274,7 +274,7 @@ def test_a_resumed_trial_reports_the_measurement_at_its_checkpoint_again(policy,
 
     with pytest.raises(SystemExit):
         train(config, resume=None, report=report)
-    reports, _ = run(config, resume=newest_valid_checkpoint(tmp_path))
+    reports, _ = run(config, resume=find_newest_checkpoint(tmp_path))
     assert reported[0].validated
     again, path = reports[0]
     assert (again.step, again.validation, dict(again.metrics)) == (1, reported[0].validation, {})
@@ -409,7 +409,7 @@ QUICK = dataclasses.replace(
 
 
 def test_the_list_of_parameters_is_complete():
-    assert set(PARAMETER_CHANGES) == set(parameters_of(TOY))
+    assert set(PARAMETER_CHANGES) == set(list_parameters(TOY))
 
 
 @pytest.mark.parametrize("name", PARAMETER_CHANGES)
@@ -432,7 +432,7 @@ def test_each_loss_type_trains(policy, once, loss_type):
 def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_path):
     def bound(loss_type):
         config = trial(policy, tmp_path, loss_type=loss_type, epsilon_high=0.28)
-        return trainer_arguments(config, ToyTask.rewards).epsilon_high
+        return build_trainer_arguments(config, ToyTask.rewards).epsilon_high
 
     assert bound("dapo") == 0.28
     assert bound("cispo") == 1.28
@@ -527,12 +527,12 @@ def test_threads(policy, tmp_path):
 
 
 def test_training_order_repeats_no_prompt_within_a_pass():
-    order = training_order(10, 25, seed=3)
+    order = order_prompts(10, 25, seed=3)
     assert len(order) == 25
     assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
     assert order[:10] != order[10:20]
-    assert order == training_order(10, 25, seed=3)
-    assert order != training_order(10, 25, seed=4)
+    assert order == order_prompts(10, 25, seed=3)
+    assert order != order_prompts(10, 25, seed=4)
 
 
 def test_gpu_metrics_are_stored_with_each_step(policy, tmp_path, monkeypatch):

@@ -21,9 +21,9 @@ from gdpo_tune.core.errors import EngineError
 from gdpo_tune.core.settings import DataSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu as gpu_module
-from gdpo_tune.training import rollout, step_reporter, train, vllm_engine, warm
+from gdpo_tune.training import rollout, step_reporter, train, vllm_engine, worker_cache
 from gdpo_tune.training.rollout import Decoding
-from gdpo_tune.training.trl_arguments import trainer_arguments
+from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import register, trial, write_policy
 
 GIB = 2**30
@@ -38,7 +38,7 @@ def policy(tmp_path_factory):
 def config(policy, tmp_path, monkeypatch):
     register(monkeypatch)
     yield trial(policy, tmp_path / "t", seed=7)
-    warm.release()
+    worker_cache.release()
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def gpu(monkeypatch, tmp_path):
 def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     model, _ = load_policy(policy)
     config = replace(config, gpu_share=0.5, rollout=RolloutSettings("vllm", vllm_memory_share=0.4))
-    arguments = trainer_arguments(
-        config, ("hits", "vowels", "length"), vllm_engine.arguments(config, model)
+    arguments = build_trainer_arguments(
+        config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
     )
     assert (arguments.use_vllm, arguments.vllm_mode) == (True, "colocate")
     assert arguments.vllm_gpu_memory_utilization == pytest.approx(0.2)
@@ -72,14 +72,14 @@ def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     # The policy's 128 positions are fewer than the data could fill.
     assert arguments.vllm_max_model_length == 128
     config = replace(config, data=DataSettings(max_prompt_length=30))
-    assert vllm_engine.arguments(config, model)["vllm_max_model_length"] == 38
+    assert vllm_engine.build_engine_arguments(config, model)["vllm_max_model_length"] == 38
 
 
 def test_a_server_gets_its_address(config, policy):
     model, _ = load_policy(policy)
     config = replace(config, rollout=RolloutSettings("vllm", "server", "http://a:8000"))
-    arguments = trainer_arguments(
-        config, ("hits", "vowels", "length"), vllm_engine.arguments(config, model)
+    arguments = build_trainer_arguments(
+        config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
     )
     assert (arguments.vllm_mode, arguments.vllm_server_base_url) == ("server", "http://a:8000")
 
@@ -142,7 +142,7 @@ def engine(monkeypatch):
 def start(config, policy, **changes):
     model, _ = load_policy(policy)
     arguments = SimpleNamespace(bf16=changes.pop("bf16", False))
-    with vllm_engine.starting(config, model, arguments):
+    with vllm_engine.prepare_engine(config, model, arguments):
         trl_vllm.LLM(model="policy", **changes)
 
 
@@ -167,7 +167,7 @@ def test_an_engine_leaves_seed_and_environment_as_they_were(config, policy, engi
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "3")
     model, _ = load_policy(policy)
-    with vllm_engine.starting(config, model, SimpleNamespace(bf16=False)):
+    with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
         torch.manual_seed(0)  # as vLLM does
         os.environ.update(RANK="0", WORLD_SIZE="1")  # as TRL does
     assert torch.initial_seed() == config.seed == 7
@@ -264,7 +264,7 @@ def test_weights_are_sent_once_per_step(trainer):
 
 
 def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
-    monkeypatch.setattr(rollout, "installed_vllm", lambda: None)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: None)
     with pytest.raises(EngineError, match="pip install"):
         train(
             replace(config, rollout=RolloutSettings("vllm")),

@@ -93,7 +93,7 @@ def sweep(folder: Path, *overrides: str) -> tuple[SweepSpec, list[TrialRecord]]:
     spec = spec_in(folder, [*QUICK, *overrides])
     with Ledger.open(spec) as ledger:
         Steps(ledger).run()
-        return spec, ledger.records()
+        return spec, ledger.get_records()
 
 
 def essence(records: list[TrialRecord]) -> list[Any]:
@@ -151,7 +151,7 @@ def test_a_sweep_comes_to_its_end_with_nothing_left_running(
     spec = spec_in(tmp_path, [*QUICK, "search.trials=30", scheduler])
     with Ledger.open(spec) as ledger:
         Steps(ledger, slots).run()
-        records = ledger.records()
+        records = ledger.get_records()
         assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE", "PRUNED"}
     assert is_finished(spec, records)
     assert len(records) == 32
@@ -162,7 +162,7 @@ def test_a_waiting_trial_takes_no_slot_and_goes_on_where_it_was(tmp_path: Path):
     with Ledger.open(spec) as ledger:
         driver = Steps(ledger, slots=1)
         driver.run()
-        records = ledger.records()
+        records = ledger.get_records()
     paused = [event.record for event in driver.events if isinstance(event, TrialPaused)]
     promoted = [r for r in records if r.paused_at and r.rungs[-1].completions > r.paused_at]
     never = [r for r in records if "was not promoted" in r.reason]
@@ -185,7 +185,7 @@ def test_wherever_the_driver_is_killed_the_sweep_ends_as_if_it_had_not_been(
     undisturbed = spec_in(tmp_path / "undisturbed", overrides)
     with Ledger.open(undisturbed) as ledger:
         Steps(ledger, slots=1).run()
-        expected = ledger.records()
+        expected = ledger.get_records()
     for life in (1, 2, 5):
         spec = spec_in(tmp_path / str(life), overrides)
         lives = 0
@@ -196,7 +196,7 @@ def test_wherever_the_driver_is_killed_the_sweep_ends_as_if_it_had_not_been(
                     Steps(ledger, slots=1, dies_after=life + lives % 2).run()
                 except Killed:
                     continue
-                records = ledger.records()
+                records = ledger.get_records()
                 break
         assert lives > 3
         assert essence(records) == essence(expected)
@@ -213,12 +213,12 @@ def test_a_verdict_that_was_not_carried_out_is_by_the_next_process(tmp_path: Pat
         driver.report(bad, measured(7, correctness=0.1, format=0.1, length=0.1))
         assert not (driver.flying[good].directory / HALT).exists()
         assert (driver.flying[bad].directory / HALT).exists()
-        assert ledger.record(3).state == "running"
+        assert ledger.get_record(3).state == "running"
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        assert ledger.record(3).state == "pruned"
-        assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
-        assert not (ledger.trial_directory(3) / HALT).exists()
+        assert ledger.get_record(3).state == "pruned"
+        assert ledger.get_record(3).reason == "stopped at rung 448: dominated by #2"
+        assert not (ledger.get_trial_directory(3) / HALT).exists()
         assert [event.record.number for event in driver.events] == [3]
         assert driver.flying[driver.ask()].directory.name == "2"
 
@@ -239,7 +239,7 @@ def test_what_ended_trials_were_to_do_is_not_decided_again(
 
     monkeypatch.setattr(Rungs, "record", noted)
     with Ledger.open(spec) as ledger:
-        before = ledger.records()
+        before = ledger.get_records()
         Driver(ledger)
     searched = [r for r in before if r.role == "search" and r.rungs]
     assert decided == {r.number for r in searched if r.is_open}
@@ -259,8 +259,8 @@ def test_a_trial_that_fails_while_it_is_asked_to_end_is_pruned(tmp_path: Path):
         driver.end(trials[1], failure="the disk is on fire")
         driver.flying.pop(trials[2])
         driver.searcher.on_failure(trials[2], "the trial's process died")
-        assert [ledger.record(number).state for number in (3, 4)] == ["pruned", "pruned"]
-        assert not (ledger.trial_directory(3) / HALT).exists()
+        assert [ledger.get_record(number).state for number in (3, 4)] == ["pruned", "pruned"]
+        assert not (ledger.get_trial_directory(3) / HALT).exists()
 
 
 def test_a_trial_that_breaks_a_constraint_ends_before_one_that_does_not(tmp_path: Path):
@@ -280,7 +280,7 @@ def test_nothing_is_promoted_once_the_budget_is_spent(tmp_path: Path):
     spec = spec_in(tmp_path, given)
     with Ledger.open(spec) as ledger:
         Steps(ledger, slots=1).run()
-        records = ledger.records()
+        records = ledger.get_records()
     assert 3 < len(records) < 32
     assert 30000 <= sum(record.cost.completions for record in records) < 30000 + 60 * 64
     assert is_finished(spec, records)
@@ -313,8 +313,8 @@ def test_a_bound_on_a_cost_that_is_added_later_counts_for_trials_from_before(tmp
         assert not any((c.directory / HALT).exists() for c in driver.flying.values())
     with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA, "constraints.seconds='<= 6'"])) as ledger:
         Driver(ledger)
-        assert [ledger.record(number).state for number in (2, 3)] == ["running", "pruned"]
-        assert ledger.record(3).reason == "stopped at rung 448: dominated by #2"
+        assert [ledger.get_record(number).state for number in (2, 3)] == ["running", "pruned"]
+        assert ledger.get_record(3).reason == "stopped at rung 448: dominated by #2"
 
 
 def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_same(
@@ -339,11 +339,11 @@ def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_
             come_to(driver, trial, 15, value)
         for trial in (first, last):
             come_to(driver, trial, 30, values[trial])
-        assert [record.state for record in ledger.records()[2:]] == ["running", *["paused"] * 3]
-        assert ledger.record(5).paused_at == 64 * 30
+        assert [record.state for record in ledger.get_records()[2:]] == ["running", *["paused"] * 3]
+        assert ledger.get_record(5).paused_at == 64 * 30
     with Ledger.open(promoting(4)) as ledger:  # compares at 15 alone
         Driver(ledger).run()
-        closed = ledger.record(5)
+        closed = ledger.get_record(5)
     assert closed.state == "pruned"
     assert closed.reason.endswith("not promoted; stopped at rung 960: dominated by #2")
 
@@ -360,7 +360,7 @@ def test_what_is_measured_after_a_verdict_counts_for_nothing(tmp_path: Path):
         driver.report(bad, measured(7, **low))
         driver.report(bad, measured(20, **low))  # its workers came so far before they heard of it
         driver.end(bad, interrupted=True)
-        late = ledger.record(3)
+        late = ledger.get_record(3)
     assert (late.state, late.paused_at) == ("paused", 64 * 7)
     assert [rung.step for rung in late.rungs] == [7]
 
@@ -373,11 +373,11 @@ def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path)
             if driver.ask() is None:
                 driver.advance(next(iter(driver.flying)))
     with Ledger.open(promoting) as ledger:
-        assert "paused" in {record.state for record in ledger.records()}
+        assert "paused" in {record.state for record in ledger.get_records()}
     plain = spec_in(tmp_path, [*QUICK, FIFO])
     with Ledger.open(plain) as ledger:
         Steps(ledger).run()
-        assert {record.state for record in ledger.records()} == {"complete"}
+        assert {record.state for record in ledger.get_records()} == {"complete"}
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("all", True), ("front", False), ("none", False)])
@@ -392,11 +392,11 @@ def test_checkpoints_of_stopped_trials_stay_only_if_all_do(tmp_path: Path, keep:
         trials = [driver.ask(), driver.ask()]
         for trial, value in zip(trials, (0.9, 0.1), strict=True):
             driver.report(trial, measured(7, correctness=value, format=value, length=value))
-        folder = ledger.trial_directory(3)
-        write_checkpoint(folder, 7, ledger.record(3).cost, lambda path: (path / "w").touch())
+        folder = ledger.get_trial_directory(3)
+        write_checkpoint(folder, 7, ledger.get_record(3).cost, lambda path: (path / "w").touch())
         driver.end(trials[1], interrupted=True)
         assert (folder / "checkpoint-7").exists() is stays
         driver.end(trials[0])
         delete_unkept_checkpoints(ledger)
         assert (folder / "checkpoint-7").exists() is stays
-        assert ledger.record(3).state == "pruned"
+        assert ledger.get_record(3).state == "pruned"

@@ -12,11 +12,17 @@ from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.search import plan
 from gdpo_tune.tuning.search.budget import (
+    compute_hours,
     compute_spending,
     describe_spent_budget,
-    hours_of,
 )
-from gdpo_tune.tuning.search.plan import Step, ending, find_next_step, is_finished, planned
+from gdpo_tune.tuning.search.plan import (
+    Step,
+    count_planned,
+    explain_end,
+    find_next_step,
+    is_finished,
+)
 from gdpo_tune.tuning.search.proposals import Proposals
 from tests.support.search_driver import Driver
 from tests.support.tuning import outcome, spec_in
@@ -53,7 +59,7 @@ def test_once_any_of_it_is_spent_nothing_starts(tmp_path: Path, budget: str, wor
     assert describe_spent_budget(spec, records, 0.5) == f"the budget of {words} is spent"
     assert find_next_step(spec, records, 0.5) is None
     assert is_finished(spec, records, 0.5)
-    assert ending(spec, records, 0.5) == f"the budget of {words} is spent"
+    assert explain_end(spec, records, 0.5) == f"the budget of {words} is spent"
     assert find_next_step(spec, records[:3], 0.49) is not None
     assert describe_spent_budget(spec, records[:3], 0.49) == ""
 
@@ -75,9 +81,9 @@ def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
         replace(record(1), started=36_100.0, finished=37_800.0),
         replace(record(2), started=90_010.0, finished=None),
     ]
-    assert hours_of(sessions, records, now=93_600.0) == pytest.approx(1 + 0.5 + 1)
-    assert hours_of(sessions, records) == pytest.approx(1 + 0.5 + 10 / 3600)
-    assert hours_of([], []) == 0
+    assert compute_hours(sessions, records, now=93_600.0) == pytest.approx(1 + 0.5 + 1)
+    assert compute_hours(sessions, records) == pytest.approx(1 + 0.5 + 10 / 3600)
+    assert compute_hours([], []) == 0
 
 
 def test_a_killed_session_lasted_at_least_until_its_last_rung():
@@ -88,21 +94,21 @@ def test_a_killed_session_lasted_at_least_until_its_last_rung():
     )
     resumed = replace(record(0), started=100.0, finished=99_000.0, rungs=rungs)
     sessions = [{"started": 0.0}, {"started": 90_000.0, "finished": 93_600.0}]
-    assert hours_of(sessions, [resumed]) == pytest.approx(2 + 1)
+    assert compute_hours(sessions, [resumed]) == pytest.approx(2 + 1)
 
 
 def test_a_budget_ends_a_sweep_and_a_larger_one_extends_it(tmp_path: Path):
     first = spec_in(tmp_path, [*SMALL, "search.budget.completions=2000"])
     with Ledger.open(first) as ledger:
         Driver(ledger, slots=1).run()
-        records = ledger.records()
+        records = ledger.get_records()
     assert len(records) == 4  # three trials of 640 are too few, the fourth goes beyond
-    assert planned(spec_in(tmp_path, [*SMALL, "search.budget.trials=5"]), records) == 5
+    assert count_planned(spec_in(tmp_path, [*SMALL, "search.budget.trials=5"]), records) == 5
     larger = spec_in(tmp_path, SMALL)
     with Ledger.open(larger) as ledger:
         Driver(ledger).run()
-        assert len(ledger.records()) == 8
-        assert ending(larger, ledger.records()) == "all 6 configurations were tried"
+        assert len(ledger.get_records()) == 8
+        assert explain_end(larger, ledger.get_records()) == "all 6 configurations were tried"
 
 
 def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
@@ -138,11 +144,11 @@ def test_patience_ends_the_proposals_and_leaves_the_replicates(tmp_path: Path):
         driver = Driver(ledger, slots=1)
         while isinstance(trial_id := driver.ask(), str) and trial_id in driver.flying:
             driver.end(trial_id, outcome=outcome())
-        records = ledger.records()
+        records = ledger.get_records()
     roles = [record.role for record in records]
     # the first search trial is no better than the published setting: three tries are enough
     assert roles == ["untrained", "published", "search", "search", "search", "replicate"]
-    assert ending(spec, records) == "3 trials in a row did not move the hypervolume"
+    assert explain_end(spec, records) == "3 trials in a row did not move the hypervolume"
 
 
 def test_points_to_try_first_are_tried_whatever_the_patience(tmp_path: Path):
@@ -152,4 +158,4 @@ def test_points_to_try_first_are_tried_whatever_the_patience(tmp_path: Path):
         driver = Driver(ledger, slots=1)
         while isinstance(trial_id := driver.ask(), str) and trial_id in driver.flying:
             driver.end(trial_id, outcome=outcome())
-        assert [r.proposer for r in ledger.records()[2:]] == ["enqueued"] * 4
+        assert [r.proposer for r in ledger.get_records()[2:]] == ["enqueued"] * 4

@@ -35,7 +35,7 @@ def record(
     spec: SweepSpec, number: int, state: State, *rungs: tuple[int, float], end: float | None = None
 ) -> TrialRecord:
     """A trial with a configuration of its own, all metrics alike."""
-    params = {**spec.space.baseline({}), "learning_rate": 3e-5 + number * 1e-6}
+    params = {**spec.space.complete_baseline({}), "learning_rate": 3e-5 + number * 1e-6}
     return TrialRecord(
         number,
         "search",
@@ -183,7 +183,7 @@ def test_at_least_half_of_the_suggestions_come_from_the_model(tmp_path: Path):
                     driver.report(trial, measured(7, **same(value)))
                 halted = (config.directory / "halt").exists()
                 driver.end(trial, **({"interrupted": True} if halted else {}))
-        records = [record for record in ledger.records() if record.role == "search"]
+        records = [record for record in ledger.get_records() if record.role == "search"]
         driver.searcher.close()
     assert "pruned" in {record.state for record in records}
     assert sum(record.proposer == "model" for record in records) >= 8
@@ -199,6 +199,6 @@ def test_the_sampler_hears_of_rungs_before_any_trial_is_at_its_end(tmp_path: Pat
             driver.report(trial, measured(7, **same(0.3)))
         while len(driver.flying) < 8:
             driver.ask()
-        newest = ledger.records()[-1]
+        newest = ledger.get_records()[-1]
         driver.searcher.close()
     assert newest.proposer == "model"

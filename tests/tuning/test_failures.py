@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.train import TrainingFailedError
 
 from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.events import Disturbed
+from gdpo_tune.core.events import IncidentOccurred
 from gdpo_tune.core.trials import Incident
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.ray import failures, workers
@@ -186,7 +186,7 @@ class Sweep:
 
     def told(self) -> list[str]:
         events = self.driver.events
-        return [str(e.incident) for e in events if isinstance(e, Disturbed)]
+        return [str(e.incident) for e in events if isinstance(e, IncidentOccurred)]
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_lost_node_is_told_once_with_all_that_ran_there(sweep: Sweep):
         "trial 2 goes on at node h (a)",
         "trial 3 goes on at node h (a)",
     ]
-    (session,) = sweep.ledger.sessions()
+    (session,) = sweep.ledger.get_sessions()
     assert [str(incident) for incident in session["incidents"]] == sweep.told()
     assert all(isinstance(incident, Incident) for incident in session["incidents"])
 
@@ -275,7 +275,7 @@ def test_a_trial_that_cannot_even_end_is_given_up_all_the_same(sweep: Sweep):
         sweep.fail(trial, in_task(BROKEN))
     trial.error = DIED
     sweep.attempts.on_trial_error(0, [], trial)
-    record = sweep.ledger.record(0)
+    record = sweep.ledger.get_record(0)
     assert (record.state, record.reason) == ("failed", "ValueError: bad reward")
     assert trial.config == {}
 
@@ -300,24 +300,24 @@ def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials
     trial = sweep.trials[0]
     away = StoreUnreachableError("s3://bucket/night", "no route", 600)
     for _ in range(LOSSES):
-        sweep.fail(trial, in_task(AttemptError("store", away.what, away)))
+        sweep.fail(trial, in_task(AttemptError("store", away.summary, away)))
         sweep.start(trial, "a")
     assert sweep.given_up(trial) is None
     assert not (unpack_attempt(trial.config).trial.directory / "error.txt").exists()
-    assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.what}"
-    sweep.fail(trial, in_task(AttemptError("store", away.what, away)))
+    assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.summary}"
+    sweep.fail(trial, in_task(AttemptError("store", away.summary, away)))
     ended = run_trial(trial.config)
     result = unpack_message(ended)
     assert isinstance(result, Fatal)
     assert str(result.error) == str(away)
     sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
     assert sweep.driver.searcher.fatal is result.error
-    assert sweep.ledger.record(0).state == "running"  # the same command goes on with it
+    assert sweep.ledger.get_record(0).state == "running"  # the same command goes on with it
 
 
 def test_a_store_that_is_away_survives_the_way_between_processes():
     outage = StoreUnreachableError("s3://bucket/night", "no route", 600)
-    error = AttemptError("store", outage.what, outage)
+    error = AttemptError("store", outage.summary, outage)
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert str(again.outage) == str(outage)

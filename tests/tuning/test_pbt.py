@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.analysis.lineage import Training, training_of
+from gdpo_tune.analysis.lineage import Training, trace_training
 from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import JournalFile
@@ -17,8 +17,8 @@ from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
     find_checkpoint,
+    find_newest_checkpoint,
     keep_newest,
-    newest_valid_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
@@ -71,7 +71,7 @@ class Population(Driver):
 
     def train(self, trial_id: str) -> None:
         config, ends_at = self.flying[trial_id], self.ends_at[trial_id]
-        resume = newest_valid_checkpoint(config.directory)
+        resume = find_newest_checkpoint(config.directory)
         state: State = json.loads((resume / "state").read_text()) if resume else []
         if resume:
             known = read_checkpoint(resume)
@@ -133,7 +133,7 @@ def result(spec: SweepSpec) -> tuple[object, ...]:
     Which configurations are replicated may hang on who ended first.
     """
     with Ledger.open(spec, read_only=True) as ledger:
-        records = [record for record in ledger.records() if record.role != "replicate"]
+        records = [record for record in ledger.get_records() if record.role != "replicate"]
         states = [ends_with(record) for record in records]
         return ledger.get_generations(), [(r.role, r.state, r.validation) for r in records], states
 
@@ -156,7 +156,7 @@ def trained(training: Training) -> State:
 def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: SweepSpec):
     sweep(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        records, generations = ledger.records(), ledger.get_generations()
+        records, generations = ledger.get_records(), ledger.get_generations()
         assert is_finished(spec, records)
     roles = [record.role for record in records]
     assert roles == ["untrained", "published", *["member"] * MEMBERS, "replicate", "replicate"]
@@ -171,7 +171,7 @@ def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: Sweep
     )
     assert len({record.params["learning_rate"] for record in members(records)}) == MEMBERS
     for record in records[2:]:
-        assert ends_with(record) == trained(training_of(records, record.number))
+        assert ends_with(record) == trained(trace_training(records, record.number))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: Sweep
 def test_members_meet_between_the_first_step_and_the_last(
     interval: float, steps: int, expected: tuple[int, ...]
 ):
-    assert PbtSettings(interval=interval).meetings(steps) == expected
+    assert PbtSettings(interval=interval).list_meetings(steps) == expected
 
 
 def test_every_setting_reaches_the_decisions(tmp_path: Path):
@@ -198,7 +198,7 @@ def test_every_setting_reaches_the_decisions(tmp_path: Path):
     spec = spec_in(tmp_path, [*PBT, f"search.scheduler={settings}"])
     sweep(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        records, (generation,) = ledger.records(), ledger.get_generations()
+        records, (generation,) = ledger.get_records(), ledger.get_generations()
     assert generation.step == 5
     assert len(generation.exploits) == 2
     for exploit in generation.exploits:
@@ -216,11 +216,11 @@ def test_every_setting_reaches_the_decisions(tmp_path: Path):
 def test_a_members_schedule_lies_in_its_folder(spec: SweepSpec):
     sweep(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        records = ledger.records()
+        records = ledger.get_records()
         for record in members(records):
-            file = ledger.trial_directory(record.number) / "schedule.json"
+            file = ledger.get_trial_directory(record.number) / "schedule.json"
             told = json.loads(file.read_text())
-            training = training_of(records, record.number)
+            training = trace_training(records, record.number)
             assert told["params"] == training.params
             assert (told["seed"], told["began_as"]) == (training.seed, training.began_as)
             assert [s["step"] for s in told["schedule"]] == [s.step for s in training.schedule]
@@ -256,7 +256,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], i
         (Path, "rename"),
         (checkpoints.shutil, "rmtree"),
         (checkpoints.os, "link"),
-        (exploits, "write_whole"),
+        (exploits, "write_atomically"),
     ):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 
@@ -301,7 +301,7 @@ def test_a_member_that_fails_leaves_the_others_alone(spec: SweepSpec):
         number = int(driver.flying.pop(trial_id).directory.name)
         driver.searcher.on_failure(trial_id, "broken")
         driver.run()
-        records, generations = ledger.records(), ledger.get_generations()
+        records, generations = ledger.get_records(), ledger.get_generations()
     assert [r.state for r in members(records)].count("complete") == MEMBERS - 1
     assert records[number].state == "failed"
     assert [generation.step for generation in generations] == [2, 4, 6, 8]
@@ -317,13 +317,13 @@ def test_more_members_catch_up_before_they_meet_the_others(spec: SweepSpec, tmp_
     larger = spec_in(tmp_path, [*PBT, f"search.trials={MEMBERS + 2}"])
     sweep(larger)
     with Ledger.open(larger, read_only=True) as ledger:
-        records, generations = ledger.records(), ledger.get_generations()
+        records, generations = ledger.get_records(), ledger.get_generations()
     assert [generation.step for generation in generations] == [2, 4, 2, 4, 6, 8]
     late = tuple(record.number for record in members(records))[MEMBERS:]
     assert [g.members for g in generations[2:4]] == [late, late]
     assert all(len(g.members) == MEMBERS + 2 for g in generations[4:])
     for record in records[2:]:
-        assert ends_with(record) == trained(training_of(records, record.number))
+        assert ends_with(record) == trained(trace_training(records, record.number))
 
 
 def test_under_another_scheduler_members_go_on_without_meeting(spec: SweepSpec, tmp_path: Path):
@@ -335,11 +335,11 @@ def test_under_another_scheduler_members_go_on_without_meeting(spec: SweepSpec, 
     plain = spec_in(tmp_path, [*PBT, "search.scheduler={type: fifo}"])
     sweep(plain)
     with Ledger.open(plain, read_only=True) as ledger:
-        records = ledger.records()
+        records = ledger.get_records()
         assert len(ledger.get_generations()) == 1
     assert all(record.state == "complete" for record in records)
     for record in members(records):
-        assert ends_with(record) == trained(training_of(records, record.number))
+        assert ends_with(record) == trained(trace_training(records, record.number))
 
 
 def test_a_donor_whose_checkpoint_is_damaged_gives_the_one_before(
@@ -355,11 +355,11 @@ def test_a_donor_whose_checkpoint_is_damaged_gives_the_one_before(
         adopted.append(0 if before is None else read_checkpoint(before).step)
         return before
 
-    monkeypatch.setattr(exploits, "newest_valid_checkpoint", damaged_first)
+    monkeypatch.setattr(exploits, "find_newest_checkpoint", damaged_first)
     sweep(spec)
     assert adopted[0] == 0
     assert any(adopted)
     with Ledger.open(spec, read_only=True) as ledger:
-        records = ledger.records()
+        records = ledger.get_records()
     for record in members(records):
-        assert ends_with(record) == trained(training_of(records, record.number))
+        assert ends_with(record) == trained(trace_training(records, record.number))

@@ -10,7 +10,7 @@ import pytest
 
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.plan import Step, find_next_step, planned
+from gdpo_tune.tuning.search.plan import Step, count_planned, find_next_step
 from tests.support.tuning import spec_in
 
 CONDITIONAL = """
@@ -72,4 +72,4 @@ def test_replicates_that_cannot_come_are_not_planned(
 ):
     wanted = f"search.replicates={{per_point: {per_point}, max_runs: {max_runs}}}"
     spec = spec_in(tmp_path, ["search.trials=4", wanted])
-    assert planned(spec, []) == 2 + 4 + replicates
+    assert count_planned(spec, []) == 2 + 4 + replicates

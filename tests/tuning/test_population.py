@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.core.trials import Exploit, Objective
-from gdpo_tune.spec import Choice, Uniform
+from gdpo_tune.spec import Choices, Uniform
 from gdpo_tune.tuning.schedulers.population import (
     Exploration,
     MemberStanding,
@@ -26,7 +26,7 @@ TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
 RATE = Uniform(low=1e-5, high=1e-3, log=True)
 WEIGHT = Uniform(low=0.0, high=2.0)
 GRID = Uniform(low=0.5, high=2.0, step=0.5)
-LISTED = Choice(choices=(1, 4, 2))
+LISTED = Choices(choices=(1, 4, 2))
 DOMAINS = {
     "learning_rate": RATE,
     "reward_weights.format": WEIGHT,

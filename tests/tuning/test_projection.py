@@ -66,7 +66,10 @@ def record(
 
 
 def point(spec: SweepSpec, **changes: float | str) -> Params:
-    return {**spec.space.baseline({}), **{k.replace("__", "."): v for k, v in changes.items()}}
+    return {
+        **spec.space.complete_baseline({}),
+        **{k.replace("__", "."): v for k, v in changes.items()},
+    }
 
 
 def seen(projection: Projection) -> list[tuple[str, list[float] | None]]:

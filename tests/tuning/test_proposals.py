@@ -146,7 +146,7 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
         for trial_id in (driver.ask(), driver.ask()):  # the baselines
             driver.end(trial_id)
         assert [driver.ask(), driver.ask()] == [None, None]  # nothing runs, and it is not over
-        assert len(ledger.records()) == 2
+        assert len(ledger.get_records()) == 2
         for _ in range(6):
             gate.release()
         started: list[str] = []
@@ -157,7 +157,7 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
         driver.end(started[0])
         while driver.ask() is None:
             pass
-        assert [record.role for record in ledger.records()[2:]] == ["search"] * 3
+        assert [record.role for record in ledger.get_records()[2:]] == ["search"] * 3
         driver.searcher.close()
 
 

@@ -171,7 +171,7 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
         update = message(told)
         assert isinstance(update, TrialUpdate)
         heard.append(update)
-        if update.measurement.validated:
+        if update.measurement.has_validation:
             RemoteStopFlag(SWEEP).request(3)
 
     monkeypatch.setattr(reporter.tune, "report", hear)

@@ -63,7 +63,7 @@ def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
         message = unpack_message(result)
         assert isinstance(message, TrialUpdate)
         sent.append(message.measurement)
-        if message.measurement.validated:
+        if message.measurement.has_validation:
             (config.directory / HALT).touch()
 
     monkeypatch.setattr(reporter.tune, "report", halt)

@@ -56,7 +56,7 @@ def test_who_is_on_the_front_goes_on_and_who_is_in_the_worst_third_does_not(
     for number, point in enumerate(points):
         verdict = core.record(number, 10, point)
         seen = points[: number + 1]
-        rank = pareto.ranks(seen, TWO)
+        rank = pareto.rank_points(seen, TWO)
         place = positions(np.array([[-a, b] for a, b in seen]), np.empty((len(seen), 0)))[number]
         if rank[number] == 0:
             assert verdict == "continue"

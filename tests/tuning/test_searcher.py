@@ -15,7 +15,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.experiment import Trial
 
-from gdpo_tune.core.errors import FolderLostError, SandboxUnavailable
+from gdpo_tune.core.errors import DirectoryLostError, SandboxUnavailable
 from gdpo_tune.core.events import TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.core.trials import Cost, Measurement
@@ -26,7 +26,7 @@ from gdpo_tune.tuning.ray.failures import Attempts, describe_error
 from gdpo_tune.tuning.ray.messages import unpack_attempt
 from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.runner import run_sweep
-from gdpo_tune.tuning.search.plan import derive_trial_seed, is_finished, planned
+from gdpo_tune.tuning.search.plan import count_planned, derive_trial_seed, is_finished
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
 from tests.support.tuning import measured, outcome, spec_in, trade_off
@@ -43,13 +43,13 @@ def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.run()
-        records = ledger.records()
+        records = ledger.get_records()
     roles = [record.role for record in records]
     replicates = roles.count("replicate")
     assert roles == ["untrained", "published"] + ["search"] * 4 + ["replicate"] * replicates
     assert 1 <= replicates <= spec.search.replicates.max_runs
     assert is_finished(spec, records)
-    assert planned(spec, records) == 2 + 4 + spec.search.replicates.max_runs
+    assert count_planned(spec, records) == 2 + 4 + spec.search.replicates.max_runs
     by_number = {record.number: record for record in records}
     for record in records[6:]:
         original = by_number[record.replicate_of or 0]
@@ -61,7 +61,7 @@ def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
 def test_no_configuration_gets_more_replicates_than_asked(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
-        repeated = Counter(r.replicate_of for r in ledger.records() if r.role == "replicate")
+        repeated = Counter(r.replicate_of for r in ledger.get_records() if r.role == "replicate")
     assert max(repeated.values()) <= spec.search.replicates.per_point
 
 
@@ -70,7 +70,7 @@ def test_a_trial_is_handed_out_only_when_a_slot_is_free(spec: SweepSpec):
         driver = Driver(ledger, slots=2)
         first, second = driver.ask(), driver.ask()
         assert driver.ask() is None
-        assert len(ledger.records()) == 2  # nothing is proposed before it can use every result
+        assert len(ledger.get_records()) == 2  # nothing is proposed before it can use every result
         driver.end(first)
         assert driver.ask() not in (None, driver.searcher.FINISHED, second)
 
@@ -111,7 +111,7 @@ def test_points_to_try_first_come_first_and_the_sampler_fills_them_up(tmp_path: 
     spec = spec_in(tmp_path, [*QUICK, points])
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
-        search = [record for record in ledger.records() if record.role == "search"]
+        search = [record for record in ledger.get_records() if record.role == "search"]
     assert [record.proposer for record in search] == ["enqueued"] * 2 + ["startup"] * 2
     assert (search[0].params["group_size"], search[0].params["normalization"]) == (4, "grpo")
     assert search[1].params["learning_rate"] == 1e-4
@@ -124,7 +124,7 @@ def test_more_points_than_trials_do_not_make_more_trials(tmp_path: Path):
     spec = spec_in(tmp_path, ["search.trials=1", "search.replicates.max_runs=0", points])
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
-        assert [record.role for record in ledger.records()].count("search") == 1
+        assert [record.role for record in ledger.get_records()].count("search") == 1
 
 
 def test_an_unfinished_trial_goes_on_as_it_was(spec: SweepSpec):
@@ -139,10 +139,10 @@ def test_an_unfinished_trial_goes_on_as_it_was(spec: SweepSpec):
         assert driver.flying[driver.ask()] == before
         assert driver.flying[driver.ask()] == third
         assert driver.ask() is None
-        assert len(ledger.records()) == 3
+        assert len(ledger.get_records()) == 3
         driver.end(next(iter(driver.flying)))
         driver.run()
-        records = ledger.records()
+        records = ledger.get_records()
     assert is_finished(spec, records)
     assert [record.role for record in records].count("search") == 4
 
@@ -152,15 +152,15 @@ def test_a_finished_sweep_has_nothing_more_and_a_larger_budget_extends_it(
 ):
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
-        before = ledger.records()
+        before = ledger.get_records()
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         assert driver.ask() == driver.searcher.FINISHED
     larger = spec_in(tmp_path, ["search.sampler=random", "search.trials=6"])
     with Ledger.open(larger) as ledger:
-        assert not is_finished(larger, ledger.records())
+        assert not is_finished(larger, ledger.get_records())
         Driver(ledger).run()
-        after = ledger.records()
+        after = ledger.get_records()
     assert after[: len(before)] == before
     assert [record.role for record in after].count("search") == 6
     replicates = [record.role for record in after].count("replicate")
@@ -191,7 +191,7 @@ def test_a_failed_trial_is_recorded_and_counts_as_tried(
             driver.end(trial_id)
         driver.end(driver.ask(), **result)
         driver.run()
-        records = ledger.records()
+        records = ledger.get_records()
     assert (records[2].state, records[2].reason) == ("failed", why)
     assert [record.role for record in records].count("search") == 4
 
@@ -204,7 +204,7 @@ def test_an_error_is_recorded_with_the_reason_that_ray_knows(spec: SweepSpec):
         driver.report(trial_id, Measurement(1, {}, spent))
         driver.searcher.on_trial_complete(trial_id, None, error=True)
         driver.searcher.on_failure(trial_id, "RuntimeError: broken")
-        record = ledger.record(0)
+        record = ledger.get_record(0)
         assert (record.state, record.reason, record.cost) == (
             "failed",
             "RuntimeError: broken",
@@ -241,7 +241,7 @@ def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.Mon
 
 
 def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
-    config = {"trial": spec.trial_config({}, 0, spec.directory), "ends_at": (7,)}
+    config = {"trial": spec.build_trial_config({}, 0, spec.directory), "ends_at": (7,)}
     trial = ray_trial(config, "Actor(a)")
     trial._default_result_or_future = "a reference to a remote object"
     assert trial.metric_analysis
@@ -295,7 +295,7 @@ def test_a_ledger_that_cannot_be_written_to_ends_the_sweep(
             gone = OSError(errno.ESTALE, "Stale file handle")
             patch.setattr(ledger, "complete", lambda *_: raised(gone))
             driver.end(trial_id)
-        assert isinstance(driver.searcher.fatal, FolderLostError)
+        assert isinstance(driver.searcher.fatal, DirectoryLostError)
         assert "cannot be written to (Stale file handle)" in str(driver.searcher.fatal)
         assert driver.ask() == driver.searcher.FINISHED
 
@@ -311,7 +311,7 @@ def test_listeners_hear_of_every_trial(spec: SweepSpec):
         measurement = measured(30, format=0.5)
         driver.report(trial_id, measurement)
         driver.end(trial_id)
-        done = ledger.record(0)
+        done = ledger.get_record(0)
     started, progressed, finished = driver.events
     assert isinstance(started, TrialStarted)
     assert started.record.state == "running"
@@ -335,7 +335,7 @@ def test_checkpoints_are_cleared_of_a_finished_sweep_that_was_killed_before_it_d
 ):
     with Ledger.open(spec) as ledger:
         Keeping(ledger).run()
-        assert all(record.checkpoint for record in ledger.records())
+        assert all(record.checkpoint for record in ledger.get_records())
     records = run_sweep(spec).records
     kept = {record.number for record in records if record.checkpoint}
     on_disk = {int(p.parent.name) for p in spec.directory.glob("trials/*/checkpoint-*")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.errors import FolderLostError
+from gdpo_tune.core.errors import DirectoryLostError
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import sweep_directory, trainable
@@ -69,7 +69,7 @@ def test_it_is_not_waited_for_for_ever(
 ):
     monkeypatch.setattr(sweep_directory, "PATIENCE", -1.0)
     spec_file.unlink()
-    with pytest.raises(FolderLostError, match=r"is gone.*\n.*fix: mount it again"):
+    with pytest.raises(DirectoryLostError, match=r"is gone.*\n.*fix: mount it again"):
         wait_for_directory(attempt.setup)
 
 
@@ -96,7 +96,7 @@ def test_a_directory_that_stays_away_ends_the_sweep(
     monkeypatch.setattr(trainable, "run_attempt", lambda _: spec_file.unlink())
     result = unpack_message(trainable.run_trial(pack(attempt)))
     assert isinstance(result, Fatal)
-    assert isinstance(result.error, FolderLostError)
+    assert isinstance(result.error, DirectoryLostError)
 
 
 def test_otherwise_the_attempt_ends_as_it_does(

@@ -15,9 +15,9 @@ import pytest
 
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.retrain import from_sweep, trial_config
+from gdpo_tune.results.retrain import build_request_from_sweep, build_trial_config
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.training import train, warm
+from gdpo_tune.training import train, worker_cache
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 
@@ -75,12 +75,12 @@ def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Pat
     own, new = taker.params["learning_rate"], exploit.params["learning_rate"]
     assert rates == pytest.approx([own, own, new, new])
 
-    request = from_sweep(f"{spec.directory}:{taker.number}", [])
-    config = trial_config(request, seed=None, out=tmp_path / "again", threads=None)
+    request = build_request_from_sweep(f"{spec.directory}:{taker.number}", [])
+    config = build_trial_config(request, seed=None, out=tmp_path / "again", threads=None)
     try:
         outcome = train(config, resume=None, report=lambda *_: None)
     finally:
-        warm.release()
+        worker_cache.release()
     assert (outcome.validation, outcome.test) == (taker.validation, taker.test)
     replay = read_steps(tmp_path / "again")
     kept = {m.step: m.metrics for m in read_steps(taker.directory)}
@@ -103,7 +103,7 @@ def overrides(folder: Path) -> list[str]:
 def told(spec: SweepSpec) -> object:
     """What came of a population, in numbers that no clock is in."""
     with Ledger.open(spec, read_only=True) as ledger:
-        records = [r for r in ledger.records() if r.role == "member"]
+        records = [r for r in ledger.get_records() if r.role == "member"]
         states = [(r.number, r.state, r.validation, r.lineage) for r in records]
         return states, [dataclasses.asdict(g) for g in ledger.get_generations()]
 

@@ -27,7 +27,7 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
+from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.failures import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
@@ -107,7 +107,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert (kinds[0], kinds[1], kinds[-1]) == (SweepStarted, SearchStarted, SweepFinished)
     assert kinds.count(TrialStarted) == kinds.count(TrialFinished) == len(records)
 
-    front = build_front(result.records, spec.objective_list())
+    front = build_front(result.records, spec.list_objectives())
     on_front = {number for member in front.members for number in member.numbers}
     kept = {n for n, r in records.items() if r.checkpoint is not None}
     assert kept == on_front
@@ -131,11 +131,11 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     ran = list_executions(spec.directory)[before:]
     assert len(ran) == len(new)
     with Ledger.open(spec, read_only=True) as ledger:
-        assert [set(s) for s in ledger.sessions()] == [
+        assert [set(s) for s in ledger.get_sessions()] == [
             {"started", "finished", "slots", "provenance", "sampler", "ending", "incidents"}
         ] * 2
-        assert ledger.sessions()[-1]["ending"] == "all 7 configurations were tried"
-        assert larger.reason == ledger.sessions()[-1]["ending"]
+        assert ledger.get_sessions()[-1]["ending"] == "all 7 configurations were tried"
+        assert larger.reason == ledger.get_sessions()[-1]["ending"]
 
 
 def unwanted() -> None:
@@ -159,7 +159,7 @@ def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
     with pytest.raises(SandboxUnavailable, match="no isolation here"):
         run_sweep(spec, train=TRAIN)
     with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
-        assert {record.state for record in ledger.records()} == {"running"}
+        assert {record.state for record in ledger.get_records()} == {"running"}
 
 
 @pytest.mark.parametrize("whose", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
@@ -176,7 +176,7 @@ def test_a_full_disk_ends_the_sweep_which_then_goes_on(
             run_sweep(spec, train=TRAIN)
     faults(spec)
     with Ledger.open(spec, read_only=True) as ledger:
-        assert "failed" not in {record.state for record in ledger.records()}
+        assert "failed" not in {record.state for record in ledger.get_records()}
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 3
 
@@ -245,7 +245,7 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
     # of the killed run nothing is left: Ray's agents look after a while whether servers still live
     wait_for(lambda: not any(is_alive(child) for child in children), 100.0)
     with Ledger.open(spec) as ledger:
-        states = {record.number: record.state for record in ledger.records()}
+        states = {record.number: record.state for record in ledger.get_records()}
     assert (states[0], states[1], states[3]) == ("complete", "complete", "running")
 
     faults(spec)
@@ -253,7 +253,7 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
     larger = spec_in(tmp_path, "search.trials=6", "training.steps=12")
     result = run_sweep(larger, train=TRAIN)
     ran = list_executions(spec.directory)[before:]
-    assert len({entry["pid"] for entry in ran}) <= local_cpus()  # warm actors
+    assert len({entry["pid"] for entry in ran}) <= count_local_cpus()  # warm actors
     assert {record.state for record in result.records} == {"complete"}
     assert [record.role for record in result.records].count("search") == 6
     resumed = [entry["from"] for entry in list_executions(spec.directory, "1")]
@@ -264,7 +264,7 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
 
 def state_of(spec: SweepSpec, number: int) -> str:
     with Ledger.open(spec, read_only=True) as ledger:
-        return {record.number: record.state for record in ledger.records()}[number]
+        return {record.number: record.state for record in ledger.get_records()}[number]
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.core.steps import FILE, read_steps
-from gdpo_tune.spec import SweepSpec, load_spec, local_cpus
+from gdpo_tune.core.steps import STEPS_FILE, read_steps
+from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.runner import run_sweep
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
     # Ray leaves sockets and subprocess handles to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.skipif(local_cpus() < 2, reason="two workers need two cores"),
+    pytest.mark.skipif(count_local_cpus() < 2, reason="two workers need two cores"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
     for record in trained:
         folder = trial_folder(spec, record.number)
         assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
-        assert len((folder / FILE).read_text().splitlines()) == 4, "one of the two writes"
+        assert len((folder / STEPS_FILE).read_text().splitlines()) == 4, "one of the two writes"
         assert record.cost.completions == 4 * 16
         assert record.checkpoint == folder / "checkpoint-4"
         assert len(list(record.checkpoint.glob("rng_state_?.pth"))) == 2
@@ -114,9 +114,9 @@ def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: 
     with sweep_process(spec, steps) as process:
         wait_for(lambda: list(folder.glob("checkpoint-*")))
         workers_of(process)[-1].kill()
-        lines = len((folder / FILE).read_text().splitlines())
+        lines = len((folder / STEPS_FILE).read_text().splitlines())
         # It goes on with another attempt, from its newest checkpoint and not from the start.
-        wait_for(lambda: len((folder / FILE).read_text().splitlines()) > lines + 3)
+        wait_for(lambda: len((folder / STEPS_FILE).read_text().splitlines()) > lines + 3)
         written = [m.step for m in read_steps(folder)]
         assert written == list(range(1, len(written) + 1))
         process.send_signal(signal.SIGINT)

@@ -111,7 +111,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         {"NodeID": "here", "Resources": {"CPU": 4.0}},
         {"NodeID": "there", "Resources": {"CPU": 60.0}},
     ]
-    monkeypatch.setattr(trainable, "machine_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 8 * 2**30)
     monkeypatch.setattr(trainable.ray, "nodes", lambda: known)
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
@@ -125,10 +125,10 @@ def test_a_process_that_has_grown_too_large_takes_no_second_trial(
 ):
     first, second, third = (outcome(correctness=share) for share in (0.1, 0.2, 0.3))
     behaviour.extend([third, second, first])
-    monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
+    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 2**50)
     assert run(config) == Finished(first)
     assert run(config) == Finished(second)
-    monkeypatch.setattr(trainable, "machine_memory", lambda: 1)
+    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 1)
     with pytest.raises(AttemptError, match="grown too large"):
         run(config)
     monkeypatch.setattr(trainable, "_trials_served", 0)
@@ -251,7 +251,7 @@ def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
 def test_a_full_disk_and_a_damaged_checkpoint_are_told(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainable, "machine_memory", lambda: 2**50)
+    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 2**50)
     full = OSError(errno.ENOSPC, "No space left on device")
     behaviour.append(full)
     result = run(config)

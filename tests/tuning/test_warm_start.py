@@ -10,7 +10,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, lint, load_spec
+from gdpo_tune.spec import SweepSpec, list_warnings, load_spec
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.search_driver import Driver
@@ -42,7 +42,9 @@ def test_published_stands_for_the_weights_of_the_paper(tmp_path: Path):
     assert spec_in(tmp_path, [*QUICK, f"enqueue={list(spec.enqueue)}"]).enqueue == spec.enqueue
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
-        tried = [r.params["reward_weights.length"] for r in ledger.records() if r.role == "search"]
+        tried = [
+            r.params["reward_weights.length"] for r in ledger.get_records() if r.role == "search"
+        ]
     assert tried[:3] == [0.75, 0.5, 0.25]
 
 
@@ -79,7 +81,7 @@ def test_trained_trials_teach_the_sampler_and_no_others(tmp_path: Path, earlier:
 def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
     spec = spec_in(tmp_path / "earlier", ["search.trials=2", "search.scheduler={type: pbt}"])
     with Ledger.open(spec) as ledger:
-        params = spec.space.baseline({})
+        params = spec.space.complete_baseline({})
         ledger.start(params, "published", "baseline", seed=0)
         ledger.start(params, "member", "startup", seed=1)
         ledger.start(params, "replicate", "replicate", seed=2, replicate_of=1)
@@ -137,7 +139,7 @@ def test_earlier_trials_are_none_of_this_sweep(tmp_path: Path, earlier: SweepSpe
     spec = warm(tmp_path, earlier, "search.trials=3", "search.replicates.max_runs=0")
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
-        records = ledger.records()
+        records = ledger.get_records()
     assert [record.role for record in records] == ["untrained", "published"] + ["search"] * 3
     assert [record.proposer for record in records[2:]] == ["model"] * 3
 
@@ -199,9 +201,9 @@ def test_a_folder_whose_file_is_damaged_is_refused(tmp_path: Path, earlier: Swee
 
 
 def test_another_training_is_doubted_and_another_space_is_not(tmp_path: Path, earlier: SweepSpec):
-    assert lint(warm(tmp_path, earlier)) == lint(spec_in(tmp_path))
+    assert list_warnings(warm(tmp_path, earlier)) == list_warnings(spec_in(tmp_path))
     wider = warm(tmp_path, earlier, "space.group_size=[4, 8, 16]")
-    assert not any("warm_start" in doubt for doubt in lint(wider))
+    assert not any("warm_start" in doubt for doubt in list_warnings(wider))
     longer = warm(tmp_path, earlier, "training.steps=120")
-    (doubt,) = [doubt for doubt in lint(longer) if "warm_start" in doubt]
+    (doubt,) = [doubt for doubt in list_warnings(longer) if "warm_start" in doubt]
     assert "training.steps = 60, not 120" in doubt

@@ -123,9 +123,9 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
         output_dir=str(config.directory),
         use_cpu=True,
         bf16=False,
-        **vllm_engine.arguments(config, model),
+        **vllm_engine.build_engine_arguments(config, model),
     )
-    with vllm_engine.starting(config, model, arguments):
+    with vllm_engine.prepare_engine(config, model, arguments):
         generation = trl_vllm.VLLMGeneration(
             model=model,
             accelerator=Accelerator(cpu=True),
@@ -178,14 +178,14 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
     "settings", [ModelSettings(), ModelSettings(lora_rank=4)], ids=["every weight", "adapters"]
 )
 def test_a_trial_samples_with_vllm_from_start_to_end(config, settings):
-    from gdpo_tune.training import train, warm
+    from gdpo_tune.training import train, worker_cache
 
     reports = []
     try:
         config = replace(config, model=settings)
         outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
     finally:
-        warm.release()
+        worker_cache.release()
     for measurement in reports:
         mismatch = {n: x for n, x in measurement.metrics.items() if n.startswith("train/rollout/")}
         print(f"  step {measurement.step}:", ", ".join(f"{n} {x:.7f}" for n, x in mismatch.items()))

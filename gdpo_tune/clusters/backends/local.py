@@ -24,9 +24,9 @@ from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import LocalBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.processes import process_of, runs
+from gdpo_tune.core.processes import find_process, is_running
 
 SILENT_SECONDS = 8 * BEAT_SECONDS
 """Time without a beat after which a job of another machine counts as dead."""
@@ -68,7 +68,7 @@ class Local:
             about = {"command": job.command(sys.executable), "root": str(job.root)}
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                write_whole(directory / JOB, json.dumps(about))
+                write_atomically(directory / JOB, json.dumps(about))
             except OSError as error:
                 raise BackendError(f"backend local: {directory}: {error.strerror}") from error
             words = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(directory)]
@@ -104,7 +104,7 @@ class Local:
             raise BackendUnreachableError(
                 f"backend local: {Path(job.directory).name} runs on {job.machine}: stop it there"
             )
-        sweep = process_of(*job.processes[-1]) if job.processes else None
+        sweep = find_process(*job.processes[-1]) if job.processes else None
         if sweep is None:
             return
         with suppress(psutil.NoSuchProcess, FileExistsError):
@@ -120,7 +120,7 @@ class Local:
 def _is_alive(job: JobHandle) -> bool:
     """Return whether a process of a job lives; on another machine, whether it still beats."""
     if job.machine == socket.gethostname():
-        return any(runs(pid, created) for pid, created in job.processes)
+        return any(is_running(pid, created) for pid, created in job.processes)
     beat = Path(job.directory, BEAT)
     now = beat.with_name(f".clock-{uuid.uuid4().hex}")
     now.touch()  # the clock of the disk, which both machines share

@@ -27,10 +27,10 @@ def build_backend(sweep: ScheduledSweep, settings: RayJobBackend) -> RayJobs:
 
     Raises:
         BackendError: the variable for its address or its token is not set.
-        UsageError: see `ray_access.token`.
+        UsageError: see `ray_access.find_token`.
     """
     address = settings.address or _read_variable(settings.address_env, "address_env")
-    token = _read_variable(settings.token_env, "token_env") or ray_access.token(os.environ)
+    token = _read_variable(settings.token_env, "token_env") or ray_access.find_token(os.environ)
     fix = "write token_env: and the name of a variable that holds the cluster's token"
     api = jobs_api.JobsApi(address, token, CALLER, fix)
     directory = Path(resolve_path(settings.working_dir, sweep.root))

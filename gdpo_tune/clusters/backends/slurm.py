@@ -25,7 +25,7 @@ from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.render.batch_script import build_job_script
 from gdpo_tune.clusters.schedule_spec import SlurmBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
@@ -66,11 +66,11 @@ class Slurm:
             directory.mkdir(parents=True, exist_ok=True)
             script = directory / "job.sbatch"
             job_words = (job.id, job.command(), directory)
-            write_whole(script, build_job_script(self.sweep, self.settings, *job_words))
+            write_atomically(script, build_job_script(self.sweep, self.settings, *job_words))
             answer = self._call("sbatch", "--parsable", str(script))
             answer.refuse_error(self.kind, AWAY)
             job_id = answer.out.strip().partition(";")[0]  # `id;cluster` if there are several
-            write_whole(directory / "id", job_id)
+            write_atomically(directory / "id", job_id)
         return JobHandle(backend=self.kind, id=job_id, directory=str(directory))
 
     def poll(self, job: JobHandle) -> JobStatus:

@@ -66,7 +66,7 @@ class LogPrinter:
 def cluster_at(address: str) -> jobs_api.JobsApi:
     """Return the jobs of the cluster with a dashboard at this address."""
     fix = f"export {ray_access.FILE}=FILE with the cluster's token, or {ray_access.TOKEN}=..."
-    return jobs_api.JobsApi(address, ray_access.token(os.environ), CALLER, fix)
+    return jobs_api.JobsApi(address, ray_access.find_token(os.environ), CALLER, fix)
 
 
 def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> int:

@@ -27,7 +27,7 @@ from typing import TextIO
 
 import psutil
 
-from gdpo_tune.core.files import write_whole
+from gdpo_tune.core.files import write_atomically
 
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
 BEAT, END, LOG = "beat", "end.json", "log.txt"
@@ -67,7 +67,7 @@ def supervise(directory: Path, ready: int) -> None:
             processes = [psutil.Process(), psutil.Process(sweep.pid)]
             pids = [(process.pid, process.create_time()) for process in processes]
             state = {"machine": socket.gethostname(), "processes": pids}
-            write_whole(directory / STATE, json.dumps(state))
+            write_atomically(directory / STATE, json.dumps(state))
             os.write(ready, READY)
             os.close(ready)
             exit_status = None
@@ -77,7 +77,7 @@ def supervise(directory: Path, ready: int) -> None:
                     exit_status = sweep.wait(BEAT_SECONDS)  # negative after a signal
                 except subprocess.TimeoutExpired:
                     continue
-        write_whole(directory / END, json.dumps({"status": exit_status}))
+        write_atomically(directory / END, json.dumps({"status": exit_status}))
 
 
 def take_lock(lock: TextIO, state: Path) -> bool:

@@ -20,7 +20,7 @@ from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
 from gdpo_tune.clusters.schedule_spec import format_duration
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import Problem, SpecError, UsageError
+from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.spec.problems import show
 
 LOCAL_ZONES = ("localtime", "Factory")
@@ -107,7 +107,7 @@ def render_all(
     render = registry.load(TARGETS[target])
     fixed = (target, python, directory.absolute(), now, kuberay or NEWEST_KUBERAY, ray_cron_job)
     rendered: list[dict[str, str]] = []
-    problems: list[Problem] = []
+    problems: list[SpecProblem] = []
     for sweep in sweeps:
         try:
             request = RenderRequest(sweep, _find_schedule(sweep, target), *fixed)
@@ -142,7 +142,7 @@ def fill_template(template: str, **values: Any) -> str:
 
 def refuse(sweep: ScheduledSweep, key: str, value: str, reason: str, fix: str) -> NoReturn:
     """Raise a `SpecError` for a key of a sweep's file."""
-    raise SpecError((Problem(str(sweep.file), key, value, reason, fix),))
+    raise SpecError((SpecProblem(str(sweep.file), key, value, reason, fix),))
 
 
 def _write_scalar(value: str) -> str:

@@ -16,10 +16,10 @@ import psutil
 
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.core.files import write_whole
-from gdpo_tune.core.processes import creation, process_of, runs
-from gdpo_tune.core.signals import hangups_held
-from gdpo_tune.spec import local_cpus
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.processes import find_process, is_running, read_creation_time
+from gdpo_tune.core.signals import block_hangups
+from gdpo_tune.spec import count_local_cpus
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS, SILENT_SECONDS, join, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 
@@ -122,11 +122,11 @@ def start_cluster(processes: Path) -> Generator[Cluster]:
     servers = [process for process in list_children() if read_name(process) in SERVERS]
 
     def is_alive() -> bool:
-        return all(runs(server.pid, server.create_time()) for server in servers)
+        return all(is_running(server.pid, server.create_time()) for server in servers)
 
     def remember() -> None:
-        ours = [(process.pid, creation(process)) for process in list_children() - others]
-        write_whole(processes, json.dumps([entry for entry in ours if entry[1] is not None]))
+        ours = [(process.pid, read_creation_time(process)) for process in list_children() - others]
+        write_atomically(processes, json.dumps([entry for entry in ours if entry[1] is not None]))
 
     try:
         remember()
@@ -154,11 +154,11 @@ def start_servers(others: set[psutil.Process]) -> None:
         after=lambda _: end_processes(list_children() - others),
     )
     try:
-        with hangups_held():  # otherwise the servers end with the terminal, and trials unsaved
+        with block_hangups():  # otherwise the servers end with the terminal, and trials unsaved
             starting(
                 ray.init,
                 address="local",
-                num_cpus=local_cpus(),
+                num_cpus=count_local_cpus(),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
                 **QUIET,
@@ -200,7 +200,7 @@ def end_orphans(file: Path) -> None:
     """End what is left of the processes that a killed run wrote down; a torn file names none."""
     with suppress(OSError, ValueError, TypeError):
         entries = json.loads(file.read_bytes())
-        left = [process_of(int(pid), float(created)) for pid, created in entries]
+        left = [find_process(int(pid), float(created)) for pid, created in entries]
         end_processes(process for process in left if process is not None)
     file.unlink(missing_ok=True)
 

@@ -109,7 +109,7 @@ class Attempts(Callback):
         if history.moving:
             history.moving = False
             node = self._nodes.describe(history.node)
-            self._searcher.note(f"goes on at node {node}", [trial.trial_id])
+            self._searcher.record_incident(f"goes on at node {node}", [trial.trial_id])
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
@@ -127,19 +127,23 @@ class Attempts(Callback):
         history.node = ""
         if cause in ("changed", "directory"):
             if cause == "directory":
-                self._searcher.note(reason, [name])
+                self._searcher.record_incident(reason, [name])
             return
         again = history.count(cause, node, time.monotonic())
         if cause == "lost":
             if not history.moving:  # otherwise it was reported together with the others there
                 history.moving, history.cut_from = True, node
-                self._searcher.note(f"was cut off from node {self._nodes.describe(node)}", [name])
+                self._searcher.record_incident(
+                    f"was cut off from node {self._nodes.describe(node)}", [name]
+                )
         elif cause == "store":
-            self._searcher.note(f"leaves node {self._nodes.describe(node)}: {reason}", [name])
+            self._searcher.record_incident(
+                f"leaves node {self._nodes.describe(node)}: {reason}", [name]
+            )
         else:
             write_error(unpack_attempt(trial.config).trial, error)
             if again:
-                self._searcher.note(f"is tried again: {reason}", [name])
+                self._searcher.record_incident(f"is tried again: {reason}", [name])
         if not again:
             set_given_up(trial, LOST_AGAIN if cause == "lost" else find_outage(error) or reason)
             history.given_up = trial
@@ -171,10 +175,10 @@ class Attempts(Callback):
                         history.given_up = None
                 if history.cut_from == node.id:
                     cut.append(name)
-            self._searcher.note(f"node {node} was lost", [*ran, *excused, *cut])
+            self._searcher.record_incident(f"node {node} was lost", [*ran, *excused, *cut])
         for node in joined:
-            self._searcher.note(f"node {node} has joined", [])
-        self._searcher.fit(self._nodes.list_alive())
+            self._searcher.record_incident(f"node {node} has joined", [])
+        self._searcher.resize(self._nodes.list_alive())
 
     def _find_cause(self, error: BaseException | None, node: str) -> Cause:
         """Return why an attempt ended; mark its node as lost if that was the reason."""

@@ -44,8 +44,8 @@ def join(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         ClusterError: there is none, it wants another token, or this machine is no node of it.
         UsageError: the address, or the token, is wrong.
     """
-    address = ray_access.address(os.environ[ray_access.ADDRESS], ray_access.ADDRESS)
-    ray_access.settle(os.environ)
+    address = ray_access.check_ray_address(os.environ[ray_access.ADDRESS], ray_access.ADDRESS)
+    ray_access.enable_token(os.environ)
     import ray
     from ray._private.services import canonicalize_bootstrap_address
 

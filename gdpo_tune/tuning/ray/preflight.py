@@ -146,7 +146,7 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
 def list_needed_paths(spec: SweepSpec) -> list[str]:
     """Return files and directories of this machine that every trial reads, as the spec has them."""
     paths = [spec.policy, spec.data.source]
-    if task_files.is_file(spec.task):
+    if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
     return [path for path in paths if path and Path(path).expanduser().exists()]
 

@@ -23,9 +23,9 @@ from gdpo_tune.core.checkpoint_names import (
     sort_checkpoints,
 )
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
-from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, joined
-from gdpo_tune.core.processes import runs
-from gdpo_tune.training.checkpoints import newest_valid_checkpoint
+from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
+from gdpo_tune.core.processes import is_running
+from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     AttemptError,
@@ -50,7 +50,7 @@ def run_remote_attempt(
     trial, directory = attempt.trial, make_attempt_directory()
     local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
-        address = joined(attempt.setup.address, "trials", trial.directory.name)
+        address = join_address(attempt.setup.address, "trials", trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.begun)
         upload = partial(upload_trial, files, local.directory)
@@ -62,7 +62,7 @@ def run_remote_attempt(
             raise
         upload()
     except StoreUnreachableError as error:
-        raise AttemptError("store", error.what, error) from error
+        raise AttemptError("store", error.summary, error) from error
     except StoreError as error:
         return Fatal(error)
     finally:
@@ -84,7 +84,7 @@ def make_attempt_directory() -> Path:
     own = find_cache_directory() / "attempts" / f"{host}_{process.pid}_{process.create_time():.2f}"
     for path in own.parent.glob(f"{host}_*_*"):
         pid, created = path.name.removeprefix(f"{host}_").split("_")
-        if path == own or not runs(int(pid), float(created)):
+        if path == own or not is_running(int(pid), float(created)):
             shutil.rmtree(path, ignore_errors=True)
     own.mkdir(parents=True)
     return own
@@ -104,7 +104,7 @@ def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
     for checkpoint in (None, *iterate_whole_checkpoints(sizes, files.read)):
         wanted = [name for name in sizes if find_checkpoint_name(name) == checkpoint]
         files.download({name: directory / name for name in wanted})
-        if checkpoint is not None and newest_valid_checkpoint(directory) is not None:
+        if checkpoint is not None and find_newest_checkpoint(directory) is not None:
             return  # otherwise a file has other content, and the one before serves
 
 

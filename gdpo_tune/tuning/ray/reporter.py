@@ -68,7 +68,7 @@ class Reporter:
         elif not stop:
             self.send(pack(self.build_update(measurement)))
             ends = measurement.step in self._ends_at
-            stop = ends or (measurement.validated and self.is_halted())
+            stop = ends or (measurement.has_validation and self.is_halted())
         if stop:
             self.stopped = True
             raise SystemExit
@@ -77,7 +77,7 @@ class Reporter:
         """Return whether to stop, and whether the measurement is due."""
         now, kept = self.now(), is_kept(measurement.step, self._last)
         pause = self._setup.interval if kept else max(self._setup.interval, SECONDS)
-        due = measurement.validated or now - self._sent >= pause
+        due = measurement.has_validation or now - self._sent >= pause
         if due:
             self._sent = now
         return self._stop_flag.is_set(self._number), due

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gdpo_tune.core.errors import FolderLostError
+from gdpo_tune.core.errors import DirectoryLostError
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.tuning.ray.messages import Setup
 
@@ -27,7 +27,7 @@ def wait_for_directory(setup: Setup) -> str:
     """Wait until the directory is there again; return what has happened, for a person.
 
     Raises:
-        FolderLostError: it stays away.
+        DirectoryLostError: it stays away.
     """
     from tenacity import RetryError, retry_if_result
 
@@ -35,7 +35,7 @@ def wait_for_directory(setup: Setup) -> str:
     try:
         retrying(has_directory, setup)
     except RetryError:
-        raise FolderLostError(
+        raise DirectoryLostError(
             f"{setup.spec_file.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
             "    fix: mount it again and give the same command again, which goes on from "
             "the last whole checkpoints"

@@ -14,14 +14,14 @@ import ray
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import (
+    DirectoryLostError,
     DiskFullError,
-    FolderLostError,
     SandboxUnavailable,
     TrialFailure,
     UsageError,
 )
-from gdpo_tune.core.files import disk_full, is_disk_full
-from gdpo_tune.core.system import machine_memory
+from gdpo_tune.core.files import build_disk_full_error, is_disk_full
+from gdpo_tune.core.system import read_machine_memory
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
@@ -61,7 +61,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
         cause = error
     try:
         waited = wait_for_directory(attempt.setup)
-    except FolderLostError as error:
+    except DirectoryLostError as error:
         return pack(Fatal(error))
     raise AttemptError("directory", waited) from cause
 
@@ -108,10 +108,10 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
     except OSError as error:
         if not is_disk_full(error):
             raise
-        return Fatal(disk_full(trial.directory, "the trial"))
+        return Fatal(build_disk_full_error(trial.directory, "the trial"))
     if outcome is None:
         return Interrupted()
-    note = checkpoints.note()
+    note = checkpoints.describe_damage()
     if note:
         outcome = replace(outcome, environment={**outcome.environment, "resumed": note})
     return Finished(outcome)
@@ -123,7 +123,7 @@ def compute_memory_limit(cpus: float) -> float:
     All that fit on this node together may grow to `MEMORY_SHARE` of its memory, or its container's.
     A process that waits for others may run on a node without a core for trials.
     """
-    memory = machine_memory() or psutil.virtual_memory().total
+    memory = read_machine_memory() or psutil.virtual_memory().total
     return memory * MEMORY_SHARE * cpus / max(cpus, count_node_cpus())
 
 

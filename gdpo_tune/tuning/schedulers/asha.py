@@ -24,10 +24,10 @@ class Asha(Scheduler):
     def __init__(self, spec: SweepSpec, settings: AshaSettings) -> None:
         super().__init__()
         training = spec.training
-        self._steps = settings.levels(training.steps)
+        self._steps = settings.list_rungs(training.steps)
         self._spec = spec
         self._rungs = Rungs(
-            spec.objective_list(),
+            spec.list_objectives(),
             [step * training.completions_per_step for step in self._steps],
             settings.reduction_factor,
             settings.variant,

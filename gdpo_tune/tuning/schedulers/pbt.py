@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gdpo_tune.analysis.lineage import training_of
+from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.core.trials import MOVABLE, Generation, Params, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings
@@ -39,7 +39,7 @@ class Pbt(Scheduler):
         super().__init__()
         self._ledger = ledger
         self._spec = ledger.spec
-        self._meetings = settings.meetings(ledger.spec.training.steps)
+        self._meetings = settings.list_meetings(ledger.spec.training.steps)
         self._exploration = Exploration(
             settings.quantile, settings.factors, settings.resample, self._spec.search.seed
         )
@@ -70,7 +70,7 @@ class Pbt(Scheduler):
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
         """Return a member whose meeting is over; once all members wait, hold the next meeting."""
-        members = [record for record in self._ledger.records() if record.role == "member"]
+        members = [record for record in self._ledger.get_records() if record.role == "member"]
         waiting = [record for record in members if record.state == "paused"]
         free = [record.number for record in waiting if self._find_meeting(record) is None]
         under_way = any(record.state == "running" for record in members)
@@ -89,7 +89,7 @@ class Pbt(Scheduler):
         step = min(steps.values())
         standings = [self._build_standing(r, step) for r in waiting if steps[r.number] == step]
         exploits = decide_exploits(
-            step, standings, self._spec.objective_list(), self._domains, self._exploration
+            step, standings, self._spec.list_objectives(), self._domains, self._exploration
         )
         generation = Generation(step, tuple(s.number for s in standings), exploits)
         self._ledger.record_generation(generation)
@@ -104,9 +104,9 @@ class Pbt(Scheduler):
 
     def _get_movable_params(self, record: TrialRecord) -> Params:
         """Return the present values of movable parameters that are searched and have an effect."""
-        training = training_of(self._ledger.records(), record.number)
+        training = trace_training(self._ledger.get_records(), record.number)
         params = dict(training.params)
         for segment in training.schedule:
             params |= segment.params
-        active = self._spec.space.active(training.params)
+        active = self._spec.space.select_active(training.params)
         return {name: params[name] for name in self._domains if name in active}

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gdpo_tune.analysis.pareto import Floats, losses
+from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.trials import Exploit, Objective, Params, ParamValue
-from gdpo_tune.spec import Choice, Uniform
+from gdpo_tune.spec import Choices, Uniform
 from gdpo_tune.tuning.schedulers.priority import compute_ranks, sum_excess
 from gdpo_tune.tuning.search.quasi_random import map_share
 
-MovableDomain = Choice | Uniform
+MovableDomain = Choices | Uniform
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def order_members(
     if not members:
         return []
     members = sorted(members, key=lambda member: member.number)
-    points = losses([member.values for member in members], objectives)
+    points = compute_losses([member.values for member in members], objectives)
     excess = np.array([member.excess for member in members], dtype=float).reshape(len(members), -1)
     broken = sum_excess(excess)
     rank = compute_ranks(points, broken)

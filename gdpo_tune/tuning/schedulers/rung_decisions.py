@@ -34,17 +34,17 @@ class RungDecisions:
         """Rebuild the scheduler and do what is overdue; return the trials that this changed."""
         finish_exploits(self._ledger)
         for number, rung in self._ledger.get_rungs():
-            record = self._ledger.record(number)
+            record = self._ledger.get_record(number)
             # a verdict on an ended trial has been executed
             take_in = self._scheduler.judge if record.is_open else self._scheduler.replay
             take_in(record, rung)
         self.stop_flag.clear()  # a process that was killed may have left a request
-        changed = [self._settle(record) for record in self._ledger.records() if record.is_open]
+        changed = [self._settle(record) for record in self._ledger.get_records() if record.is_open]
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:
         """Judge a new rung; if the trial is not to go on, tell it to end."""
-        record = self._ledger.record(number)
+        record = self._ledger.get_record(number)
         rung = next(rung for rung in record.rungs if rung.completions == completions)
         verdict = self._scheduler.judge(record, rung)
         if verdict != "continue":
@@ -61,7 +61,7 @@ class RungDecisions:
         self.clear(number)
         if verdict == "pause":
             return self._ledger.pause(number)
-        return self._prune(self._ledger.record(number), rung)
+        return self._prune(self._ledger.get_record(number), rung)
 
     def clear(self, number: int) -> None:
         """Withdraw the request that a trial end."""
@@ -76,7 +76,7 @@ class RungDecisions:
     def prune_waiting(self) -> list[TrialRecord]:
         """Prune the trials that still wait when no later trial can promote them."""
         pruned: list[TrialRecord] = []
-        for record in self._ledger.records():
+        for record in self._ledger.get_records():
             if record.state == "paused":
                 _, rung = self._find_verdict(record)  # not its last one if settings have changed
                 pruned.append(self._prune(record, rung or record.rungs[-1], NEVER_PROMOTED))
@@ -119,4 +119,4 @@ class RungDecisions:
                 SweepStore(spec, patience=0.0).keep_only({number: None})
             except StoreUnreachableError:
                 return  # the end of the sweep removes them
-        remove_all_but(self._ledger.trial_directory(number), None)
+        remove_all_but(self._ledger.get_trial_directory(number), None)

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import losses
+from gdpo_tune.analysis.pareto import compute_losses
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
@@ -125,7 +125,9 @@ class Rungs:
         return self._levels[completions].list_dominating(number)
 
     def _row(self, values: Sequence[float], excess: Sequence[float]) -> Floats:
-        return np.append(losses([values], self._objectives), np.asarray(excess, dtype=float))
+        return np.append(
+            compute_losses([values], self._objectives), np.asarray(excess, dtype=float)
+        )
 
 
 class _Level:

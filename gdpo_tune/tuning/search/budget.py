@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.core.metrics import HOUR, gpu_hours
+from gdpo_tune.core.metrics import HOUR, count_gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 
@@ -22,12 +22,14 @@ def compute_spending(
     Args:
         spec: gives the number of GPUs of a trial.
         records: every trial.
-        hours: running time of the sweep, see `hours_of`.
+        hours: running time of the sweep, see `compute_hours`.
     """
     return {
         "trials": len(records),
         "completions": sum(record.cost.completions for record in records),
-        "gpu_hours": sum(gpu_hours(record.cost, spec.resources.in_all) for record in records),
+        "gpu_hours": sum(
+            count_gpu_hours(record.cost, spec.resources.total_gpus) for record in records
+        ),
         "hours": hours,
     }
 
@@ -44,7 +46,7 @@ def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours
     return ""
 
 
-def hours_of(
+def compute_hours(
     sessions: Sequence[Mapping[str, Any]],
     records: Sequence[TrialRecord],
     now: float | None = None,

@@ -48,7 +48,7 @@ class Drift:
         """
         return {
             name: rung.validation[name].mean + self._change(rung.completions, name)
-            for name in self._spec.judged
+            for name in self._spec.judged_metrics
         }
 
     def _change(self, completions: int, name: str) -> float:

@@ -8,7 +8,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.spec.warm_start import folder_of
+from gdpo_tune.spec.warm_start import expand_directory
 
 
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
@@ -21,12 +21,12 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         UsageError, IdentityError: a directory holds no ledger, or one of another sweep.
     """
     trials: list[TrialRecord] = []
-    for directory in map(folder_of, spec.search.warm_start):
+    for directory in map(expand_directory, spec.search.warm_start):
         earlier = load_spec(directory / SPEC, to_run=False)
         # the directory may have moved since the sweep ran
         location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
         with Ledger.open(earlier.model_copy(update=location), read_only=True) as ledger:
-            trials += select_usable(ledger.records(), spec.judged)
+            trials += select_usable(ledger.get_records(), spec.judged_metrics)
     return trials
 
 

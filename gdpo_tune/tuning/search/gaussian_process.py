@@ -20,7 +20,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import GPSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from gdpo_tune.analysis.pareto import contributions
+from gdpo_tune.analysis.pareto import compute_contributions
 from gdpo_tune.core.trials import Objective
 
 BOX_SHARE = 0.5
@@ -82,7 +82,7 @@ class GaussianProcess(GPSampler):
         allowed = [
             t for t in trials if all(excess <= 0 for excess in (t.constraints or {}).values())
         ]
-        gains = contributions([t.values for t in allowed], self._objectives)
+        gains = compute_contributions([t.values for t in allowed], self._objectives)
         if not gains.any():
             return search_space
         centre = allowed[self._box_rng.choice(np.flatnonzero(gains))].params

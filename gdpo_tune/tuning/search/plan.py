@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdpo_tune.analysis.racing import next_replicate
+from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.budget import describe_spent_budget, hours_of
+from gdpo_tune.tuning.search.budget import compute_hours, describe_spent_budget
 
 BASELINES: tuple[Role, ...] = ("untrained", "published")
 """Roles of the first trials of every sweep."""
@@ -60,15 +60,15 @@ def find_next_step(
             return replace(enqueued, role="member") if enqueued else _build_member(spec, records)
         if enqueued is not None:
             return enqueued
-        if not has_stagnated(records, spec.objective_list(), spec.search.patience):
+        if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return Step("search", "model", None)
     if any(r.role == "member" and r.is_open for r in records):
         return None  # the front is not known until they end
     limits = spec.search.replicates
-    replicate = next_replicate(records, spec.objective_list(), limits.per_point, limits.max_runs)
+    replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
     if replicate is None:
         return None
-    return Step("replicate", "replicate", replicate.params, replicate.of)
+    return Step("replicate", "replicate", replicate.params, replicate.original)
 
 
 def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
@@ -80,7 +80,7 @@ def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step
     if not spec.enqueue:
         return None
     enqueued = [record.params for record in records if record.proposer == "enqueued"]
-    active = [(params, spec.space.active(params)) for params in enqueued]
+    active = [(params, spec.space.select_active(params)) for params in enqueued]
     for point in spec.enqueue:
         if not any(
             all(params[name] == value for name, value in point.items() if name in names)
@@ -104,7 +104,7 @@ def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     return not open_trials and find_next_step(spec, records, hours) is None
 
 
-def ending(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
+def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
     """Explain why no trial is left to run; `hours` as for `find_next_step`."""
     reason = describe_spent_budget(spec, records, hours)
     if reason:
@@ -119,16 +119,18 @@ def count_started(records: Sequence[TrialRecord]) -> int:
     return sum(record.role in ("search", "member") for record in records)
 
 
-def planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
+def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Return the most trials at the end; the number of replicates depends on the front's size."""
     search = max(spec.search.trials, count_started(records))
-    most = 2 + search + spec.search.replicates.most
+    most = 2 + search + spec.search.replicates.most_runs
     return max(len(records), min(most, spec.search.budget.trials or most))
 
 
 def build_published(spec: SweepSpec) -> Params:
     """Return the setting of the method's paper, completed from the space."""
-    return spec.space.baseline(task_files.task_info(spec.task, spec.space.domains).published)
+    return spec.space.complete_baseline(
+        task_files.load_task_info(spec.task, spec.space.domains).published
+    )
 
 
 def derive_trial_seed(spec: SweepSpec, number: int) -> int:
@@ -180,7 +182,7 @@ class PlanCache:
         # hours pass by themselves
         may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
         if not self._is_step_valid or (self._step is None and idle):
-            records = self._ledger.records()
+            records = self._ledger.get_records()
             self._step = find_next_step(self._spec, records, self._compute_hours(records))
             self._is_step_valid = True
         elif self._step is not None and may_be_spent and self.is_budget_spent():
@@ -190,11 +192,11 @@ class PlanCache:
 
     def is_budget_spent(self) -> bool:
         """Return whether some part of `search.budget` is spent."""
-        records = self._ledger.records()
+        records = self._ledger.get_records()
         return bool(describe_spent_budget(self._spec, records, self._compute_hours(records)))
 
     def _compute_hours(self, records: Sequence[TrialRecord]) -> float:
         """Return the running time of the sweep; 0 if its budget has no hours."""
         if not self._spec.search.budget.hours:
             return 0.0
-        return hours_of(self._ledger.sessions(), records, time.time())
+        return compute_hours(self._ledger.get_sessions(), records, time.time())

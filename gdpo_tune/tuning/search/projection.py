@@ -35,7 +35,7 @@ from optuna.trial import Trial
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Params, ParamValue, Proposer, Rung, TrialRecord
-from gdpo_tune.spec import SweepSpec, choose_sampler, most_trials
+from gdpo_tune.spec import SweepSpec, choose_sampler, count_affordable_trials
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.drift import Drift, find_last_rung
 from gdpo_tune.tuning.search.sampler_study import Point, SamplerStudy
@@ -82,7 +82,7 @@ class Projection:
         """Numbers of the members of a population."""
         self._has_estimates = False
         """True if any trial has estimated values."""
-        self._under_way = most_trials(spec) <= MAX_WATCHED
+        self._under_way = count_affordable_trials(spec) <= MAX_WATCHED
         self._startup_count = 0
         self._drift = Drift(spec)
         self.known = 0
@@ -234,11 +234,11 @@ class Projection:
 
     def _find_point(self, params: Params) -> Point | None:
         """Return the point of a configuration, or None if it is outside of the space."""
-        active = self.spec.space.active(params)
+        active = self.spec.space.select_active(params)
         if not all(domain.contains(params[name]) for name, domain in active.items()):
             return None
         return tuple(
-            params[name] if name in active else domain.middle()
+            params[name] if name in active else domain.find_middle()
             for name, domain in self._domains.items()
         )
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec import Choice, SweepSpec, Uniform
+from gdpo_tune.spec import Choices, SweepSpec, Uniform
 
 
 def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
@@ -33,7 +33,7 @@ def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     }
 
 
-def map_share(domain: Choice | Uniform, share: float) -> ParamValue:
+def map_share(domain: Choices | Uniform, share: float) -> ParamValue:
     """Return the value at `share` (in [0, 1)) of a domain, on the domain's own scale."""
     values = domain.values()
     if values is not None and not (isinstance(domain, Uniform) and domain.log):

@@ -12,7 +12,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.ledger import compute_violation, create_study, to_distribution
-from gdpo_tune.spec import Choice, SweepSpec, Uniform
+from gdpo_tune.spec import Choices, SweepSpec, Uniform
 
 STUDY = "projection"
 
@@ -28,7 +28,7 @@ class SamplerStudy:
     A finished configuration cannot change: if its values change later, a new study is needed.
     """
 
-    def __init__(self, spec: SweepSpec, domains: Mapping[str, Choice | Uniform]) -> None:
+    def __init__(self, spec: SweepSpec, domains: Mapping[str, Choices | Uniform]) -> None:
         """Create an empty study.
 
         Args:

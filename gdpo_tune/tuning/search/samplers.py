@@ -58,7 +58,7 @@ def build_gp(spec: SweepSpec) -> SamplerFactory:
 
     It accounts for running trials and for constraints.
     """
-    objectives, startup = spec.objective_list(), count_startup_trials(spec)
+    objectives, startup = spec.list_objectives(), count_startup_trials(spec)
     return SamplerFactory(
         lambda seed: GaussianProcess(objectives, seed, startup), startup, quasi_random=True
     )

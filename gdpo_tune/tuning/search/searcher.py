@@ -15,10 +15,10 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from gdpo_tune.analysis.lineage import training_of
+from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.core.errors import (
+    DirectoryLostError,
     DiskFullError,
-    FolderLostError,
     LedgerHeldError,
     LedgerUnreachableError,
     ResourcesError,
@@ -26,14 +26,14 @@ from gdpo_tune.core.errors import (
     StoreUnreachableError,
 )
 from gdpo_tune.core.events import (
-    Disturbed,
     Event,
+    IncidentOccurred,
     TrialFinished,
     TrialPaused,
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.files import room_in
+from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trials import Cost, Incident, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.ray.messages import (
@@ -110,27 +110,27 @@ class LedgerSearcher(Searcher):
         projection = Projection(ledger.spec, slots)
         projection.load_earlier(load_earlier_trials(ledger.spec))
         self._proposals = Proposals(projection)
-        self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.records())
+        self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
         self._is_proposing = False
         """True if a free slot waits for a proposal."""
         self._plan = PlanCache(ledger)
 
-    def fit(self, nodes: Sequence[ClusterNode]) -> None:
+    def resize(self, nodes: Sequence[ClusterNode]) -> None:
         """Change the number of slots to what the present nodes have room for."""
         try:
             self._slots = count_slots(self._spec, nodes)
         except ResourcesError as error:
             self._slots = 0
-            self.note(f"the sweep waits for nodes: {error}", [])
+            self.record_incident(f"the sweep waits for nodes: {error}", [])
         self._setup = replace(self._setup, interval=choose_interval(self._slots))
 
-    def note(self, what: str, trials: Sequence[str]) -> None:
+    def record_incident(self, text: str, trials: Sequence[str]) -> None:
         """Record an incident of the sweep, or of trials by Ray's ids."""
         numbers = tuple(sorted({self._numbers[n] for n in trials if n in self._numbers}))
-        incident = Incident(time.time(), what, numbers)
+        incident = Incident(time.time(), text, numbers)
         with self._write_guard():
             self._ledger.record_incident(incident)
-        self._emit(Disturbed(incident))
+        self._emit(IncidentOccurred(incident))
 
     def stop(self) -> None:
         """Start no further trial."""
@@ -164,19 +164,19 @@ class LedgerSearcher(Searcher):
         """Take in a measurement of a running trial, or a notice about waiting."""
         message = unpack_message(result)
         if isinstance(message, TrialNotice):
-            self.note(message.text, [trial_id])
+            self.record_incident(message.text, [trial_id])
         if not isinstance(message, TrialUpdate):
             return
         measurement = message.measurement
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
         # measurements after a verdict do not count: a promoted trial goes on from its rung
-        if measurement.validated and not self._decisions.is_halting(number):
+        if measurement.has_validation and not self._decisions.is_halting(number):
             with self._write_guard():
                 self._plan.note_measurement()
                 if self._ledger.record_rung(number, measurement):
                     self._decisions.decide(number, measurement.cost.completions)
-                    self._proposals.observe(self._ledger.record(number))
+                    self._proposals.observe(self._ledger.get_record(number))
         self._emit(TrialProgress(number, measurement, message.earlier))
 
     def on_trial_complete(
@@ -222,13 +222,13 @@ class LedgerSearcher(Searcher):
     def _write_guard(self) -> Generator[None]:
         """Stop the sweep if a write to the ledger fails; Ray would blame the trial and go on."""
         try:
-            with room_in(self._ledger.directory, "the ledger"):
+            with explain_full_disk(self._ledger.directory, "the ledger"):
                 yield
         except FATAL_ERRORS as error:
             self.fatal = error
             self.stop()
         except OSError as error:  # the directory of the ledger is gone
-            self.fatal = FolderLostError(
+            self.fatal = DirectoryLostError(
                 f"the ledger in {self._ledger.directory} cannot be written to "
                 f"({error.strerror or error}); what is recorded is kept, and the same command goes "
                 "on once it can"
@@ -272,7 +272,7 @@ class LedgerSearcher(Searcher):
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
         self._plan.note_start()
-        seed = derive_trial_seed(self._spec, len(self._ledger.records()))
+        seed = derive_trial_seed(self._spec, len(self._ledger.get_records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
@@ -280,12 +280,12 @@ class LedgerSearcher(Searcher):
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
-        directory = Path(self._ledger.trial_directory(record.number))
+        directory = Path(self._ledger.get_trial_directory(record.number))
         if record.role == "member":
             write_schedule(self._ledger, record.number)
-        training = training_of(self._ledger.records(), record.number)
+        training = trace_training(self._ledger.get_records(), record.number)
         return replace(
-            self._spec.trial_config(training.params, training.seed, directory),
+            self._spec.build_trial_config(training.params, training.seed, directory),
             train=record.role != "untrained",
             evaluate_at=self._scheduler.list_evaluation_steps(record),
             schedule=training.schedule,

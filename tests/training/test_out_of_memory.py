@@ -9,8 +9,8 @@ import torch
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.training import train, warm
-from gdpo_tune.training.exhaustion import list_remedies, memory_guard
+from gdpo_tune.training import train, worker_cache
+from gdpo_tune.training.out_of_memory import explain_out_of_memory, list_remedies
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import register, trial, write_policy
 
@@ -32,7 +32,7 @@ def config(tmp_path):
     ],
 )
 def test_out_of_memory_is_a_failure_that_names_settings(config, error):
-    with pytest.raises(TrialFailure) as caught, memory_guard(config):
+    with pytest.raises(TrialFailure) as caught, explain_out_of_memory(config):
         raise error
     message = str(caught.value)
     assert message.startswith("out of memory: set training.micro_batch_size below 16, or ")
@@ -45,7 +45,7 @@ def test_out_of_memory_is_a_failure_that_names_settings(config, error):
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("no")])
 def test_another_error_passes(config, error):
-    with pytest.raises(type(error), match=str(error)), memory_guard(config):
+    with pytest.raises(type(error), match=str(error)), explain_out_of_memory(config):
         raise error
 
 
@@ -77,7 +77,7 @@ def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, fir
 
 
 def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, monkeypatch):
-    monkeypatch.setattr("gdpo_tune.training.exhaustion.choose", lambda *_, **__: "vllm")
+    monkeypatch.setattr("gdpo_tune.training.out_of_memory.choose", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
     message = list_remedies(dataclasses.replace(config, rollout=settings))
     assert "vllm_memory_share (0.3)" in message
@@ -94,4 +94,4 @@ def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, mo
     monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
     with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
         train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
-    assert warm._cache is None
+    assert worker_cache._cache is None

@@ -23,8 +23,8 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.metrics import priced
-from gdpo_tune.core.object_store import joined
+from gdpo_tune.core.metrics import add_costs
+from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.trials import (
     Cost,
     Estimate,
@@ -36,7 +36,7 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.spec import Choice, Constraint, SweepSpec, Uniform
+from gdpo_tune.spec import Choices, Constraint, SweepSpec, Uniform
 
 STATES: Mapping[TrialState, State] = {
     TrialState.RUNNING: "running",
@@ -71,7 +71,7 @@ def decode_trial(
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
     splits = {
-        split: add_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
+        split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
         for split in ("validation", "test")
     }
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
@@ -92,7 +92,7 @@ def decode_trial(
         lineage=lineage,
         directory=get_trial_directory(sweep, trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-        address=spec.address and joined(spec.address, "trials", str(trial.number)),
+        address=spec.address and join_address(spec.address, "trials", str(trial.number)),
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
@@ -116,7 +116,7 @@ def create_running_trial(
     spec: SweepSpec, params: Params, attributes: Mapping[str, Any]
 ) -> FrozenTrial:
     """Return a new trial for the study, with attributes that are stored as JSON."""
-    active = spec.space.active(params)
+    active = spec.space.select_active(params)
     distributions: dict[str, BaseDistribution] = {
         name: to_distribution(domain)
         for name, domain in spec.space.searched.items()
@@ -130,9 +130,9 @@ def create_running_trial(
     )
 
 
-def to_distribution(domain: Choice | Uniform) -> BaseDistribution:
+def to_distribution(domain: Choices | Uniform) -> BaseDistribution:
     """Return a domain as an Optuna distribution."""
-    if isinstance(domain, Choice):
+    if isinstance(domain, Choices):
         return CategoricalDistribution(domain.choices)
     if domain.integer:
         return IntDistribution(
@@ -170,7 +170,9 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
             raise NonFiniteError(f"validation {name} is {estimate.mean} at step {step}")
     return {
         "step": step,
-        "validation": encode_estimates(add_costs(measurement.validation, measurement.cost, spec)),
+        "validation": encode_estimates(
+            add_judged_costs(measurement.validation, measurement.cost, spec)
+        ),
         "cost": vars(measurement.cost),
         "order": order,
         "time": time.time(),
@@ -191,7 +193,7 @@ def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
 
 def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
     cost = Cost(**stored["cost"])
-    validation = add_costs(decode_estimates(stored["validation"]), cost, spec)
+    validation = add_judged_costs(decode_estimates(stored["validation"]), cost, spec)
     return Rung(stored["step"], validation, cost, stored["time"])
 
 
@@ -205,6 +207,8 @@ def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimat
     return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
 
 
-def add_costs(measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec) -> dict[str, Estimate]:
+def add_judged_costs(
+    measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec
+) -> dict[str, Estimate]:
     """Return metrics with the costs that objectives or constraints name; present ones stay."""
-    return priced(measured, cost, spec.judged, spec.resources.in_all)
+    return add_costs(measured, cost, spec.judged_metrics, spec.resources.total_gpus)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gdpo_tune.core.engines import choose, installed_vllm
+from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
@@ -23,7 +23,7 @@ _SIGNS = (
 
 
 @contextmanager
-def memory_guard(config: TrialConfig) -> Generator[None]:
+def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
     """Turn every out-of-memory error of torch, Python or vLLM into a `TrialFailure`.
 
     Raises:
@@ -44,7 +44,7 @@ def list_remedies(config: TrialConfig) -> str:
     """List the settings that save most memory, with their present values."""
     training, model = config.training, config.model
     gpu = torch.cuda.is_available()
-    engine = choose(config.rollout, gpu=gpu, lean=False, vllm=installed_vllm())
+    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=find_vllm())
     at_once = training.micro_batch_size or training.completions_per_step // ranks.count_processes()
     fewer = f"lower training.completions_per_step ({training.completions_per_step})"
     settings = [f"set training.micro_batch_size below {at_once}"] if at_once > 1 else [fewer]

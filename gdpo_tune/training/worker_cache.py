@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.trials import LEFT_OUT, TrialConfig
+from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.policies.prompts import PromptFormat, prompt_format
+from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
@@ -97,7 +97,7 @@ class WorkerCache:
                 "data.max_prompt_length, or use data with shorter prompts"
             )
         if left_out:
-            self.left_out[f"{LEFT_OUT}{split}"] = f"{left_out} of {count}"
+            self.left_out[f"{PROMPTS_LEFT_OUT}{split}"] = f"{left_out} of {count}"
             message = (
                 "%d of %d %s prompts are left out: more than data.max_prompt_length = %d tokens"
             )
@@ -110,7 +110,7 @@ _cache: WorkerCache | None = None
 
 def _identify(config: TrialConfig) -> tuple[object, ...]:
     """Return the settings and rewards in which trials must agree to share a cache."""
-    rewards = tuple(task_files.task_info(config.task, config.params).rewards)
+    rewards = tuple(task_files.load_task_info(config.task, config.params).rewards)
     settings = attrgetter("task", "policy", "training", "sandbox", "data", "model")(config)
     return (*settings, rewards)
 
@@ -133,7 +133,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
             config.task, config.training, config.sandbox, config.data, config.params
         )
         instructions = task.instructions, config.model.instructions
-        prompts = prompt_format(config.policy, tokenizer, *instructions)
+        prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
         _cache = WorkerCache(config, task, tokenizer, prompts, model)
     try:
         yield _cache
