@@ -125,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--working-dir",
         type=Path,
-        metavar="FOLDER",
+        metavar="DIRECTORY",
         help="with --submit: directory to send, with the search space in it (default: this one)",
     )
     return parser
