@@ -46,8 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--from",
         metavar="SWEEP[:WHICH]",
         dest="source",
-        help="a trial of a sweep: DIRECTORY:knee, DIRECTORY:max_<objective>, DIRECTORY:<trial number>, or "
-        "DIRECTORY with --pick",
+        help="a trial of a sweep, such as runs/code:knee, runs/code:max_<objective> or "
+        "runs/code:<trial number>, or the sweep's directory with --pick",
     )
     cli.add_pick_argument(parser)
     cli.add_override_argument(parser)
