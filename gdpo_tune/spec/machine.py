@@ -1,4 +1,4 @@
-"""What the local machine has, checked before a sweep starts and without importing torch."""
+"""Resources of the local machine, checked before a sweep starts, without importing torch."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""Notation of a domain: `3`, `[1, 2]`, `{range: [1, 2]}`, `{log: [1, 2]}`, with `when:`."""
+"""Notation of a domain, such as `3`, `[1, 2]` or `{log: [1, 2]}`, and of the resolved file."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 from gdpo_tune.core.parameters import ParameterInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, join, show, suggest
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, format_flow, join, show, suggest
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
@@ -18,6 +20,9 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 MOST_VALUES = 100_000
 """Most values of a finite domain: some functions list them."""
 KINDS = ("range", "log", "choices", "value")
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that some parser of YAML reads as another value."""
 SYNTAX = "write 3 (fixed), [1, 2] (choices), {range: [1, 2]} or {log: [1, 2]}"
 
 
@@ -181,3 +186,41 @@ def to_notation(domain: Domain) -> object:
 def format_domain(domain: Domain) -> str:
     """Return a domain in the file's notation, without its conditions."""
     return show(to_notation(domain.model_copy(update={"when": {}})))
+
+
+def dump_entries(entries: Mapping[str, object]) -> str:
+    """Return a document that any parser reads alike: an entry a line, values in flow style."""
+    lines = [line for key, value in entries.items() for line in _dump_block(key, value)]
+    return "\n".join(lines) + "\n"
+
+
+def _dump_block(key: str, value: object) -> Iterator[str]:
+    """Yield the lines of one top-level key."""
+    if isinstance(value, Mapping) and value:
+        yield f"{key}:"
+        group = ""
+        for name, child in cast("Mapping[str, object]", value).items():
+            prefix, _, leaf = name.rpartition(".")
+            if prefix and prefix != group:
+                yield f"  {prefix}:"
+            group = prefix
+            yield f"  {'  ' if prefix else ''}{leaf}: {dump_flow(child)}"
+    elif isinstance(value, tuple) and value:
+        yield f"{key}:"
+        yield from (f"  - {dump_flow(child)}" for child in cast("Sequence[object]", value))
+    else:
+        yield f"{key}: {dump_flow(value)}"
+
+
+def dump_flow(value: object) -> str:
+    """Return a value on one line of YAML 1.1 or 1.2."""
+    return format_flow(value, _dump_scalar)
+
+
+def _dump_scalar(value: object) -> str:
+    if isinstance(value, str):
+        plain = PLAIN.fullmatch(value) and value.lower() not in RESERVED
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
+    # Parsers of YAML 1.1 take 3e-05 for a word.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text

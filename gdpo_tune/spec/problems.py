@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -175,12 +175,11 @@ def format_path(path: KeyPath) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as one line of YAML."""
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[object, object]", value).items()
-        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in entries) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + join(cast("Sequence[object]", value)) + "]"
+    """Return a value as one line of YAML, for a message."""
+    return format_flow(value, _show_scalar)
+
+
+def _show_scalar(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -188,6 +187,18 @@ def show(value: object) -> str:
     if isinstance(value, str):
         return value if value else '""'
     return "null" if value is None else str(value)
+
+
+def format_flow(value: object, format_scalar: Callable[[object], str]) -> str:
+    """Return a value in flow style, on one line."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value).items()
+        inner = (f"{key}: {format_flow(child, format_scalar)}" for key, child in entries)
+        return "{" + ", ".join(inner) + "}"
+    if isinstance(value, list | tuple):
+        elements = cast("Sequence[object]", value)
+        return "[" + ", ".join(format_flow(child, format_scalar) for child in elements) + "]"
+    return format_scalar(value)
 
 
 def join(names: Iterable[object]) -> str:
@@ -212,6 +223,11 @@ def hide_passwords(text: str) -> str:
     text = re.sub(r"(https?://[^/@:]*):[^@\s/]*@", r"\1:***@", text)
     text = re.sub(r"(?<!http)(?<!https)(://[^/@:]*):[^@\s]*@", r"\1:***@", text)
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", text)
+
+
+def hide_service_path(url: str) -> str:
+    """Return scheme, host and port of a service: the rest may be a secret."""
+    return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^/?#]*).*$", r"\1\2", url, flags=re.DOTALL)
 
 
 def check_name(

@@ -26,10 +26,10 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.steps import MOST_POINTS
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
-from gdpo_tune.spec.task_section import get_task_info, list_tasks
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
@@ -49,7 +49,7 @@ def render_reference() -> str:
             lambda info: f"`{show(info.default)}`",
             doc,
         ),
-        tasks="\n\n".join(map(_describe_task, list_tasks())),
+        tasks="\n\n".join(map(_describe_task, registry.TASKS)),
         costs=_list_metrics(COST_METRICS),
         modes=_list_names(("name", "what"), registry.NORMALIZATIONS, _describe_mode),
         samplers=_list_names(("name", "what"), registry.SAMPLERS, doc),
@@ -132,7 +132,7 @@ def _describe_parameter(info: ParameterInfo) -> str:
 
 def _describe_task(name: str) -> str:
     """Return rewards, published setting and metrics of a task."""
-    task = get_task_info(name)
+    task = load_task_info(name)
     rewards, optional = (
         ", ".join(f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in ranges.items())
         for ranges in (task.rewards, task.optional_rewards)

@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 KINDS_OF_VALUE = {
     "int_type": ("not a whole number", "write a whole number"),
-    "int_from_float": ("not a whole number", "write a whole number"),
     "float_type": ("not a number", "write a number"),
     "finite_number": ("not finite", "write a finite number"),
     "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
@@ -83,8 +82,8 @@ def build_settings_model(kind: Any) -> type[Section]:
     return create_model(kind.__name__, __base__=Section, **model)
 
 
-def build_settings_validator(kind: type[T]) -> BeforeValidator:
-    """Return the reader of a section whose settings are a plain dataclass."""
+def accept_mapping(kind: type[T]) -> BeforeValidator:
+    """Return a validator that reads a plain dataclass from a mapping of the file."""
     model = build_settings_model(kind)
 
     def read(data: object) -> object:

@@ -1,40 +1,21 @@
-"""Checks of `task:`, `policy:`, `model:` and `rollout:`: what is trained, and how."""
+"""Checks of `task:`, `policy:`, `model:` and `rollout:`."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core import registry, task_files
+from gdpo_tune.core import registry
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import (
-    EVERY_LINEAR,
-    ModelSettings,
-    RolloutSettings,
-    TrainingSettings,
-)
+from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
 from gdpo_tune.spec.sandbox_section import check_address
 from gdpo_tune.spec.sections import refuse_idle
-
-
-def list_tasks() -> list[str]:
-    """Return the names of the tasks that ship."""
-    return list(registry.TASKS)
-
-
-def get_task_info(name: str, parameters: Collection[str] = ()) -> TaskInfo:
-    """Return what a task rewards and measures; one in a file may raise `TaskFileError`.
-
-    Args:
-        name: a name or a file, as in a sweep file.
-        parameters: names of the space. Weights among them switch optional rewards on.
-    """
-    return task_files.load_task_info(name, parameters)
 
 
 def check_task(name: object, weighted: Iterable[str], problems: Problems) -> TaskInfo | None:
@@ -45,26 +26,26 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
     parameters = [f"reward_weights.{reward}" for reward in weighted]
     if name is None:
         problems.refuse("task", "missing", "add task: code")
-    elif isinstance(name, str) and task_files.is_task_file(name):
+    elif isinstance(name, str) and is_task_file(name):
         try:
-            return get_task_info(name, parameters)
+            return load_task_info(name, parameters)
         except TaskFileError as error:
             reason = str(error).removeprefix(f"{name}: ")
             problems.refuse("task", reason, "mend the file; docs/own_task.md has an example")
-    elif name in list_tasks():
-        return get_task_info(str(name), parameters)
+    elif name in list(registry.TASKS):
+        return load_task_info(str(name), parameters)
     elif isinstance(name, str) and name in registry.REMOVED_TASKS:
         problems.refuse("task", "no longer a task of its own", registry.REMOVED_TASKS[name])
     else:
-        problems.refuse("task", *explain_unknown_name("task", name, list_tasks()))
+        problems.refuse("task", *explain_unknown_name("task", name, registry.TASKS))
     return None
 
 
 def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> None:
     """Refuse a policy that ships for another task."""
-    if policy not in registry.POLICIES or policy == task.embedded or task_files.is_task_file(name):
+    if policy not in registry.POLICIES or policy == task.embedded or is_task_file(name):
         return
-    others = [other for other in list_tasks() if get_task_info(other).embedded == policy]
+    others = [other for other in registry.TASKS if load_task_info(other).embedded == policy]
     reason = f"made for {join(others)} and cannot answer the prompts of {name}"
     problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
 
