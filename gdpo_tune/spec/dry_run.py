@@ -81,9 +81,8 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
-    evaluation = (
-        (search.trials + replicates + 1) * (validations * validation + test) + validation + test
-    )
+    trained = search.trials + replicates + 1
+    evaluation = trained * (validations * validation + test) + validation + test
     each = f"{validations} x {validation} + {test} a trained run"
     shares = [
         ("search", search.trials * training, f"{search.trials} trials x {training}"),

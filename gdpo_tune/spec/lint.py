@@ -13,12 +13,11 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.load import expand_directory, load_spec
 from gdpo_tune.spec.machine import find_lacking_memory, list_sandbox_warnings
 from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.search_section import AshaSettings
-from gdpo_tune.spec.warm_start import expand_directory
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""

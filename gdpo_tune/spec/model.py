@@ -25,7 +25,7 @@ from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
 from gdpo_tune.spec.notation import dump_entries, to_notation
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
-from gdpo_tune.spec.sandbox_section import UNUSED
+from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
@@ -159,7 +159,7 @@ class SweepSpec(Section):
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
         plain = self.model_dump(mode="json")
-        for name in UNUSED.get(self.sandbox.type, {}):
+        for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
         plain["constraints"] = {name: str(limit) for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
@@ -197,12 +197,12 @@ def dump_public_yaml(spec: SweepSpec) -> str:
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     """Return all that `SweepSpec.compute_identity` may use: dotted key -> value as in a file."""
+    names = ("training", "sandbox", "data", "model")
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: to_notation(domain) for name, domain in spec.space.domains.items()},
+        **{name: select_decisive(getattr(spec, name)) for name in names},
     }
-    for name in ("training", "sandbox", "data", "model"):
-        sections[name] = select_decisive(getattr(spec, name))
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
     return {"task": spec.task, "policy": spec.policy, **flat}
 

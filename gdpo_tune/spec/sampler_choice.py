@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.space import Choices
 
-AUTO = "auto"
 LARGE = 300
 """Trials from which a proposal of the Gaussian process takes more than five seconds of a core."""
 MANY_OBJECTIVES = 4
-"""From here on expected hypervolume is slow to compute and says little about any one objective."""
+"""Number from which expected hypervolume is slow, and says little about any one objective."""
 CROWDED = 32
 """Slots from which proposals of a second or more, one after the other, leave some of them idle."""
 
@@ -21,7 +20,7 @@ class SamplerChoice:
     """A sampler and the reason for it."""
 
     name: str
-    """A key of `registry.SAMPLERS`, never `auto`."""
+    """Key of `registry.SAMPLERS`, never `auto`."""
     why: str
 
     def __str__(self) -> str:
@@ -39,7 +38,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     search, domains = spec.search, spec.space.searched.values()
     trials, objectives = count_affordable_trials(spec), len(spec.objectives)
     name, why = "tpe", ""
-    if search.sampler != AUTO:
+    if search.sampler != "auto":
         name, why = search.sampler, "as requested"
     elif search.scheduler.type == "pbt":
         name, why = "qmc", "the members of a population begin spread over the space"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from types import UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -90,22 +89,6 @@ def accept_mapping(kind: type[T]) -> BeforeValidator:
         return data if isinstance(data, kind) else kind(**dict(model.model_validate(data)))
 
     return BeforeValidator(read)
-
-
-def refuse_idle(
-    section: str,
-    settings: object,
-    keys: Iterable[str],
-    reason: str,
-    fix: str,
-    problems: Problems,
-    *inputs: str,
-) -> None:
-    """Refuse keys of a section that have no effect and are not at their default."""
-    default = type(settings)()
-    for key in keys:
-        if getattr(settings, key) != getattr(default, key):
-            problems.refuse(f"{section}.{key}", reason, fix, *inputs)
 
 
 def read_section(

@@ -1,7 +1,6 @@
-"""YAML with the line of every value; `extends:` and `--set` are resolved here.
+"""YAML with the line of every value, and with `extends:` and `--set` resolved.
 
-An alias stands for everything that it names, so that a file of a few lines can mean billions of
-values. Here aliases are written out, up to a bound.
+Aliases are written out up to a bound, because a file of a few lines can mean billions of values.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def read_text(path: Path, problems: Problems) -> str:
 
 
 def suggest_file(path: Path) -> str:
-    """Return the question whether a file of a similar name is meant; empty if there is none."""
+    """Return `did you mean code.yaml? ` for a file of a similar name, else an empty text."""
     directories = (path.parent, Path("search_spaces"))
     files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
     files = [file for file in files if is_file(file)]  # no link that leads nowhere
@@ -125,13 +124,12 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     try:
         data = yaml.load(text)
     except MarkedYAMLError as error:
-        message, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
-        mark = mark or getattr(error, "context_mark", None)
+        mark = error.problem_mark or error.context_mark
         line = int(mark.line) + 1 if mark else 0
-        reason = f"not YAML: {message or getattr(error, 'context', None) or 'cannot be parsed'}"
+        reason = f"not YAML: {error.problem or error.context or 'cannot be parsed'}"
         fix = "look for a missing colon, bracket or quote here or just above"
         if isinstance(error, DuplicateKeyError):
-            key = str(message).partition('"')[2].partition('"')[0]
+            key = str(error.problem).split('"')[1]
             reason, fix = "the key is given twice", "keep one of the two"
         elif "\t" in "".join(text.splitlines()[line - 1 : line]):
             reason, fix = "not YAML: a tab, which cannot indent", "indent with spaces"
@@ -177,12 +175,12 @@ class NodeBuilder:
     """Builds nodes from what ruamel read of one document."""
 
     source: SourceMark
-    """Place of the document; without a line, every node stands there."""
+    """Mark of the document; without a line, all nodes have this mark."""
     problems: Problems
     values: int = 0
     """Number of values so far."""
     entry: SourceMark = field(init=False)
-    """The outermost key or element that is being read."""
+    """Mark of the current outermost key or element."""
 
     def build(self, data: Any, mark: SourceMark, above: tuple[int, ...] = ()) -> YamlNode:
         """Return plain values with marks; a dotted key becomes nested mappings.
@@ -214,7 +212,7 @@ class NodeBuilder:
         return YamlNode(mark, entries=entries)
 
     def _mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
-        """Return the place of an entry; merged-in entries (`<<`) have none of their own."""
+        """Return the mark of an entry; merged-in entries (`<<`) have none of their own."""
         position = data.lc.data.get(key) if data.lc.data and self.source.line else None
         return SourceMark(default.source, int(position[0]) + 1) if position else default
 
@@ -238,12 +236,11 @@ class NodeBuilder:
 
 def to_plain_scalar(data: Any) -> object:
     """Return a built-in value instead of ruamel's own types, which remember their notation."""
-    if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
-        return bool(data)
-    for kind in (bool, int, float, str):
-        if isinstance(data, kind):
-            return kind(data)
-    return data if data is None else str(data)
+    if data is None or isinstance(data, bool):
+        return data
+    # `true` with an anchor is a ScalarBoolean, which is an int
+    kinds = {ScalarBoolean: bool, int: int, float: float}
+    return next((plain for kind, plain in kinds.items() if isinstance(data, kind)), str)(data)
 
 
 def nest(key: str, node: YamlNode) -> tuple[str, YamlNode]:
@@ -271,9 +268,8 @@ def add_entry(entries: dict[str, YamlNode], key: str, node: YamlNode) -> str | N
 def merge(base: YamlNode, change: YamlNode, path: tuple[str, ...] = ()) -> YamlNode:
     """Return `change` laid over `base`: mappings merge, anything else is replaced.
 
-    A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
-    means the former alone. An empty mapping replaces what it is laid over, because to merge it
-    would change nothing. A key without a value removes the inherited one.
+    A domain of the space is replaced as a whole: `{log: [1, 2]}` over `{range: [0, 1]}` has no
+    range. An empty mapping replaces too, and a key without a value removes the inherited one.
     """
     if base.entries is None or change.entries is None or (path and not change.entries):
         return change

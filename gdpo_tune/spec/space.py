@@ -155,17 +155,11 @@ class Space(BaseModel):
         return {name: only[0] for name, only in values.items() if only and len(only) == 1}
 
     @cached_property
-    def later_defaults(self) -> dict[str, ParamValue]:
-        """Defaults of parameters that leave the identity while they have them."""
-        infos = {name: get_parameter_info(name) for name in self.domains}
-        return {name: info.default for name, info in infos.items() if info.added_later}
-
-    @cached_property
     def omittable(self) -> frozenset[str]:
-        """Names that could be left out: added later, and never anything but their default."""
-        return frozenset(
-            name for name, default in self.later_defaults.items() if self.fixed.get(name) == default
-        )
+        """Parameters without effect on the identity: added later, and fixed at their default."""
+        infos = {name: get_parameter_info(name) for name in self.fixed}
+        later = (name for name, info in infos.items() if info.added_later)
+        return frozenset(name for name in later if self.fixed[name] == infos[name].default)
 
     def select_active(self, params: Params) -> dict[str, Domain]:
         """Return the domains that have an effect under these values, in dependency order.
