@@ -51,7 +51,6 @@ def render_dry_run(spec: SweepSpec) -> str:
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return rows with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

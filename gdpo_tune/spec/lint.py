@@ -48,7 +48,6 @@ def _list_values(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
 
 
 def _list_modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
-    """Return the normalization modes that trials can have."""
     return {str(m): registry.NORMALIZATIONS[str(m)] for m in _list_values(spec, "normalization")}
 
 

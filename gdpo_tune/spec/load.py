@@ -23,7 +23,6 @@ from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
 from gdpo_tune.spec.notation import as_mapping
 from gdpo_tune.spec.objectives import check_metrics
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join
-from gdpo_tune.spec.sandbox_section import check_sandbox
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.source import read_yaml
@@ -97,7 +96,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     task_section.check_rollout(spec.rollout, problems)
     if to_run:
         check_warm_start(spec, problems)
-        check_sandbox(spec.sandbox, problems)
+        task_section.check_sandbox(spec.sandbox, problems)
         task_section.check_data(spec.data, spec.task, problems)
         task_section.check_model(spec.model, spec.policy, problems)
 

@@ -116,13 +116,11 @@ def read_section(
             inner, keys, field = _locate(model, tuple(fault["loc"]))
             if fault["type"] == "union_tag_invalid" and field is not None:
                 inner = (*inner, str(field.discriminator))
-            if not problems.has_problem(format_path((*path, *inner))):
-                value = origin.get(inner)
+            key, value = format_path((*path, *inner)), origin.get(inner)
+            if not problems.has_problem(key):
                 reason, fix = _explain(fault, inner, keys, field)
                 shown = None if value is None else value.to_plain()
-                problems.add(
-                    origin.find(inner).mark, format_path((*path, *inner)), shown, reason, fix
-                )
+                problems.add(origin.find(inner).mark, key, shown, reason, fix)
             changed |= _remove(data, inner)
     return None
 

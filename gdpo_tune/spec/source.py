@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,8 @@ def read_yaml(
         problems.raise_if_any()
         raise
     for override in overrides:
-        change = _read_override(override, problems)
-        if change is not None:
-            node = merge(node, change)
+        with suppress(Unreadable):
+            node = merge(node, _read_override(override, problems))
     if name is not None:
         mark = SourceMark(f"--name {name}")
         node = merge(node, YamlNode(mark, entries={"name": YamlNode(mark, name)}))
@@ -70,10 +70,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
         raise problems.add_value(extends, (EXTENDS,), "not the name of a file", fix)
     file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
     if file.resolve() in chain:
-        names = " -> ".join(each.name for each in (*chain, file))
-        raise problems.add_value(
-            extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:"
-        )
+        reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
+        raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")
     if not file.is_file():
         fix = suggest_file(file) + "the file is looked for relative to this one"
         raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
@@ -84,11 +82,7 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
 
 
 def read_text(path: Path, problems: Problems) -> str:
-    """Return the text of a file.
-
-    Raises:
-        Unreadable: there is no such file, or it is not text; the problem is noted.
-    """
+    """Return the text of a file, or note the problem and raise `Unreadable`."""
     fix = "give the path of a readable YAML file"
     try:
         return path.read_text(encoding="utf-8")
@@ -146,26 +140,23 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 
-def _read_override(override: str, problems: Problems) -> YamlNode | None:
+def _read_override(override: str, problems: Problems) -> YamlNode:
     """Return `training.steps=100` as a document of its own."""
     mark = SourceMark(f"--set {hide_passwords(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:
         fix = "write --set KEY=VALUE, such as --set training.steps=100"
-        problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
-        return None
+        raise problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
     if key == EXTENDS:
         fix = "write extends: in the file, or give the other file"
-        problems.add(mark, EXTENDS, None, "works in files alone", fix)
-        return None
+        raise problems.add(mark, EXTENDS, None, "works in files alone", fix)
     nested = Problems(mark)
     try:
         value = parse_yaml(text, mark.source, nested, first_line=0)
     except Unreadable:
         reason, fix = nested.records[0][1].reason, "quote the value for the shell and for YAML"
-        problems.add(mark, key, text, reason, fix)
-        return None
+        raise problems.add(mark, key, text, reason, fix) from None
     first, node = nest(key, value)
     return YamlNode(mark, entries={first: node})
 
