@@ -102,7 +102,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
 
 
 def expand_directory(text: str) -> Path:
-    """Return the directory of an earlier sweep, as it is written in the file."""
+    """Return the directory of an earlier sweep from its text in the file."""
     return Path(os.path.expanduser(text))
 
 

@@ -36,7 +36,6 @@ SPEC = "spec.yaml"
 """Name of the resolved file in a sweep's directory."""
 JOURNAL = "ledger.journal"
 """Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
-Keep = Literal["front", "all", "none"]
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
 
 
@@ -60,7 +59,7 @@ class SweepSpec(Section):
     enqueue: tuple[dict[str, ParamValue], ...] = ()
     """Points of the space to try first; a parameter left out comes from the start-up. The word
     `published` stands for those that the method's paper compares, besides the baseline."""
-    keep: Keep = "front"
+    keep: Literal["front", "all", "none"] = "front"
     """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none."""
     training: Annotated[TrainingSettings, accept_mapping(TrainingSettings)] = TrainingSettings()
     """Settings that all trials share."""

@@ -16,7 +16,7 @@ from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, format_flow, 
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
-"""Of the numbers of 32 bits: the least that keeps all its digits, and the greatest."""
+"""Smallest number with all its digits in a 32-bit float, and the largest such float."""
 MOST_VALUES = 100_000
 """Most values of a finite domain: some functions list them."""
 KINDS = ("range", "log", "choices", "value")
@@ -42,7 +42,7 @@ class DomainReader:
 
     info: ParameterInfo
     path: KeyPath
-    """Of the parameter in the document."""
+    """Path of the parameter in the document."""
     problems: Problems
 
     def _reject(self, reason: str, fix: str, *inner: str | int, value: object = None) -> Unreadable:
@@ -52,7 +52,11 @@ class DomainReader:
         """Return a domain in any notation, without its `when`."""
         elements, entries = as_list(data), as_mapping(data)
         if entries is None:
-            return Fixed(value=self.value(data)) if elements is None else self._choices(elements)
+            return (
+                Fixed(value=self.read_value(data))
+                if elements is None
+                else self._read_choices(elements)
+            )
         unknown = [key for key in entries if key not in (*KINDS, "step", "when")]
         for key in unknown:
             self._reject("unknown key of a domain", f"{suggest(key, KINDS)}{SYNTAX}", key)
@@ -66,21 +70,21 @@ class DomainReader:
             fix = "remove step:" if kind == "log" else "list the values instead"
             raise self._reject(f"{kind} has no step", fix, "step")
         if kind == "value":
-            return Fixed(value=self.value(value))
+            return Fixed(value=self.read_value(value))
         if kind != "choices":
-            return self._uniform(value, entries.get("step"), kind)
+            return self._read_uniform(value, entries.get("step"), kind)
         elements = as_list(value)
         if elements is None:
             raise self._reject("not a list of choices", "write choices: [1, 2]")
-        return self._choices(elements, kind)
+        return self._read_choices(elements, kind)
 
-    def _choices(self, elements: tuple[object, ...], *inner: str) -> Choices:
+    def _read_choices(self, elements: tuple[object, ...], *inner: str) -> Choices:
         if not elements:
             raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
         for index, element in enumerate(elements):
             with suppress(Unreadable):
-                value = self.value(element, *inner, index)
+                value = self.read_value(element, *inner, index)
                 if is_one_of(value, tuple(values)):
                     reason, fix = f"{show(value)} is given twice", "name each value once"
                     raise self._reject(reason, fix, value=element)
@@ -89,7 +93,7 @@ class DomainReader:
             raise Unreadable
         return Choices(choices=tuple(values))
 
-    def _uniform(self, data: object, step: object, kind: str) -> Uniform:
+    def _read_uniform(self, data: object, step: object, kind: str) -> Uniform:
         """Return `range: [low, high]` or `log: [low, high]`."""
         ends, integer, log = as_list(data) or (), self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
@@ -103,7 +107,7 @@ class DomainReader:
                 if log and isinstance(end, int | float) and not isinstance(end, bool) and end <= 0:
                     fix = "start above 0, such as {log: [0.01, 1]}, or use range:"
                     raise self._reject("a log range cannot reach 0 or below", fix, value=end)
-                numbers.append(cast("Number", self.value(end)))
+                numbers.append(cast("Number", self.read_value(end)))
         if len(numbers) < 2:
             raise Unreadable
         low, high = numbers
@@ -111,7 +115,7 @@ class DomainReader:
             fix = f"{kind}: [{show(high)}, {show(low)}]" if low > high else show(low)
             reason = "an empty range: low is not below high"
             raise self._reject(reason, f"write {fix}", value=data)
-        width = None if step is None else self._step(step, low, high)
+        width = None if step is None else self._read_step(step, low, high)
         distance = width or (1 if integer else None)
         if distance is not None and (high - low) / distance >= MOST_VALUES:
             fix = "end the range earlier" if integer else "write none, for any number"
@@ -119,7 +123,7 @@ class DomainReader:
             raise self._reject(f"more than {MOST_VALUES:,} values", fix, value=data)
         return Uniform(low=low, high=high, log=log, step=width, integer=integer)
 
-    def _step(self, step: object, low: Number, high: Number) -> Number:
+    def _read_step(self, step: object, low: Number, high: Number) -> Number:
         """Return the grid of a range; `high` must lie on it."""
         if isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step < math.inf:
             raise self._reject("not a positive number", "write a number above 0", "step")
@@ -132,15 +136,14 @@ class DomainReader:
             raise self._reject(reason, fix, "step")
         return step
 
-    def value(self, data: object, *inner: str | int) -> ParamValue:
+    def read_value(self, data: object, *inner: str | int) -> ParamValue:
         """Return one value of the parameter's type and within its bounds."""
         complaint = explain_bad_value(data, self.info)
         if complaint is not None:
             raise self._reject(*complaint, *inner, value=data)
-        # 1 and 1.0 mean the same weight, hence the same sweep.
-        return (
-            float(cast("Number", data)) if self.info.kind == "float" else cast("ParamValue", data)
-        )
+        # 1 and 1.0 mean the same weight, and so the same sweep.
+        is_float = self.info.kind == "float"
+        return float(cast("Number", data)) if is_float else cast("ParamValue", data)
 
 
 def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | None:

@@ -27,7 +27,7 @@ class SpaceReader:
     """Reads the parts of a file that name parameters."""
 
     parameters: Mapping[str, ParameterInfo]
-    """Of the task; with `PARAMETERS`, for an unknown task, those of rewards are passed over."""
+    """Parameters of the task; for an unknown task `PARAMETERS`, and those of rewards are skipped."""
     problems: Problems
 
     def read_space(self, data: object) -> Space:
@@ -175,7 +175,7 @@ class SpaceReader:
         for name, child in self._flatten(entries, path):
             with suppress(Unreadable):
                 reader = DomainReader(self.parameters[name], path, self.problems)
-                point[name] = reader.value(child, name)
+                point[name] = reader.read_value(child, name)
         active = space.select_active(point)
         for name, value in point.items():
             domain, key = space.domains[name], f"space.{name}"

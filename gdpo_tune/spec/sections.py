@@ -171,18 +171,18 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
     """
     kind: Any = model
     path: list[str | int] = []
-    keys, field = _keys(kind), None
+    keys, field = _list_keys(kind), None
     parts = iter(loc)
     for part in parts:
         path.append(part)
         if get_origin(kind) is dict:
             kind, field = get_args(kind)[1], None
             continue
-        keys = _keys(kind) or keys
+        keys = _list_keys(kind) or keys
         field = getattr(kind, "model_fields", {}).get(part)
         kind = None if field is None else field.annotation
         if field is not None and get_origin(kind) in (Union, UnionType):
-            members = [member for member in get_args(kind) if _keys(member)]
+            members = [member for member in get_args(kind) if _list_keys(member)]
             if field.discriminator:
                 name, tag = next(parts, None), str(field.discriminator)
                 members = [m for m in members if name in get_args(m.model_fields[tag].annotation)]
@@ -190,7 +190,7 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
     return tuple(path), keys, field
 
 
-def _keys(kind: Any) -> list[str]:
+def _list_keys(kind: Any) -> list[str]:
     """Return the keys of a section; none for anything else."""
     if isinstance(kind, type) and issubclass(kind, Section):
         return [*kind.model_fields, *kind.other_keys]

@@ -185,7 +185,7 @@ class NodeBuilder:
         inside = (*above, id(data))
         if isinstance(data, CommentedSeq):
             elements = [
-                self.build(value, self._mark(data, index, mark), inside)
+                self.build(value, self._find_mark(data, index, mark), inside)
                 for index, value in enumerate(data)
             ]
             return YamlNode(mark, elements=elements)
@@ -193,7 +193,7 @@ class NodeBuilder:
             return YamlNode(mark, to_plain_scalar(data))
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
-            key, where = str(name), self._mark(data, name, mark)
+            key, where = str(name), self._find_mark(data, name, mark)
             # Every dot is a level, too.
             child = self.build(value, where, inside + (0,) * key.count("."))
             clash = add_entry(entries, key, child)
@@ -202,7 +202,7 @@ class NodeBuilder:
                 self.problems.add(where, clash, None, "the key is given twice", fix)
         return YamlNode(mark, entries=entries)
 
-    def _mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
+    def _find_mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
         """Return the mark of an entry; merged-in entries (`<<`) have none of their own."""
         position = data.lc.data.get(key) if data.lc.data and self.source.line else None
         return SourceMark(default.source, int(position[0]) + 1) if position else default

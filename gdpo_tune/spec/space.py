@@ -47,7 +47,7 @@ class ConditionalDomain(BaseModel):
 
 
 class Fixed(ConditionalDomain):
-    """The same value in every trial."""
+    """One value, equal in every trial."""
 
     value: ParamValue
 
@@ -121,10 +121,9 @@ def is_on_grid(distance: Number, step: Number) -> bool:
 
 
 class Space(BaseModel):
-    """Domains by dotted parameter name.
+    """Domains by dotted parameter name: every parameter of the task, in the registry's order.
 
-    Every parameter of the task is present, in the registry's order, so that files which say the
-    same have the same dimensions; a parameter that the file does not name is fixed at its default.
+    A parameter that the file does not name is fixed at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -180,9 +179,7 @@ class Space(BaseModel):
         return result
 
     def complete(self, params: Params) -> dict[str, ParamValue]:
-        """Return every parameter of the task: its default where it is inactive.
-
-        So equal trials have equal parameters. Values of inactive parameters are ignored.
+        """Return all parameters, inactive ones at their default: equal trials have equal ones.
 
         Raises:
             KeyError: an active, searched parameter has no value.

@@ -111,7 +111,7 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
 
 
 def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
-    """Refuse keys without effect, and a server that could not be asked."""
+    """Refuse keys without effect, and an unusable address of a server."""
     inputs = ("rollout.engine", "rollout.vllm_mode")
 
     def refuse_idle(keys: str, reason: str) -> None:
@@ -134,7 +134,7 @@ def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
 
 
 def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
-    """Refuse keys that do not fit together or to the task, and local data that is not there."""
+    """Refuse keys that do not fit together or to the task, and missing local data."""
     if not settings.source:
         reason = "has no effect: without data.source the task writes its own prompts"
         fix = "add data.source, or remove the key"
