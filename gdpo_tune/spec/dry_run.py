@@ -14,13 +14,12 @@ from gdpo_tune.spec.space import Uniform
 def render_dry_run(spec: SweepSpec) -> str:
     """Return the text that `--dry-run` prints, without a line break at its end."""
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
-    training, scheduler = spec.training, spec.search.scheduler
-    total = training.completions_per_step
+    scheduler, total = spec.search.scheduler, spec.training.completions_per_step
     sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
-        steps = join(scheduler.list_meetings(training.steps))
+        steps = join(scheduler.list_meetings(spec.training.steps))
         population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     parts = [
         "# Resolved",
@@ -122,8 +121,8 @@ def _describe_sandbox(spec: SweepSpec) -> str:
     clocks = f"{settings.wall_seconds:g} s wall"
     if settings.type != "external":
         clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"
-    together, limits = f"up to {settings.workers} at a time", f"{clocks}, {settings.memory_mb} MiB"
-    return f"{settings.type}{address}{packages}, {together}: {limits}"
+    limits = f"up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
+    return f"{settings.type}{address}{packages}, {limits}"
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:

@@ -147,9 +147,8 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
         return nothing
     if earlier.get("task") != spec.task and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
-    objectives, constraints = (
-        as_mapping(earlier.get(k)) or {} for k in ("objectives", "constraints")
-    )
+    objectives = as_mapping(earlier.get("objectives")) or {}
+    constraints = as_mapping(earlier.get("constraints")) or {}
     directions = {k: (as_mapping(goal) or {}).get("direction") for k, goal in objectives.items()}
     missing = [name for name in spec.objectives if name not in directions]
     if missing:

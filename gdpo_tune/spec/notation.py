@@ -51,12 +51,10 @@ class DomainReader:
     def read(self, data: object) -> Domain:
         """Return a domain in any notation, without its `when`."""
         elements, entries = as_list(data), as_mapping(data)
+        if elements is not None:
+            return self._read_list(elements)
         if entries is None:
-            return (
-                Fixed(value=self.read_value(data))
-                if elements is None
-                else self._read_choices(elements)
-            )
+            return Fixed(value=self.read_value(data))
         unknown = [key for key in entries if key not in (*KINDS, "step", "when")]
         for key in unknown:
             self._reject("unknown key of a domain", f"{suggest(key, KINDS)}{SYNTAX}", key)
@@ -72,13 +70,13 @@ class DomainReader:
         if kind == "value":
             return Fixed(value=self.read_value(value))
         if kind != "choices":
-            return self._read_uniform(value, entries.get("step"), kind)
+            return self._read_range(value, entries.get("step"), kind)
         elements = as_list(value)
         if elements is None:
             raise self._reject("not a list of choices", "write choices: [1, 2]")
-        return self._read_choices(elements, kind)
+        return self._read_list(elements, kind)
 
-    def _read_choices(self, elements: tuple[object, ...], *inner: str) -> Choices:
+    def _read_list(self, elements: tuple[object, ...], *inner: str) -> Choices:
         if not elements:
             raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
@@ -93,7 +91,7 @@ class DomainReader:
             raise Unreadable
         return Choices(choices=tuple(values))
 
-    def _read_uniform(self, data: object, step: object, kind: str) -> Uniform:
+    def _read_range(self, data: object, step: object, kind: str) -> Uniform:
         """Return `range: [low, high]` or `log: [low, high]`."""
         ends, integer, log = as_list(data) or (), self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":

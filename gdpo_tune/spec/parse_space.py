@@ -27,7 +27,7 @@ class SpaceReader:
     """Reads the parts of a file that name parameters."""
 
     parameters: Mapping[str, ParameterInfo]
-    """Parameters of the task; for an unknown task `PARAMETERS`, and those of rewards are skipped."""
+    """Parameters of the task; for an unknown task `PARAMETERS`, and without those of rewards."""
     problems: Problems
 
     def read_space(self, data: object) -> Space:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.space import Choices
@@ -15,8 +15,7 @@ CROWDED = 32
 """Slots from which proposals of a second or more, one after the other, leave some of them idle."""
 
 
-@dataclass(frozen=True)
-class SamplerChoice:
+class SamplerChoice(NamedTuple):
     """A sampler and the reason for it."""
 
     name: str
@@ -30,9 +29,8 @@ class SamplerChoice:
 def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     """Return the requested sampler, or the pick of `auto` by the first of these rules that holds.
 
-    A population, or all trials side by side without an earlier sweep: nothing could be learned, so
-    they cover the space evenly.
-    Many objectives, many trials, nothing but choices, many slots: TPE. Else the Gaussian process.
+    `qmc` for a population, or if all trials run side by side without an earlier sweep. `tpe` for
+    many objectives, many trials, only choices, or many slots. Else `gp`, the Gaussian process.
     `slots` is the number of trials at the same time; None where that is not known yet.
     """
     search, domains = spec.search, spec.space.searched.values()
