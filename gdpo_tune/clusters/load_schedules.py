@@ -20,7 +20,7 @@ from gdpo_tune.spec.problems import (
     SourceMark,
     Unreadable,
     YamlNode,
-    check_name,
+    explain_unknown_name,
     format_path,
     suggest,
 )
@@ -163,11 +163,12 @@ class ScheduleFile:
         """Build the sweep and note every problem; return None if too much is wrong."""
         if self.root.entries is None:
             return None
-        self.problems.refuse_empty(self.root)
-        self.problems.refuse_unprintable(self.root)
+        self.problems.refuse_unusable(self.root)
         kind = ("backend", "kind")
         if "kind" in (self.root.find(kind[:1]).entries or {}):
-            check_name(self.root.find(kind), kind, "backend", BACKEND_SETTINGS, self.problems)
+            name = self.root.find(kind).to_plain()
+            if name not in list(BACKEND_SETTINGS):
+                self.problems.note(kind, *explain_unknown_name("backend", name, BACKEND_SETTINGS))
         settings = read_section(SweepFile, self.root, (), self.problems)
         if settings is None:
             return None
