@@ -13,7 +13,9 @@ from gdpo_tune.core.files import is_file
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
+    data_section,
     parse_space,
+    sandbox_section,
     search_section,
     storage_section,
     task_section,
@@ -96,8 +98,8 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     task_section.check_rollout(spec.rollout, problems)
     if to_run:
         check_warm_start(spec, problems)
-        task_section.check_sandbox(spec.sandbox, problems)
-        task_section.check_data(spec.data, spec.task, problems)
+        sandbox_section.check_sandbox(spec.sandbox, problems)
+        data_section.check_data(spec.data, spec.task, problems)
         task_section.check_model(spec.model, spec.policy, problems)
 
 

@@ -25,11 +25,11 @@ from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
 from gdpo_tune.spec.notation import dump_entries, to_notation
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
+from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
 from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
-from gdpo_tune.spec.task_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.training_section import Resources
 
 SPEC = "spec.yaml"

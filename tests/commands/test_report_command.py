@@ -95,7 +95,7 @@ def test_a_sweep_is_read_without_what_only_its_run_needed(tmp_path, monkeypatch)
     later = search(tmp_path / "runs", "later", overrides=warm)
     shutil.rmtree(earlier)
     rows.unlink()
-    monkeypatch.setattr("gdpo_tune.spec.task_section._is_installed", lambda _: False)
+    monkeypatch.setattr("gdpo_tune.spec.sandbox_section._is_installed", lambda _: False)
     assert report.main([str(later)]) == 0
     monkeypatch.chdir("/")
     assert report.main([str(later)]) == 0

@@ -1,0 +1,70 @@
+"""Checks of `sandbox:`, and of the address of a service."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+
+from gdpo_tune.core.service_url import split_service_url
+from gdpo_tune.core.settings import (
+    SandboxSettings,
+)
+from gdpo_tune.spec.problems import Problems
+
+EXAMPLE = "http://HOST:PORT"
+UNUSED_BY_SERVICE = {
+    "modules": "an external service has the packages that were installed there",
+    "cpu_seconds": "an external service gets wall_seconds alone",
+}
+"""Setting that a sandbox of type external does not use -> reason."""
+
+
+def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
+    """Refuse keys that do not fit together, and modules that are not installed."""
+    kind = settings.type
+    if kind == "external":
+        for name, reason in UNUSED_BY_SERVICE.items():
+            if problems.has_key(f"sandbox.{name}"):
+                fix = "remove the key, or write type: local"
+                problems.refuse(f"sandbox.{name}", reason, fix, "sandbox.type")
+        reason = "a sandbox of type external is a service"
+        check_address(settings.url, "sandbox.url", reason, problems)
+        return
+    if settings.url:
+        reason = f"a sandbox of type {kind} has no address"
+        fix = "write type: external, or remove the key"
+        problems.refuse("sandbox.url", reason, fix, "sandbox.type")
+    for index, module in enumerate(settings.modules):
+        parts, path = module.split("."), ("sandbox", "modules", index)
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+            fix = "write names as after import, such as numpy"
+            problems.refuse(path, "not a name that can be imported", fix, "sandbox.type")
+        elif not _is_installed(parts[0]):
+            fix = "install the package that has it, or remove the name"
+            problems.refuse(path, f"no module {parts[0]} is installed", fix, "sandbox.type")
+    cpu, wall = settings.cpu_seconds, settings.wall_seconds
+    if wall < cpu:
+        reason = f"below cpu_seconds = {cpu:g}, which could never be used up"
+        fix = f"write at least {cpu:g}, better {4 * cpu:g}: a busy machine is slower"
+        inputs = ("sandbox.cpu_seconds", "sandbox.type")
+        problems.refuse("sandbox.wall_seconds", reason, fix, *inputs, value=wall)
+
+
+def check_address(url: str, key: str, reason: str, problems: Problems) -> None:
+    """Refuse a missing or malformed address of a web service."""
+    if not url:
+        problems.refuse(key, f"missing: {reason}", f"add {key.rpartition('.')[2]}: {EXAMPLE}")
+        return
+    try:
+        split_service_url(url)
+    except ValueError as error:
+        fix = f"write {EXAMPLE}, where the service listens"
+        problems.refuse(key, f"not the address of a web service: {error}", fix)
+
+
+def _is_installed(top: str) -> bool:
+    """Return whether a module could be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(top) is not None
+    except ValueError:  # It is loaded already, and has no file.
+        return False
