@@ -22,7 +22,6 @@ from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import load_adapter
-from gdpo_tune.training.moving_parameters import MovingParameters
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.rollout import choose_held_out_sampler
 from gdpo_tune.training.step_reporter import Clock, StepReporter, report_again
@@ -37,8 +36,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     directory if one was just written. `report` may end the trial by raising. `SystemExit` passes
     through once a checkpoint of the step just done is on disk.
 
-    A run that resumes from a checkpoint with an evaluation reports that measurement again, without
-    step metrics, because an earlier process may have been killed before its report arrived.
+    A run that resumes from a checkpoint of the same trial reports its evaluation, if any, again
+    without step metrics, because an earlier process may have been killed before the report arrived.
 
     Several processes that were launched as one group (see `ranks`) train one policy together. Each
     calls this function with the same arguments, samples and scores its part of every step and of
@@ -47,11 +46,6 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
 
     Step metrics are those of `step_reporter.select_metrics` and `gpu.read_gpu_metrics`, and
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
-
-    Args:
-        config: decides the trial.
-        resume: a checkpoint of the same trial from which to continue.
-        report: gets the measurement of every step.
 
     Raises:
         TrialFailure: the trial cannot go on, such as `NonFiniteError`; its message is the reason.
@@ -74,8 +68,6 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         if config.train and (start is None or start.step < steps):
             trainer, sampler = build_trainer(config, cache)
             evaluator = Evaluator(config, cache, sampler)
-            if config.schedule:
-                trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
             reporter = StepReporter(config, trainer, evaluator, clock, report, start)
             trainer.add_callback(reporter)
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))

@@ -90,14 +90,7 @@ class _Packed:
     def append(
         self, prompt: Sequence[int], completions: dict[int, list[int]], width: int, slots: int
     ) -> None:
-        """Append a row.
-
-        Args:
-            prompt: its tokens.
-            completions: number of a completion of that prompt -> its tokens.
-            width: S.
-            slots: C.
-        """
+        """Append a row of `width` S; `completions` are by number, each of at most `slots` C."""
         start = len(self.tokens) * width
         tokens = list(prompt)
         positions = list(range(len(prompt)))
