@@ -100,11 +100,8 @@ class MovingParameters(TrainerCallback):
         self.trainer.reward_weights = torch.tensor(
             [weights[name] for name in self.rewards], dtype=self.trainer.reward_weights.dtype
         )
-        self._set_learning_rate(float(params["learning_rate"]))
-        self.current = params
-
-    def _set_learning_rate(self, peak: float) -> None:
-        """Set the peak of the learning rate, whose shape over the steps stays."""
+        # The peak of the learning rate changes; its shape over the steps stays.
+        peak = float(params["learning_rate"])
         trained: Any = self.trainer  # TRL declares as optional what exists during training
         scheduler = trained.lr_scheduler
         # As LambdaLR computes it, so that the same value gives the same bits.
@@ -115,3 +112,4 @@ class MovingParameters(TrainerCallback):
         )
         for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        self.current = params

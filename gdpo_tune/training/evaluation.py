@@ -135,13 +135,8 @@ def estimate_metrics(
 
     Completions of one prompt are alike; resampling them one by one would understate the error.
 
-    Args:
-        columns: metric name -> P * S values, those of one prompt adjacent; None is left out.
-        samples_per_prompt: S.
-        seed: of the resampling.
-
-    Returns:
-        Metric name -> estimate; a single prompt gives a standard error of 0.
+    `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
+    `samples_per_prompt` is S. A single prompt gives a standard error of 0.
 
     Raises:
         TrialFailure: a metric has no value at all.

@@ -43,8 +43,8 @@ def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
 def list_remedies(config: TrialConfig) -> str:
     """List the settings that save most memory, with their present values."""
     training, model = config.training, config.model
-    vllm, gpu = find_vllm(), torch.cuda.is_available()
-    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=vllm)
+    gpu = torch.cuda.is_available()
+    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=find_vllm())
     at_once = training.micro_batch_size or training.completions_per_step // ranks.count_processes()
     fewer = f"lower training.completions_per_step ({training.completions_per_step})"
     settings = [f"set training.micro_batch_size below {at_once}"] if at_once > 1 else [fewer]

@@ -102,8 +102,6 @@ class StepReporter(TrainerCallback):
     evaluator: Evaluator
     clock: Clock
     report: Report
-    start: Checkpoint | None
-    """Checkpoint from which this run resumes."""
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Result of the latest evaluation."""
     checkpoint: Path | None = None
@@ -112,11 +110,6 @@ class StepReporter(TrainerCallback):
     def __post_init__(self) -> None:
         self._passes: dict[str, list[float]] = defaultdict(list)
         self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the measurement at the checkpoint from which this run resumes, if any."""
-        if self.start is not None:
-            report_again(self.start, self.report)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Collect metrics: TRL logs after each optimizer pass, and a summary without a loss."""
@@ -190,15 +183,6 @@ class StepReporter(TrainerCallback):
             torch.save(state, directory / name)
         trainer.state.save_to_json(str(directory / "trainer_state.json"))
         self.evaluator.cache.prompts.save(directory)
-
-
-def report_again(start: Checkpoint, report: Report) -> None:
-    """Report the measurement at the checkpoint from which a run resumes, if there was one.
-
-    The process may have been killed before the first report arrived.
-    """
-    if start.validation:
-        report(Measurement(start.step, {}, start.cost, start.validation), start.path)
 
 
 def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:

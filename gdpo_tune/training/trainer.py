@@ -131,13 +131,7 @@ class GDPOTrainer(MicroBatchTrainer):
 def compute_reward_metrics(
     rewards: Tensor, weights: Tensor, group_size: int, names: Sequence[str]
 ) -> dict[str, float]:
-    """Compute the metrics of each reward in one generation batch.
-
-    Args:
-        rewards: [N, K], NaN = not scored.
-        weights: [K].
-        group_size: G, divides N.
-        names: K names.
+    """Compute the metrics of each of K rewards [N, K] in one generation batch; NaN = not scored.
 
     Returns:
         `reward/<name>/mean` and `.../std` over the scored completions; `.../dead_groups`, the share

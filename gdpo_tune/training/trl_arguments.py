@@ -35,7 +35,7 @@ def build_trainer_arguments(
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
     weights = config.reward_weights()
-    at_once, parts = _divide_step(config)
+    size, parts = _divide_step(config)
     return GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
@@ -52,7 +52,7 @@ def build_trainer_arguments(
         reward_weights=[weights[name] for name in rewards],
         # The settings that all trials share.
         max_steps=settings.steps * passes,
-        per_device_train_batch_size=at_once,
+        per_device_train_batch_size=size,
         # This is also the number of micro-batches for which TRL samples once.
         gradient_accumulation_steps=parts,
         max_completion_length=settings.max_completion_length,
