@@ -106,9 +106,8 @@ class MovingParameters(TrainerCallback):
         scheduler = trained.lr_scheduler
         # As LambdaLR computes it, so that the same value gives the same bits.
         rates = [peak * shape(scheduler.last_epoch) for shape in scheduler.lr_lambdas]
-        peaks = [peak] * len(rates)
         scheduler.load_state_dict(
-            {**scheduler.state_dict(), "base_lrs": peaks, "_last_lr": list(rates)}
+            {**scheduler.state_dict(), "base_lrs": [peak] * len(rates), "_last_lr": list(rates)}
         )
         for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

@@ -59,11 +59,7 @@ class Evaluator:
         return estimates
 
     def evaluate(
-        self,
-        model: PreTrainedModel,
-        split: Split,
-        step: int,
-        kept: list[Completion] | None = None,
+        self, model: PreTrainedModel, split: Split, step: int, kept: list[Completion] | None = None
     ) -> dict[str, Estimate]:
         """Estimate mean and standard error of every metric of the task.
 
@@ -177,7 +173,7 @@ def list_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     """List the tokens that end a completion: of the tokenizer, then of the model."""
     config: Any = model.generation_config
     declared = config.eos_token_id
-    more = declared if isinstance(declared, list) else [declared]
+    more = [declared] if isinstance(declared, int | None) else declared
     tokens = [_require_token(tokenizer.eos_token_id), *more]
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
 

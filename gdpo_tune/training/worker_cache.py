@@ -100,7 +100,8 @@ class WorkerCache:
             )
             _LOGGER.warning(message, left_out, count, split, limit)
         chosen = ProblemSet([problems[row] for row in short], [prompts[row] for row in short])
-        return self._splits.setdefault(split, chosen)
+        self._splits[split] = chosen
+        return chosen
 
 
 _cache: WorkerCache | None = None
