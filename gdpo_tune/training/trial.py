@@ -64,10 +64,10 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         start = read_checkpoint(resume) if resume is not None and config.train else None
         steps = config.training.steps if config.train else 0
         before = Cost() if start is None else start.cost
+        clock = Clock(before, config.training.completions_per_step)
         if start is not None and start.validation:
             # An earlier process may have been killed before its report arrived.
             report(Measurement(start.step, {}, start.cost, start.validation), start.path)
-        clock = Clock(before, config.training.completions_per_step)
         if config.train and (start is None or start.step < steps):
             trainer, sampler = build_trainer(config, cache)
             evaluator = Evaluator(config, cache, sampler)
