@@ -21,7 +21,6 @@ from pydantic import AfterValidator
 from gdpo_tune.spec.problems import suggest
 from gdpo_tune.spec.sections import Section, build_refusal
 
-FIELDS = 5
 TOO_LONG = re.compile(r"[0-9]{9}")
 """A number that no cron line needs."""
 MARGIN = timedelta(hours=3)
@@ -44,7 +43,7 @@ def check_line(line: str) -> str:
         raise build_refusal("not five fields", f'write cron: "{NICKNAMES[line.strip()]}"')
     example = 'such as "0 2 * * *" for two at night'
     count = len(line.split())
-    if count != FIELDS:
+    if count != 5:
         fix = f"write minute, hour, day of the month, month, day of the week, {example}"
         raise build_refusal(f"{count} field{'s' if count != 1 else ''}, not five", fix)
     numbers = f"write numbers, *, lists, ranges and steps, {example}"

@@ -128,7 +128,8 @@ def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, 
     """
     while True:
         look_after_run(context)
-        why = "" if since is None else _why_skipped(context, due, since)
+        newer = (n for n in context.state.notices if since is not None and n.number > since)
+        why = next((n.why for n in newer if n.skipped and n.skipped[0] <= due <= n.skipped[1]), "")
         event = None if why else _next_event(context, due, once=once)
         if event is None:
             return why
@@ -144,14 +145,4 @@ def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> Sched
         return None
     if active is None:
         return decisions.begin_run(context, due, by_name=True)
-    if queued == due:
-        return None
-    return decisions.resolve_overlap(context, active, due, by_name=True)
-
-
-def _why_skipped(context: ScheduleContext, due: datetime, since: int) -> str:
-    for notice in context.state.notices:
-        skipped = notice.skipped
-        if notice.number > since and skipped and skipped[0] <= due <= skipped[1]:
-            return notice.why
-    return ""
+    return None if queued == due else decisions.resolve_overlap(context, active, due, by_name=True)

@@ -33,7 +33,6 @@ ON_TIME = timedelta(minutes=10)
 AFTER_REFUSAL = timedelta(minutes=10)
 """Pause before the next attempt after a refusal: a server may answer again by then."""
 
-
 Clock = Callable[[], datetime]
 """The time in UTC."""
 
@@ -231,8 +230,7 @@ def retry_run(
     run.not_before = now + AFTER_REFUSAL if refused else None
     later = f", not before {run.not_before:%FT%TZ}" if run.not_before else ""
     because = f": {reason}" if reason else ""
-    text = f"{run.name} gets attempt {run.attempt}{later}{because}."
-    return ScheduleEvent("retried", now, text)
+    return ScheduleEvent("retried", now, f"{run.name} gets attempt {run.attempt}{later}{because}.")
 
 
 def end_run(

@@ -39,12 +39,10 @@ class ScheduleStorage:
 
     def names(self, directory: str) -> list[str]:
         """Return the names of the files in a directory; an empty list if it does not exist."""
-        try:
-            with self._explaining_errors(FileNotFoundError):
-                paths = self._files.ls(self._path(directory), detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted(str(path).rpartition("/")[2] for path in paths)
+        with suppress(FileNotFoundError), self._explaining_errors(FileNotFoundError):
+            paths = self._files.ls(self._path(directory), detail=False)
+            return sorted(str(path).rpartition("/")[2] for path in paths)
+        return []
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""

@@ -183,7 +183,7 @@ def test_a_metric_that_is_no_objective_can_be_picked():
 def test_a_pick_is_described():
     lines = pick_trial(RECORDS, SPEC, parse_pick("max a where b >= 0.49")).lines
     assert lines[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
-    assert lines[1:] == ["provisional: one seed", "b >= 0.49 holds by less than its standard error"]
+    assert lines[1:] == ("provisional: one seed", "b >= 0.49 holds by less than its standard error")
 
 
 def test_the_wrong_end_of_an_objective_is_pointed_out():

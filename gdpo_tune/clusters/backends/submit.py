@@ -47,22 +47,6 @@ class Submission:
     """Directory that is sent."""
 
 
-@dataclass
-class LogPrinter:
-    """Prints a job's log once, although each connection sends it from its beginning."""
-
-    printed: int = 0
-    """Characters that were printed."""
-    received: int = 0
-    """Characters of the present connection."""
-
-    def add(self, text: str) -> None:
-        """Print the new part of `text`, the next part of the log."""
-        print(text[max(0, self.printed - self.received) :], end="", flush=True)
-        self.received += len(text)
-        self.printed = max(self.printed, self.received)
-
-
 def cluster_at(address: str) -> jobs_api.JobsApi:
     """Return the jobs of the cluster with a dashboard at this address."""
     fix = f"export {ray_access.FILE}=FILE with the cluster's token, or {ray_access.TOKEN}=..."
@@ -135,11 +119,10 @@ def follow_job(
 
     A cluster that does not answer for `PATIENCE` is a `BackendUnreachableError`.
     """
-    printer, missed = LogPrinter(), 0.0
+    printed, missed = 0, 0.0
     while True:
-        printer.received = 0
         try:
-            _print_log(api.ask(lambda client: client), name, printer)
+            printed = _print_log(api.ask(lambda client: client), name, printed)
             status = api.ask(lambda client: jobs_api.poll_job(client, name))
         except BackendUnreachableError as error:
             if missed >= PATIENCE:
@@ -156,14 +139,22 @@ def follow_job(
         sleep(RETRY_SECONDS if missed else 0.5)
 
 
-def _print_log(client: Any, name: str, printer: LogPrinter) -> None:
-    """Print a log as it grows, until it ends or the connection breaks."""
+def _print_log(client: Any, name: str, printed: int) -> int:
+    """Print a log as it grows, without its first `printed` characters; return how many are printed.
+
+    Each connection sends the log from its beginning, until it ends or the connection breaks.
+    """
     import aiohttp
 
+    received = 0
+
     async def print_parts() -> None:
+        nonlocal received
         async for text in client.tail_job_logs(name):
-            printer.add(text)
+            print(text[max(0, printed - received) :], end="", flush=True)
+            received += len(text)
 
     # Ray's errors are RuntimeErrors; the state of the job shows which case it is
     with suppress(aiohttp.ClientError, OSError, RuntimeError):
         asyncio.run(print_parts())
+    return max(printed, received)
