@@ -36,7 +36,7 @@ def choose_due_time(context: ScheduleContext, at: datetime | None, *, now: bool)
             f"--at {at.isoformat()}: that time has not come\n"
             "    fix: give a time in the past, or --now"
         )
-    due = at or (clock if now else schedule and schedule.last_time(clock))
+    due = at or (clock if now else schedule and schedule.find_last_time(clock))
     if due is None:
         raise UsageError(
             f"{context.sweep.name} has no past time: it has no schedule, or a rare one\n"
@@ -76,7 +76,7 @@ def run_by_name(
             context.trouble.append(error)  # an active run goes on whatever its backend says
         send_notices(context)
         report(context)
-        run = context.state.run_for(due)
+        run = context.state.find_run(due)
         if why:
             return EXIT_STATUS.get(why, EXIT_STATUS["skipped"])
         if run is not None and run.state not in ACTIVE and context.state.queued != due:
@@ -139,7 +139,7 @@ def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, 
 
 
 def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> ScheduleEvent | None:
-    run, active, queued = context.state.run_for(due), context.state.active, context.state.queued
+    run, active, queued = context.state.find_run(due), context.state.active, context.state.queued
     has_ended = run is not None and (run.state == "finished" or once)
     if run is not None and (run is active or (has_ended and queued != due)):
         return None

@@ -37,7 +37,7 @@ class ScheduleStorage:
             else:
                 self._files.pipe_file(self._path(name), content, mode="create")
 
-    def names(self, directory: str) -> list[str]:
+    def list_names(self, directory: str) -> list[str]:
         """Return the names of the files in a directory; an empty list if it does not exist."""
         with suppress(FileNotFoundError), self._explaining_errors(FileNotFoundError):
             paths = self._files.ls(self._path(directory), detail=False)

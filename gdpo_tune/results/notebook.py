@@ -96,8 +96,7 @@ class LoadedSweep:
             }
             for member in self.analysis.members
         ]
-        table = pd.DataFrame(rows)
-        return table.set_index("trial") if rows else table
+        return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @property
     def figures(self) -> tuple[str, ...]:

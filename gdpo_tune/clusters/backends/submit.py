@@ -47,7 +47,7 @@ class Submission:
     """Directory that is sent."""
 
 
-def cluster_at(address: str) -> jobs_api.JobsApi:
+def build_jobs_api(address: str) -> jobs_api.JobsApi:
     """Return the jobs of the cluster with a dashboard at this address."""
     fix = f"export {ray_access.FILE}=FILE with the cluster's token, or {ray_access.TOKEN}=..."
     return jobs_api.JobsApi(address, ray_access.find_token(os.environ), CALLER, fix)
@@ -67,7 +67,7 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
             f"{CALLER}: following a log needs aiohttp\n"
             "    fix: pip install 'gdpo-tune[cluster]', or add --detach"
         )
-    space = jobs_api.relative_space(submission.directory, submission.space, CALLER)
+    space = jobs_api.locate_space(submission.directory, submission.space, CALLER)
     words = ["python", "-m", "gdpo_tune.sweep", space, *submission.options]
     runtime_env = jobs_api.build_runtime_env(submission.directory, submission.storage, CALLER)
     location = f"{submission.storage}/{submission.sweep}"
@@ -92,7 +92,7 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         raise
 
 
-def lost_tracking(spec: SweepSpec) -> str:
+def explain_lost_tracking(spec: SweepSpec) -> str:
     """Return why the tracking of a job on a cluster would be lost; empty if it would not."""
     uri = spec.tracking.uri
     if not uri.startswith("sqlite:///") or uri.startswith("sqlite:////"):
@@ -107,7 +107,7 @@ def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
         is_ours = (job.metadata or {}).get(METADATA_KEY) == location and job.submission_id
-        if is_ours and jobs_api.state_of(job) in jobs_api.ACTIVE:
+        if is_ours and jobs_api.read_job_state(job) in jobs_api.ACTIVE:
             return str(job.submission_id)
     return None
 
