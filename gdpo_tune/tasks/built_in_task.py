@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.registry import TaskInfo, weigh_equally
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import Closing
-from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
+from gdpo_tune.tasks.base import (
+    Problem,
+    RewardInfo,
+    Sample,
+    Scores,
+    Split,
+    TaskMetric,
+    get_ranges,
+)
 from gdpo_tune.tasks.data import describe_data, select_problems
 
 if TYPE_CHECKING:
@@ -19,6 +28,7 @@ class BuiltInTask(Closing):
 
     reward_infos: tuple[RewardInfo, ...]
     optional_reward_infos: tuple[RewardInfo, ...] = ()
+    """On where the space has a weight for them."""
     metric_infos: Mapping[str, TaskMetric]
     format_request: str
     """The instructions, with `{limit}` where the tokens of the length reward belong."""
@@ -33,6 +43,7 @@ class BuiltInTask(Closing):
         optional_rewards: Collection[str] = (),
     ) -> None:
         """Switch the named optional rewards on; `sandbox` is for tasks that run code."""
+        self._settings = sandbox or SandboxSettings()
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
         self._reward_infos = (*self.reward_infos, *extra)
         self.rewards = tuple(reward.name for reward in self._reward_infos)
@@ -40,6 +51,21 @@ class BuiltInTask(Closing):
         self.instructions = self.format_request.format(limit=training.length_limit)
         self._length_limit = training.length_limit
         self._data = data or DataSettings()
+
+    @classmethod
+    def describe(cls, embedded: str, prompts: Mapping[str, int], **others: Any) -> TaskInfo:
+        """Return what the registry says about the task; `others` are fields of `TaskInfo`."""
+        rewards = get_ranges(cls.reward_infos)
+        return TaskInfo(
+            build=cls,
+            rewards=rewards,
+            metrics=cls.metric_infos,
+            published=weigh_equally(rewards),
+            embedded=embedded,
+            prompts=prompts,
+            optional_rewards=get_ranges(cls.optional_reward_infos),
+            **others,
+        )
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; see `Task`.

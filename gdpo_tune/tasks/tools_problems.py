@@ -68,13 +68,13 @@ def _draw_pair(rng: random.Random) -> Problem:
     tool = rng.choice(_TOOLS)
     one, other = rng.sample(tool.subjects, 2)
     first, more = rng.randint(2, LARGEST - 9), rng.randint(2, 9)
-    sign, word, second = rng.choice((("+", "more", first + more), ("-", "less", first - more)))
-    if second < 1:
-        sign, word, second = "+", "more", first + more
+    step = ArithmeticStep(first, rng.choice("+-"), more)
+    if step.result < 1:
+        step = ArithmeticStep(first, "+", more)
+    word = "more" if step.sign == "+" else "less"
     request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
-    notes = [str(ArithmeticStep(first, sign, more, second))]
-    calls = [tool.build_call(one, first), tool.build_call(other, second)]
-    return _ask(rng, "pair", tool, request, notes, calls, notes[0])
+    calls = [tool.build_call(one, first), tool.build_call(other, step.result)]
+    return _ask(rng, "pair", tool, request, [str(step)], calls, str(step))
 
 
 def _draw_plain(rng: random.Random) -> Problem:
