@@ -144,11 +144,11 @@ class SupersededError(GdpoTuneError):
 
 
 class DirectoryLostError(GdpoTuneError):
-    """A sweep directory that is gone, as after a lost mount, and did not come back; the same command continues."""
+    """A sweep directory that is gone, as after a lost mount; the same command continues later."""
 
 
 class LedgerUnreachableError(GdpoTuneError):
-    """A ledger database that does not answer; its records are kept, and the same command continues."""
+    """A ledger database that does not answer; its records are kept: run the command again."""
 
 
 class StoreUnreachableError(GdpoTuneError):
@@ -179,4 +179,4 @@ class SandboxUnavailable(GdpoTuneError):
 
 
 class SandboxInfraError(GdpoTuneError):
-    """A sandbox that failed repeatedly for reasons of its own: no verdict, and never a zero reward."""
+    """A sandbox that itself failed repeatedly: there is no verdict, and never a zero reward."""
