@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any, cast
 
 from gdpo_tune.tasks.arithmetic import draw_steps
@@ -38,59 +37,47 @@ class _Operation:
     """(previous value, constant) -> value."""
 
 
-def _list_operations(
-    *rows: tuple[str, str, str, Callable[[Any, int], Any]],
-) -> tuple[_Operation, ...]:
-    return tuple(starmap(_Operation, rows))
+def _map_items(
+    phrase: str, note: str, value: str, function: Callable[[int, int], int]
+) -> _Operation:
+    template = f"[{value} for v in {{e}}]"
+    return _Operation(phrase, note, template, lambda v, c: [function(i, c) for i in v])
 
 
-_CHAIN = _list_operations(
-    ("add {n}", "+{c}", "({e}+{c})", lambda v, c: v + c),
-    ("subtract {n}", "-{c}", "({e}-{c})", lambda v, c: v - c),
-    ("multiply by {n}", "*{c}", "({e}*{c})", lambda v, c: v * c),
-    ("negate it", "neg", "(-{e})", lambda v, c: -v),
-    ("take the absolute value", "abs", "abs({e})", lambda v, c: abs(v)),
-    ("square it", "sq", "({e}**2)", lambda v, c: v * v),
+def _filter_items(
+    phrase: str, note: str, condition: str, function: Callable[[int, int], bool]
+) -> _Operation:
+    template = f"[v for v in {{e}} if {condition}]"
+    return _Operation(phrase, note, template, lambda v, c: [i for i in v if function(i, c)])
+
+
+_CHAIN = (
+    _Operation("add {n}", "+{c}", "({e}+{c})", lambda v, c: v + c),
+    _Operation("subtract {n}", "-{c}", "({e}-{c})", lambda v, c: v - c),
+    _Operation("multiply by {n}", "*{c}", "({e}*{c})", lambda v, c: v * c),
+    _Operation("negate it", "neg", "(-{e})", lambda v, c: -v),
+    _Operation("take the absolute value", "abs", "abs({e})", lambda v, c: abs(v)),
+    _Operation("square it", "sq", "({e}**2)", lambda v, c: v * v),
 )
-_LIST = _list_operations(
-    ("add {n} to each item", "+{c}", "[v+{c} for v in {e}]", lambda v, c: [i + c for i in v]),
-    ("multiply each item by {n}", "*{c}", "[v*{c} for v in {e}]", lambda v, c: [i * c for i in v]),
-    (
-        "subtract {n} from each item",
-        "-{c}",
-        "[v-{c} for v in {e}]",
-        lambda v, c: [i - c for i in v],
-    ),
-    (
-        "keep the items above {n}",
-        ">{c}",
-        "[v for v in {e} if v>{c}]",
-        lambda v, c: [i for i in v if i > c],
-    ),
-    ("square each item", "sq", "[v*v for v in {e}]", lambda v, c: [i * i for i in v]),
-    (
-        "keep the even items",
-        "even",
-        "[v for v in {e} if v%2==0]",
-        lambda v, c: [i for i in v if i % 2 == 0],
-    ),
-    (
-        "keep the positive items",
-        "pos",
-        "[v for v in {e} if v>0]",
-        lambda v, c: [i for i in v if i > 0],
-    ),
-    ("reverse the list", "rev", "{e}[::-1]", lambda v, c: v[::-1]),
-    ("sort the list", "sort", "sorted({e})", lambda v, c: sorted(v)),
+_LIST = (
+    _map_items("add {n} to each item", "+{c}", "v+{c}", lambda v, c: v + c),
+    _map_items("multiply each item by {n}", "*{c}", "v*{c}", lambda v, c: v * c),
+    _map_items("subtract {n} from each item", "-{c}", "v-{c}", lambda v, c: v - c),
+    _filter_items("keep the items above {n}", ">{c}", "v>{c}", lambda v, c: v > c),
+    _map_items("square each item", "sq", "v*v", lambda v, c: v * v),
+    _filter_items("keep the even items", "even", "v%2==0", lambda v, c: v % 2 == 0),
+    _filter_items("keep the positive items", "pos", "v>0", lambda v, c: v > 0),
+    _Operation("reverse the list", "rev", "{e}[::-1]", lambda v, c: v[::-1]),
+    _Operation("sort the list", "sort", "sorted({e})", lambda v, c: sorted(v)),
 )
-_ENDS = _list_operations(
-    ("return the sum", "sum", "sum({e})", lambda v, c: sum(v)),
-    ("return the largest item", "max", "max({e})", lambda v, c: max(v)),
-    ("return the smallest item", "min", "min({e})", lambda v, c: min(v)),
-    ("count the items", "len", "len({e})", lambda v, c: len(v)),
-    ("return the first item", "first", "{e}[0]", lambda v, c: v[0]),
-    ("return the last item", "last", "{e}[-1]", lambda v, c: v[-1]),
-    ("return the list", "id", "{e}", lambda v, c: list(v)),
+_ENDS = (
+    _Operation("return the sum", "sum", "sum({e})", lambda v, c: sum(v)),
+    _Operation("return the largest item", "max", "max({e})", lambda v, c: max(v)),
+    _Operation("return the smallest item", "min", "min({e})", lambda v, c: min(v)),
+    _Operation("count the items", "len", "len({e})", lambda v, c: len(v)),
+    _Operation("return the first item", "first", "{e}[0]", lambda v, c: v[0]),
+    _Operation("return the last item", "last", "{e}[-1]", lambda v, c: v[-1]),
+    _Operation("return the list", "id", "{e}", lambda v, c: list(v)),
 )
 _VISIBLE_LISTS = ((4, -1, 12), (13, 8, 6, 8))
 _HIDDEN_LISTS = ((2, -5, 7, 10), (16, 2), (1, 9, -4, 12, 12))

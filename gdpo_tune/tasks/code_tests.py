@@ -21,6 +21,8 @@ from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data.columns import RowError
 
 MOST_TESTS = 20
+STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
+"""Ends the prompt of a problem that has streams."""
 TOLERANCE = 1e-6
 """Of a printed number that is expected with a decimal point: other ways to print it are right."""
 _NUMBER_WITH_POINT = re.compile(r"(?<!\S)[-+]*\d+\.\d+(?!\S)")

@@ -137,10 +137,14 @@ class RewardFunctionTask(Closing):
 
     def _load_functions(self) -> list[RowReward]:
         if self._functions is None:
-            self._functions = [
-                load_reward_model(function) if isinstance(function, str) else function
-                for function in type(self).reward_funcs
-            ]
+            functions: list[RowReward] = []
+            for function in type(self).reward_funcs:
+                if isinstance(function, str):
+                    from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
+
+                    function = RewardModel(function)
+                functions.append(function)
+            self._functions = functions
         return self._functions
 
     def _split_rows(self) -> dict[str, list[Problem]]:
@@ -207,28 +211,14 @@ def _try_function(
 ) -> tuple[list[float | None] | None, str]:
     """Return the rewards, or None and the last line of the traceback."""
     try:
-        return _call_function(function, columns, count), ""
+        returned = function(**columns)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise TypeError("an async reward function; write a plain one")
+        values = [None if value is None else float(value) for value in returned]
+        if len(values) != count:
+            raise ValueError(f"{len(values)} rewards for {count} completions")
+        return values, ""
     except Exception as error:  # a user's function may raise anything
         _logger.debug("a reward function raised", exc_info=True)
         return None, describe_error(error)
-
-
-def _call_function(
-    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
-) -> list[float | None]:
-    returned = function(**columns)
-    if inspect.iscoroutine(returned):
-        returned.close()
-        raise TypeError("an async reward function; write a plain one")
-    values = [None if value is None else float(value) for value in returned]
-    if len(values) != count:
-        raise ValueError(f"{len(values)} rewards for {count} completions")
-    return values
-
-
-def load_reward_model(name: str) -> RowReward:
-    """Load a reward model, to be called as a function."""
-    # Late, because it imports torch.
-    from gdpo_tune.tasks.reward_model import RewardModel
-
-    return RewardModel(name)

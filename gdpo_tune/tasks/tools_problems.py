@@ -61,7 +61,7 @@ def _draw_amount(rng: random.Random) -> Problem:
     request = ", ".join([start, *(step.phrase for step in steps)])
     notes = [str(step) for step in steps]
     calls = [tool.build_call(subject, steps[-1].result)]
-    return _ask(rng, "amount", tool, request, notes, calls, " ".join(notes))
+    return _ask(rng, "amount", tool, request, notes, calls)
 
 
 def _draw_pair(rng: random.Random) -> Problem:
@@ -74,7 +74,7 @@ def _draw_pair(rng: random.Random) -> Problem:
     word = "more" if step.sign == "+" else "less"
     request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
     calls = [tool.build_call(one, first), tool.build_call(other, step.result)]
-    return _ask(rng, "pair", tool, request, [str(step)], calls, str(step))
+    return _ask(rng, "pair", tool, request, [str(step)], calls)
 
 
 def _draw_plain(rng: random.Random) -> Problem:
@@ -92,7 +92,7 @@ def _ask(
     request: str,
     notes: Sequence[str],
     calls: Sequence[dict[str, object]],
-    calculation: str,
+    calculation: str = "",
 ) -> Problem:
     others = [other for other in _TOOLS if other is not tool]
     offered = [tool, *rng.sample(others, _OFFERED - 1)]
@@ -106,7 +106,7 @@ def _ask(
         long=f"Let me see. {'. '.join(notes)}. So I call {tool.name}.",
         calls=calls,
         response=False,
-        calculation=calculation,
+        calculation=calculation or " ".join(notes),
     )
 
 

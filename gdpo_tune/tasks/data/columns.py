@@ -14,12 +14,7 @@ class RowError(Exception):
     """A row that cannot become a problem: the column that is wrong, and the reason."""
 
     def __init__(self, column: str, reason: str) -> None:
-        super().__init__(column, reason)
-        self.column = column
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"column {self.column}: {self.reason}"
+        super().__init__(f"column {column}: {reason}")
 
 
 def get_text(row: Row, column: str) -> str:
