@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from gdpo_tune.tasks.arithmetic import draw_steps
 from gdpo_tune.tasks.base import Problem, Split
@@ -79,8 +79,8 @@ _ENDS = (
     _Operation("return the last item", "last", "{e}[-1]", lambda v, c: v[-1]),
     _Operation("return the list", "id", "{e}", lambda v, c: list(v)),
 )
-_VISIBLE_LISTS = ((4, -1, 12), (13, 8, 6, 8))
-_HIDDEN_LISTS = ((2, -5, 7, 10), (16, 2), (1, 9, -4, 12, 12))
+_VISIBLE_LISTS = ([4, -1, 12], [13, 8, 6, 8])
+_HIDDEN_LISTS = ([2, -5, 7, 10], [16, 2], [1, 9, -4, 12, 12])
 _Step = tuple[_Operation, int]
 """An operation and its constant."""
 
@@ -130,7 +130,7 @@ def _draw_chain(rng: random.Random) -> Problem:
 
 def _draw_list(rng: random.Random) -> Problem:
     """Draw nested operations on a list, then one result."""
-    hidden = (*_HIDDEN_LISTS, (24, *(rng.randint(-20, 20) for _ in range(rng.randint(2, 5)))))
+    hidden = (*_HIDDEN_LISTS, [24, *(rng.randint(-20, 20) for _ in range(rng.randint(2, 5)))])
     while True:
         steps = [_draw_operation(rng, _LIST) for _ in range(rng.randint(0, 2))]
         steps.append((rng.choice(_ENDS), 2))  # ends have no constant
@@ -147,7 +147,7 @@ def _is_defined(function: Callable[[Any], Any], arguments: Sequence[Sequence[int
     """Return whether the function has a value for each list (an empty one has no largest item)."""
     try:
         for argument in arguments:
-            function(list(argument))
+            function(argument)
     except (IndexError, ValueError):
         return False
     return True
@@ -183,11 +183,8 @@ def _nest_operations(
 
 
 def _build_tests(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[list[Any]]:
-    """Return pairs [argument, expected value]; each value is computed on its own argument."""
-    values: list[Any] = [
-        list(cast("tuple[int, ...]", a)) if isinstance(a, tuple) else a for a in arguments
-    ]
-    return [[value, function(value)] for value in values]
+    """Return pairs [argument, expected value]."""
+    return [[argument, function(argument)] for argument in arguments]
 
 
 _FAMILIES: dict[str, Family] = {

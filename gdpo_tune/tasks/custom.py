@@ -15,6 +15,7 @@ directory.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import logging
@@ -71,7 +72,6 @@ class RewardFunctionTask(Closing):
         self.settings = settings
         self.sandbox = sandbox
         self.data = data
-        self._splits: dict[str, list[Problem]] | None = None
         self._functions: list[RowReward] | None = None
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
@@ -87,7 +87,7 @@ class RewardFunctionTask(Closing):
         Raises:
             UsageError: the split has fewer.
         """
-        rows = self._split_rows()[split]
+        rows = self._splits[split]
         if count > len(rows):
             raise UsageError(
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
@@ -147,12 +147,12 @@ class RewardFunctionTask(Closing):
             self._functions = functions
         return self._functions
 
-    def _split_rows(self) -> dict[str, list[Problem]]:
-        if self._splits is None:
-            self._splits = {"warm_start": [], **{split: [] for split in SHARES}}
-            for prompt, row in collect_rows(self.rows()).items():
-                self._splits[choose_row_split(prompt)].append(Problem(prompt, "own", row))
-        return self._splits
+    @functools.cached_property
+    def _splits(self) -> dict[str, list[Problem]]:
+        splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
+        for prompt, row in collect_rows(self.rows()).items():
+            splits[choose_row_split(prompt)].append(Problem(prompt, "own", row))
+        return splits
 
 
 def name_reward(function: RowReward | str) -> str:

@@ -29,10 +29,6 @@ class _Tool:
     request: str
     """With `{s}` for the subject and `{n}` for the number."""
 
-    @property
-    def signature(self) -> str:
-        return f"{self.name}({','.join(self.parameters)})"
-
     def build_call(self, subject: str, number: int) -> dict[str, object]:
         values = dict(zip(self.parameters, (subject, number), strict=True))
         return {"name": self.name, "parameters": values}
@@ -97,7 +93,7 @@ def _ask(
     others = [other for other in _TOOLS if other is not tool]
     offered = [tool, *rng.sample(others, _OFFERED - 1)]
     rng.shuffle(offered)
-    tools = " ".join(other.signature for other in offered)
+    tools = " ".join(f"{each.name}({','.join(each.parameters)})" for each in offered)
     return build_problem(
         family,
         f"Tools: {tools}\nUser: {request}.",

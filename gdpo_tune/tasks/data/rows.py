@@ -11,7 +11,7 @@ from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DATA_FILES, DataSettings
@@ -20,11 +20,8 @@ from gdpo_tune.tasks.data.columns import Row
 _KINDS = " or ".join(DATA_FILES)
 
 
-class PlacedRow(NamedTuple):
-    """One row and where it stands, such as `train.jsonl:12`."""
-
-    place: str
-    row: Row
+PlacedRow = tuple[str, Row]
+"""Where a row stands, such as `train.jsonl:12`, and the row."""
 
 
 def read_rows(
@@ -72,7 +69,7 @@ def _read_json_lines(
                 if is_first:
                     _choose_columns(place, required, (), row)
                     is_first = False
-                yield PlacedRow(place, {k: row[k] for k in (*required, *optional) if k in row})
+                yield place, {k: row[k] for k in (*required, *optional) if k in row}
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -103,7 +100,7 @@ def _read_parquet(
             batches = table.iter_batches(batch_size=1024, columns=columns)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows, 1):
-                yield PlacedRow(f"{file} row {number}", row)
+                yield f"{file} row {number}", row
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{file} cannot be read as Parquet: {_get_first_line(error)}") from error
 
@@ -128,7 +125,7 @@ def _read_hub(
     name = f"{data.source} ({data.split})"
     columns = _choose_columns(name, required, optional, table.column_names)
     for number, row in enumerate(table.select_columns(columns), 1):
-        yield PlacedRow(f"{name} row {number}", row)
+        yield f"{name} row {number}", row
 
 
 @contextmanager
