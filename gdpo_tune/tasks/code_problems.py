@@ -134,23 +134,16 @@ def _draw_list(rng: random.Random) -> Problem:
     while True:
         steps = [_draw_operation(rng, _LIST) for _ in range(rng.randint(0, 2))]
         steps.append((rng.choice(_ENDS), 2))  # ends have no constant
-        if _is_defined(_compose(steps), (*_VISIBLE_LISTS, *hidden)):
-            return _nest_operations("list", " for a list x: ", steps, _VISIBLE_LISTS, hidden)
+        try:
+            _build_tests(_compose(steps), (*_VISIBLE_LISTS, *hidden))
+        except (IndexError, ValueError):
+            continue  # such as the largest item of an empty list
+        return _nest_operations("list", " for a list x: ", steps, _VISIBLE_LISTS, hidden)
 
 
 def _draw_operation(rng: random.Random, operations: Sequence[_Operation]) -> _Step:
     constant = rng.randint(2, 9)
     return rng.choice(operations), constant
-
-
-def _is_defined(function: Callable[[Any], Any], arguments: Sequence[Sequence[int]]) -> bool:
-    """Return whether the function has a value for each list (an empty one has no largest item)."""
-    try:
-        for argument in arguments:
-            function(argument)
-    except (IndexError, ValueError):
-        return False
-    return True
 
 
 def _compose(steps: Sequence[_Step]) -> Callable[[Any], Any]:

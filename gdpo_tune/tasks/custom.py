@@ -33,6 +33,7 @@ from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
 
 RowReward = Callable[..., Sequence[float | None]]
+Columns = Mapping[str, Sequence[Any]]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
@@ -116,7 +117,7 @@ class RewardFunctionTask(Closing):
         rewards: dict[str, Sequence[float | None]] = {}
         failures: dict[str, Failures] = {}
         for name, function in zip(self.rewards, self._load_functions(), strict=True):
-            rewards[name], failures[name] = judge(function, columns, len(completions))
+            rewards[name], failures[name] = judge(function, columns)
         metrics = {**rewards, MEAN_LENGTH: [float(length) for length in lengths]}
         return Scores(rewards, metrics, failures)
 
@@ -190,26 +191,23 @@ def choose_row_split(prompt: str) -> str:
     return next(split for split, share in SHARES.items() if per_cent in share)
 
 
-def judge(
-    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
-) -> tuple[list[float | None], Failures]:
+def judge(function: RowReward, columns: Columns) -> tuple[list[float | None], Failures]:
     """Return the rewards of N completions, and the failures of the function."""
-    values, first_error = _try_function(function, columns, count)
+    values, first_error = _try_function(function, columns)
     if values is not None:
         return values, Failures()
     values = []
     failed = 0
-    for row in range(count):
-        alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()}, 1)
+    for row in range(len(columns["completions"])):
+        alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()})
         values += [None] if alone is None else alone
         failed += alone is None
     return values, Failures(failed, first_error) if failed else Failures()
 
 
-def _try_function(
-    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
-) -> tuple[list[float | None] | None, str]:
+def _try_function(function: RowReward, columns: Columns) -> tuple[list[float | None] | None, str]:
     """Return the rewards, or None and the last line of the traceback."""
+    count = len(columns["completions"])
     try:
         returned = function(**columns)
         if inspect.iscoroutine(returned):

@@ -55,9 +55,8 @@ def _draw_amount(rng: random.Random) -> Problem:
     steps = draw_steps(rng)
     start = tool.request.format(s=subject, n=steps[0].value)
     request = ", ".join([start, *(step.phrase for step in steps)])
-    notes = [str(step) for step in steps]
     calls = [tool.build_call(subject, steps[-1].result)]
-    return _ask(rng, "amount", tool, request, notes, calls)
+    return _ask(rng, "amount", tool, request, list(map(str, steps)), calls)
 
 
 def _draw_pair(rng: random.Random) -> Problem:
