@@ -10,7 +10,7 @@ from gdpo_tune.core.registry import TaskInfo, weigh_equally
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import Closing
 from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
-from gdpo_tune.tasks.data import describe_data, select_problems
+from gdpo_tune.tasks.data.dataset import describe_data, select_problems
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
