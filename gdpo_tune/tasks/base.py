@@ -115,14 +115,21 @@ class Task(AbstractContextManager["Task"], Protocol):
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; equal arguments give equal lists."""
+        ...
 
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions (without end token) of N problems; `lengths` are tokens with it."""
+        """Judge N completions, each of the problem at its position.
+
+        The texts lack the end token; `lengths` are their tokens, the end token included.
+        """
+        ...
 
     def environment(self) -> dict[str, str]:
         """Return provenance that only the task knows, such as the sandbox's tier."""
+        ...
 
     def close(self) -> None:
         """End every process that the task started."""
+        ...

@@ -74,7 +74,7 @@ def check_data(data: DataSettings, training: TrainingSettings) -> None:
     """
     if not data.source:
         return
-    sizes = {
+    sizes: dict[Split, tuple[int, int]] = {
         split: (len(problems), getattr(training, f"{split}_prompts"))
         for split, problems in _collect_once(data).splits.items()
     }
