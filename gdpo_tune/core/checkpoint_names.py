@@ -42,9 +42,8 @@ def iterate_whole_checkpoints(
 ) -> Iterator[str]:
     """Yield the names of a trial's whole checkpoints, the one of most steps first.
 
-    Args:
-        sizes: bytes of each file, relative to the trial's directory.
-        read: returns the content of a file; None: the file does not exist.
+    `sizes` are the bytes of each file, by its path in the trial's directory; `read` returns a
+    file's content, or None if it does not exist.
     """
     for name in sort_checkpoints(sizes):
         marker = read(f"{name}/{MARKER}") if f"{name}/{MARKER}" in sizes else None

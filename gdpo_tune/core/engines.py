@@ -47,13 +47,7 @@ def find_vllm() -> VLLM | None:
 
 
 def select_engine(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None) -> Engine:
-    """Choose the engine of a trial.
-
-    Args:
-        settings: the sweep's `rollout:`.
-        gpu: True if the trial has a GPU.
-        lean: True if our sampler computes what the policy computes.
-        vllm: the installed one.
+    """Choose the engine of a trial; `lean` says that our sampler computes what the policy does.
 
     Raises:
         EngineError: vLLM is required and cannot be used; the message says what to do.

@@ -1,33 +1,4 @@
-"""One tree of errors. Each survives pickling, because Ray carries errors between processes.
-
-GdpoTuneError                 every error that this package raises on purpose
-|- UsageError                 the request is wrong: exit status 2, before any work starts
-|  |- SpecError               the YAML file or a --set override, with every problem at once
-|  |- TaskFileError           a `task: file.py:Class` that cannot be used
-|  |- PolicyError             a policy that cannot be loaded or trained
-|  |- DataError               a data set that cannot be read or used
-|  |- ResourcesError          more CPUs or GPUs than the machine or cluster has
-|  |- EngineError             a vLLM that is required and cannot be used
-|  |- LedgerHeldError         another process writes to this sweep's ledger
-|  |- IdentityError           another sweep has the same name
-|  |- PickError               a choice among trials that cannot be read or carried out
-|  |- ExportError             settings that another library would change or ignore
-|  |- TrackingError           `tracking.required: true`, and the server does not answer
-|  |- StoreError              a storage that cannot be read, written, or kept free of duplicates
-|  |- BackendError            a job that a backend refuses
-|  `- ClusterError            a Ray cluster that this machine cannot join
-|- TrialFailure               this trial fails, with a reason that the ledger records
-|  `- NonFiniteError          NaN or inf in a loss, a gradient norm or a reward
-|- SupersededError            another process has taken over this one's trial
-|- LedgerUnreachableError     the database of the ledger does not answer: run the command again
-|- StoreUnreachableError      an object store does not answer: run the command again
-|- DirectoryLostError            the sweep's directory is gone: run the command again
-|- DiskFullError              no space left: run the command again once there is space
-|- BackendUnreachableError    a backend does not answer: the same call may succeed later
-|- ClusterLostError           Ray's servers died or did not start: run the command again
-|- SandboxUnavailable         no isolation on this machine: fail closed
-`- SandboxInfraError          the sandbox itself broke, repeatedly: never a zero reward
-"""
+"""One tree of errors. Each survives pickling, because Ray carries errors between processes."""
 
 from __future__ import annotations
 
@@ -41,7 +12,7 @@ class GdpoTuneError(Exception):
 
 
 class UsageError(GdpoTuneError):
-    """A request that cannot be carried out; nothing was started."""
+    """A request that cannot be carried out; no work was started."""
 
     exit_status = 2
 
@@ -66,7 +37,7 @@ class SpecProblem:
 
 
 class SpecError(UsageError):
-    """Every problem of a sweep file, together."""
+    """Every problem of a sweep file and of `--set` overrides, together."""
 
     def __init__(self, problems: tuple[SpecProblem, ...]) -> None:
         super().__init__(problems)
@@ -110,14 +81,7 @@ class PickError(UsageError):
     """A choice among trials that cannot be read, or that nothing fits."""
 
     def __init__(self, text: str, position: int, reason: str, fix: str) -> None:
-        """Point at the mistake.
-
-        Args:
-            text: the choice as it was typed.
-            position: of the first character that is wrong, from 1.
-            reason: why.
-            fix: what to do instead.
-        """
+        """Point at the mistake in the typed `text`; its `position` counts characters from 1."""
         super().__init__(text, position, reason, fix)
         self.text, self.position, self.reason, self.fix = text, position, reason, fix
 
@@ -180,24 +144,18 @@ class SupersededError(GdpoTuneError):
 
 
 class DirectoryLostError(GdpoTuneError):
-    """A sweep directory that is gone, as after a lost mount, and did not come back."""
+    """A sweep directory that is gone, as after a lost mount; the same command continues later."""
 
 
 class LedgerUnreachableError(GdpoTuneError):
-    """A ledger database that does not answer; its records are kept."""
+    """A ledger database that does not answer; its records are kept: run the command again."""
 
 
 class StoreUnreachableError(GdpoTuneError):
-    """An object store that no longer answers; its objects are kept."""
+    """An object store that no longer answers; its objects are kept: run the command again."""
 
     def __init__(self, address: str, answer: str, seconds: int) -> None:
-        """Say how long the store has not answered.
-
-        Args:
-            address: of the object or directory.
-            answer: the store's last answer, or the error in its place.
-            seconds: for which the request was repeated.
-        """
+        """Keep the last answer, or the error in its place, and for how long it was repeated."""
         super().__init__(address, answer, seconds)
         self.address, self.answer, self.seconds = address, answer, seconds
 
@@ -215,10 +173,10 @@ class ClusterLostError(GdpoTuneError):
 
 
 class SandboxUnavailable(GdpoTuneError):
-    """A machine without sufficient isolation, so no candidate code is run."""
+    """A machine without sufficient isolation, so no candidate code is run (fail closed)."""
 
     exit_status = 2
 
 
 class SandboxInfraError(GdpoTuneError):
-    """A sandbox that failed repeatedly for reasons of its own, so no verdict exists."""
+    """A sandbox that itself failed repeatedly: there is no verdict, and never a zero reward."""

@@ -19,10 +19,7 @@ _NEARLY_FULL = 64 * 1024
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Replace a file in one step: a reader, or a crash, sees the old content or the new one.
 
-    Args:
-        path: its directory exists.
-        content: text is written as UTF-8.
-        mode: permissions of the file.
+    The directory of `path` exists; text is written as UTF-8.
     """
     data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -39,13 +39,7 @@ def add_costs(
     """Add to held-out metrics those of `COST_METRICS` that are named.
 
     A cost is known exactly, so its standard error within a trial is 0. A metric that the task
-    itself measures under such a name stays as it is.
-
-    Args:
-        measured: metric -> estimate.
-        cost: of the trial so far.
-        names: metrics that objectives and constraints name.
-        gpus: of the trial.
+    itself measures under such a name stays as it is. `gpus` are those of the trial.
     """
     costs = {
         "seconds": cost.seconds,

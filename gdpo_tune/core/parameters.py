@@ -98,26 +98,25 @@ PARAMETERS: dict[str, ParameterInfo] = {
     ),
 }
 
-REWARD_WEIGHT = ParameterInfo("float", 1.0, "multiplier of one reward; only ratios matter", low=0.0)
-CONDITIONING = ParameterInfo(
-    "choice",
-    NO_CONDITION,
-    "reward that must reach a threshold; otherwise this one counts 0 in training",
-    choices=(NO_CONDITION, "another reward"),
-    added_later=True,
-)
-CONDITIONING_THRESHOLD = ParameterInfo(
-    "float",
-    1.0,
-    "threshold of the condition, as a share of the range of that reward: 1 is its top",
-    low=0,
-    high=1,
-    added_later=True,
-)
 FAMILIES: dict[str, ParameterInfo] = {
-    "reward_weights": REWARD_WEIGHT,
-    "conditioning": CONDITIONING,
-    "conditioning_threshold": CONDITIONING_THRESHOLD,
+    "reward_weights": ParameterInfo(
+        "float", 1.0, "multiplier of one reward; only ratios matter", low=0.0
+    ),
+    "conditioning": ParameterInfo(
+        "choice",
+        NO_CONDITION,
+        "reward that must reach a threshold; otherwise this one counts 0 in training",
+        choices=(NO_CONDITION, "another reward"),
+        added_later=True,
+    ),
+    "conditioning_threshold": ParameterInfo(
+        "float",
+        1.0,
+        "threshold of the condition, as a share of the range of that reward: 1 is its top",
+        low=0,
+        high=1,
+        added_later=True,
+    ),
 }
 """Families of parameters: a task has one of each for each reward, `<family>.<reward>`."""
 
@@ -128,20 +127,21 @@ def list_parameters(task: TaskInfo) -> dict[str, ParameterInfo]:
         *(() if task.length_reward else LENGTH_PARAMETERS),
         *(() if task.partial_reward else (PARTIAL_CREDIT,)),
     }
-    general = {name: info for name, info in PARAMETERS.items() if name not in absent}
-    return {**general, **list_reward_parameters(tuple(task.rewards))}
+    result = {name: info for name, info in PARAMETERS.items() if name not in absent}
+    return result | _list_reward_parameters(tuple(task.rewards))
 
 
-def list_reward_parameters(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
+def _list_reward_parameters(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
     """Return `<family>.<reward>` for each reward; a single reward has no condition."""
-    result = {f"reward_weights.{reward}": REWARD_WEIGHT for reward in rewards}
+    result = {f"reward_weights.{reward}": FAMILIES["reward_weights"] for reward in rewards}
     if len(rewards) < 2:
         return result
     others = {reward: tuple(other for other in rewards if other != reward) for reward in rewards}
     for reward in rewards:
         choices = (NO_CONDITION, *others[reward])
-        result[f"conditioning.{reward}"] = replace(CONDITIONING, choices=choices)
+        result[f"conditioning.{reward}"] = replace(FAMILIES["conditioning"], choices=choices)
     for reward in rewards:
         needs = (f"conditioning.{reward}", others[reward])
-        result[f"conditioning_threshold.{reward}"] = replace(CONDITIONING_THRESHOLD, needs=needs)
+        info = replace(FAMILIES["conditioning_threshold"], needs=needs)
+        result[f"conditioning_threshold.{reward}"] = info
     return result

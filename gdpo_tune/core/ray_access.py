@@ -26,12 +26,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 def check_ray_address(text: str, option: str) -> str:
     """Return an address that `ray.init` can join: `auto`, or `HOST:PORT`.
 
-    Args:
-        text: the address.
-        option: option or variable that it comes from, for the message.
-
     Raises:
-        UsageError: it is no such address.
+        UsageError: it is no such address; the message names the option or variable with it.
     """
     match = _ADDRESS.fullmatch(text)
     if text == "auto" or (match is not None and 0 < int(match[2]) < 2**16):

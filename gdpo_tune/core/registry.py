@@ -128,62 +128,35 @@ REMOVED_TASKS: dict[str, str] = {
 PUBLISHED_LENGTH_WEIGHTS = (0.75, 0.5, 0.25)
 """Weights that the method's paper tries besides equal ones; for every task with a length reward."""
 
+_MODES = "gdpo_tune.training.normalization"
 # `gamma` is defined for GDPO: other modes have their own weighting, or sum the rewards first.
 # `baseline` multiplies every advantage by G / (G - 1), which whitening over the batch undoes.
 NORMALIZATIONS: dict[str, ModeInfo] = {
-    "gdpo": ModeInfo(
-        "gdpo_tune.training.normalization:gdpo",
-        ignores=("baseline",),
-        divides_by_group_std=True,
-    ),
+    "gdpo": ModeInfo(f"{_MODES}:gdpo", ignores=("baseline",), divides_by_group_std=True),
     "grpo": ModeInfo(
-        "gdpo_tune.training.normalization:grpo",
-        ignores=("gamma",),
-        sums_first=True,
-        divides_by_group_std=True,
+        f"{_MODES}:grpo", ignores=("gamma",), sums_first=True, divides_by_group_std=True
     ),
-    "grpo_no_std": ModeInfo(
-        "gdpo_tune.training.normalization:grpo_no_std", ignores=("gamma",), sums_first=True
-    ),
-    "grpo_batch": ModeInfo(
-        "gdpo_tune.training.normalization:grpo_batch", ignores=("gamma",), sums_first=True
-    ),
-    "gdpo_no_batch_norm": ModeInfo(
-        "gdpo_tune.training.normalization:gdpo_no_batch_norm", divides_by_group_std=True
-    ),
-    "gdpo_no_std": ModeInfo("gdpo_tune.training.normalization:gdpo_no_std", ignores=("baseline",)),
-    "dvao": ModeInfo("gdpo_tune.training.normalization:dvao", ignores=("gamma",), sums_first=True),
-    "saw": ModeInfo(
-        "gdpo_tune.training.normalization:saw",
-        ignores=("gamma", "baseline"),
-        divides_by_group_std=True,
-    ),
+    "grpo_no_std": ModeInfo(f"{_MODES}:grpo_no_std", ignores=("gamma",), sums_first=True),
+    "grpo_batch": ModeInfo(f"{_MODES}:grpo_batch", ignores=("gamma",), sums_first=True),
+    "gdpo_no_batch_norm": ModeInfo(f"{_MODES}:gdpo_no_batch_norm", divides_by_group_std=True),
+    "gdpo_no_std": ModeInfo(f"{_MODES}:gdpo_no_std", ignores=("baseline",)),
+    "dvao": ModeInfo(f"{_MODES}:dvao", ignores=("gamma",), sums_first=True),
+    "saw": ModeInfo(f"{_MODES}:saw", ignores=("gamma", "baseline"), divides_by_group_std=True),
 }
 
+_SAMPLERS = "gdpo_tune.tuning.search.samplers"
 SAMPLERS: dict[str, SamplerInfo] = {
     "auto": SamplerInfo(
         "gdpo_tune.spec.sampler_choice:choose_sampler",
         "picks by trials, kinds of parameters, objectives and slots, and says why",
     ),
-    "gp": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:build_gp", "Gaussian process, expected hypervolume"
-    ),
-    "tpe": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:build_tpe", "multi-objective Parzen estimator"
-    ),
-    "nsga2": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:build_nsga2", "genetic, crowding distance"
-    ),
-    "nsga3": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:build_nsga3", "genetic, reference points"
-    ),
-    "random": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:build_random", "uniform over the space", learns=False
-    ),
+    "gp": SamplerInfo(f"{_SAMPLERS}:build_gp", "Gaussian process, expected hypervolume"),
+    "tpe": SamplerInfo(f"{_SAMPLERS}:build_tpe", "multi-objective Parzen estimator"),
+    "nsga2": SamplerInfo(f"{_SAMPLERS}:build_nsga2", "genetic, crowding distance"),
+    "nsga3": SamplerInfo(f"{_SAMPLERS}:build_nsga3", "genetic, reference points"),
+    "random": SamplerInfo(f"{_SAMPLERS}:build_random", "uniform over the space", learns=False),
     "qmc": SamplerInfo(
-        "gdpo_tune.tuning.search.samplers:build_qmc",
-        "even over the space: a Sobol sequence",
-        learns=False,
+        f"{_SAMPLERS}:build_qmc", "even over the space: a Sobol sequence", learns=False
     ),
 }
 
@@ -213,9 +186,7 @@ LAYOUTS: dict[str, str] = {
 
 _POLICIES = Path(__file__).parents[1] / "policies"
 POLICIES: dict[str, Path] = {
-    "embedded": _POLICIES / "embedded",
-    "embedded_math": _POLICIES / "embedded_math",
-    "embedded_tools": _POLICIES / "embedded_tools",
+    name: _POLICIES / name for name in ("embedded", "embedded_math", "embedded_tools")
 }
 """Policy that ships -> its directory."""
 

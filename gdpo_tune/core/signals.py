@@ -64,9 +64,7 @@ def _silence_closed(terminals: Sequence[int]) -> None:
     """Redirect output to /dev/null where its terminal was closed.
 
     To print to a closed terminal is an error, which would keep a command from ending in order.
-
-    Args:
-        terminals: descriptors that were terminals.
+    `terminals` are descriptors that were terminals.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in terminals:

@@ -9,7 +9,6 @@ from typing import Self
 
 SHARE_FOR_CANDIDATES = 0.5
 """Share of the memory for all candidates of one sandbox; the trainer needs the rest."""
-_NO_LIMIT = "max"
 
 
 class Closing(ABC):
@@ -36,18 +35,11 @@ def read_machine_memory(root: Path = Path("/")) -> int | None:
 
     This is the smallest of `MemTotal` and the limits of this process's control group and of its
     parents, version 2 or 1; swap does not count. None where the kernel says nothing (not Linux).
-
-    Args:
-        root: directory that contains `proc` and `sys`.
+    `root` contains `proc` and `sys`.
     """
-    return min([*_read_total(root / "proc/meminfo"), *_read_group_limits(root)], default=None)
-
-
-def _read_total(meminfo: Path) -> Iterator[int]:
-    for line in _read_lines(meminfo):
-        name, _, amount = line.partition(":")
-        if name == "MemTotal":
-            yield int(amount.split()[0]) << 10
+    lines = map(str.split, _read_lines(root / "proc/meminfo"))
+    totals = [int(words[1]) << 10 for words in lines if words[:1] == ["MemTotal:"]]
+    return min([*totals, *_read_group_limits(root)], default=None)
 
 
 def _read_group_limits(root: Path) -> Iterator[int]:
@@ -69,7 +61,7 @@ def _read_limits(mount: Path, path: str, name: str) -> Iterator[int]:
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):
         for line in _read_lines(mount / group / name):
-            if line != _NO_LIMIT:
+            if line != "max":
                 yield int(line)
 
 

@@ -42,10 +42,7 @@ def check_policy(name: str, revision: str = "") -> None:
     """Refuse a policy that could not be trained, in milliseconds and without the network.
 
     A Hub id that is not a local directory passes: `check_policy_available` asks the Hub for it.
-
-    Args:
-        name: as in a sweep file.
-        revision: branch, tag or commit, which only a policy on the Hub has.
+    Only a policy on the Hub has a `revision`.
 
     Raises:
         PolicyError: the name or its directory cannot be used; the message says what to do.
@@ -145,11 +142,8 @@ def load_policy(
 def count_parameters(name: str) -> int | None:
     """Return how many parameters a policy has, from the headers of its safetensors files.
 
-    Args:
-        name: as in a sweep file; a Hub id is looked up in the local cache.
-
-    Returns:
-        None if that is unknown, such as for a policy that was not downloaded yet.
+    A Hub id is looked up in the local cache. None if that is unknown, such as for a policy that was
+    not downloaded yet.
     """
     directory = _find_local_directory(name)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))

@@ -78,12 +78,8 @@ def choose_prompt_format(
 ) -> PromptFormat:
     """Choose how the policy `name` reads the prompts of a task.
 
-    Args:
-        name: as in a sweep file.
-        tokenizer: the policy's.
-        instructions: the task's, about the format that it rewards; may be empty.
-        mode: `model.instructions`. With `auto`, a policy that was trained here gets instructions
-            if it was trained with them; a policy that ships gets none; every other policy does.
+    `instructions` are the task's. With the mode `auto`, a policy that was trained here gets them if
+    it was trained with them; a policy that ships gets none; every other policy does.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.

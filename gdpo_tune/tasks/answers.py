@@ -23,12 +23,8 @@ def extract_code(completion: str, function: str) -> str:
     The program is searched in the last answer block, whose end tag may be missing. Without an
     answer block, everything after the thoughts is searched. There, the last Markdown fence that
     defines the function is the program, or else the last fence. Without a fence, the program is the
-    whole answer block, or everything from the first `def function(` on. Where no function is asked
-    for, it is everything.
-
-    Args:
-        completion: the text.
-        function: what the program must define; empty for one that reads and prints.
+    whole answer block, or everything from the first `def function(` on. Where `function` is empty,
+    because the program reads and prints, it is everything.
     """
     _, marked, answer = completion.rpartition("<answer>")
     text = answer.partition("</answer>")[0] if marked else completion.rpartition("</think>")[2]

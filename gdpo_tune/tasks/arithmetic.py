@@ -6,10 +6,13 @@ this makes correctness and length real rivals.
 
 from __future__ import annotations
 
+import operator
 import random
 from dataclasses import dataclass
 
 LARGEST = 40
+"""Every step that is drawn has a result from 1 to this."""
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,11 @@ class ArithmeticStep:
     sign: str
     """`+`, `-`, `*` or `/`."""
     operand: int
-    result: int
-    """From 1 to `LARGEST`."""
+
+    @property
+    def result(self) -> int:
+        """The value after the operation."""
+        return _OPERATIONS[self.sign](self.value, self.operand)
 
     def __str__(self) -> str:
         """Return the step as a terse thought."""
@@ -39,18 +45,10 @@ def draw_step(rng: random.Random, value: int) -> ArithmeticStep:
     """Draw a step from `value` that stays within bounds."""
     sign = rng.choice("+-*/" if value % 2 == 0 else "+-*")
     operand = {"*": rng.choice((2, 3)), "/": 2}.get(sign, rng.randint(2, 9))
-    result = {
-        "+": value + operand,
-        "-": value - operand,
-        "*": value * operand,
-        "/": value // operand,
-    }[sign]
-    if 1 <= result <= LARGEST:
-        return ArithmeticStep(value, sign, operand, result)
-    operand = rng.randint(2, 9)
-    if value <= LARGEST // 2:
-        return ArithmeticStep(value, "+", operand, value + operand)
-    return ArithmeticStep(value, "-", operand, value - operand)
+    step = ArithmeticStep(value, sign, operand)
+    if 1 <= step.result <= LARGEST:
+        return step
+    return ArithmeticStep(value, "+" if value <= LARGEST // 2 else "-", rng.randint(2, 9))
 
 
 def draw_steps(rng: random.Random) -> list[ArithmeticStep]:

@@ -71,11 +71,6 @@ def measure_rewards(rewards: Iterable[RewardInfo]) -> dict[str, TaskMetric]:
     return {r.name: TaskMetric("maximize", r.low, r.high, r.doc, r.score) for r in rewards}
 
 
-def get_ranges(rewards: Iterable[RewardInfo]) -> dict[str, tuple[float, float]]:
-    """Return reward name -> range."""
-    return {reward.name: (reward.low, reward.high) for reward in rewards}
-
-
 @dataclass(frozen=True)
 class Failures:
     """Completions that a reward function could not judge because it raised."""
@@ -125,12 +120,9 @@ class Task(AbstractContextManager["Task"], Protocol):
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions.
+        """Judge N completions, each of the problem at its position.
 
-        Args:
-            problems: N problems, the one that each completion answers.
-            completions: N texts, decoded without the end token.
-            lengths: N token counts, the end token included.
+        The texts lack the end token; `lengths` are their tokens, the end token included.
         """
         ...
 

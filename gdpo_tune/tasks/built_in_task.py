@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.registry import TaskInfo, weigh_equally
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import Closing
 from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
-from gdpo_tune.tasks.data import describe_data, select_problems
+from gdpo_tune.tasks.data.dataset import describe_data, select_problems
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -19,6 +21,7 @@ class BuiltInTask(Closing):
 
     reward_infos: tuple[RewardInfo, ...]
     optional_reward_infos: tuple[RewardInfo, ...] = ()
+    """On where the space has a weight for them."""
     metric_infos: Mapping[str, TaskMetric]
     format_request: str
     """The instructions, with `{limit}` where the tokens of the length reward belong."""
@@ -33,6 +36,7 @@ class BuiltInTask(Closing):
         optional_rewards: Collection[str] = (),
     ) -> None:
         """Switch the named optional rewards on; `sandbox` is for tasks that run code."""
+        self._settings = sandbox or SandboxSettings()
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
         self._reward_infos = (*self.reward_infos, *extra)
         self.rewards = tuple(reward.name for reward in self._reward_infos)
@@ -40,6 +44,21 @@ class BuiltInTask(Closing):
         self.instructions = self.format_request.format(limit=training.length_limit)
         self._length_limit = training.length_limit
         self._data = data or DataSettings()
+
+    @classmethod
+    def describe(cls, embedded: str, prompts: Mapping[str, int], **others: Any) -> TaskInfo:
+        """Return what the registry says about the task; `others` are fields of `TaskInfo`."""
+        rewards = _get_ranges(cls.reward_infos)
+        return TaskInfo(
+            build=cls,
+            rewards=rewards,
+            metrics=cls.metric_infos,
+            published=weigh_equally(rewards),
+            embedded=embedded,
+            prompts=prompts,
+            optional_rewards=_get_ranges(cls.optional_reward_infos),
+            **others,
+        )
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; see `Task`.
@@ -62,17 +81,16 @@ class BuiltInTask(Closing):
                 problems, completions, lengths, results, strict=True
             )
         ]
-        rewards = {reward.name: reward.score for reward in self._reward_infos}
-        metrics = {name: metric.measure for name, metric in self.metric_infos.items()}
-        partial = {reward.name: reward.partial for reward in self._reward_infos if reward.partial}
-        # A reward and its metric are the same function, which is called once.
-        functions = {*rewards.values(), *metrics.values(), *partial.values()}
-        columns = {function: list(map(function, samples)) for function in functions}
-        rewards, metrics, partial = (
-            {name: columns[function] for name, function in each.items()}
-            for each in (rewards, metrics, partial)
+
+        @functools.cache  # a reward and its metric are the same function, which is called once
+        def measure(function: Callable[[Sample], float | None]) -> list[float | None]:
+            return list(map(function, samples))
+
+        return Scores(
+            rewards={reward.name: measure(reward.score) for reward in self._reward_infos},
+            metrics={name: measure(info.measure) for name, info in self.metric_infos.items()},
+            partial={r.name: measure(r.partial) for r in self._reward_infos if r.partial},
         )
-        return Scores(rewards=rewards, metrics=metrics, partial=partial)
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -86,3 +104,7 @@ class BuiltInTask(Closing):
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""
+
+
+def _get_ranges(rewards: Sequence[RewardInfo]) -> dict[str, tuple[float, float]]:
+    return {reward.name: (reward.low, reward.high) for reward in rewards}

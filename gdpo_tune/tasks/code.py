@@ -6,12 +6,10 @@ code never runs in this process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from gdpo_tune.core.registry import TaskInfo, weigh_equally
-from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.tasks.base import Problem, TaskMetric, get_ranges, measure_rewards
+from gdpo_tune.tasks.base import Problem, TaskMetric, measure_rewards
 from gdpo_tune.tasks.built_in_task import BuiltInTask
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.rewards import block_format, bug_free, length, tests_passed
@@ -19,28 +17,23 @@ from gdpo_tune.tasks.rewards import block_format, bug_free, length, tests_passed
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
 
-REWARDS = (tests_passed.REWARD, block_format.REWARD, length.REWARD)
-OPTIONAL_REWARDS = (bug_free.REWARD,)
-"""On where the space has a weight for them."""
-METRICS = {
-    **measure_rewards(REWARDS),
-    "mean_length": length.MEAN_LENGTH,
-    "bug_rate": TaskMetric(
-        "minimize",
-        0,
-        1,
-        "share with no program, or one that does not compile, raises or breaks a sandbox limit",
-        lambda sample: 1 - bug_free.score_bug_free(sample),
-    ),
-}
-
 
 class CodeTask(BuiltInTask):
     """Code problems, judged by execution. Use it as a context manager."""
 
-    reward_infos = REWARDS
-    optional_reward_infos = OPTIONAL_REWARDS
-    metric_infos = METRICS
+    reward_infos = (tests_passed.REWARD, block_format.REWARD, length.REWARD)
+    optional_reward_infos = (bug_free.REWARD,)
+    metric_infos = {
+        **measure_rewards(reward_infos),
+        "mean_length": length.MEAN_LENGTH,
+        "bug_rate": TaskMetric(
+            "minimize",
+            0,
+            1,
+            "share with no program, or one that does not compile, raises or breaks a sandbox limit",
+            lambda sample: 1 - bug_free.score_bug_free(sample),
+        ),
+    }
     generate = staticmethod(generate)
     format_request = (
         "Think first, between <think> and </think>. Then write the Python code between <answer> "
@@ -48,19 +41,8 @@ class CodeTask(BuiltInTask):
         "in all."
     )
 
-    def __init__(
-        self,
-        training: TrainingSettings,
-        sandbox: SandboxSettings | None = None,
-        data: DataSettings | None = None,
-        optional_rewards: Collection[str] = (),
-        opener: Callable[[SandboxSettings], Sandbox] | None = None,
-    ) -> None:
-        """Keep the settings; `opener` starts the sandbox, by default the one of `sandbox.type`."""
-        super().__init__(training, sandbox, data, optional_rewards)
-        self._settings = sandbox or SandboxSettings()
-        self._opener = opener
-        self._sandbox: Sandbox | None = None
+    sandbox: Sandbox | None = None
+    """Started when it is first needed, unless it was set before."""
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -81,31 +63,26 @@ class CodeTask(BuiltInTask):
 
     def close(self) -> None:
         """End the sandbox; the task may be used again and then starts a new one."""
-        if self._sandbox is not None:
-            self._sandbox.close()
-            self._sandbox = None
+        if self.sandbox is not None:
+            self.sandbox.close()
+            self.sandbox = None
 
     def __enter__(self) -> Self:
         self._start_sandbox()
         return self
 
     def _start_sandbox(self) -> Sandbox:
-        if self._sandbox is None:
+        if self.sandbox is None:
             from gdpo_tune.tasks.execution import open_sandbox
 
-            self._sandbox = (self._opener or open_sandbox)(self._settings)
-        return self._sandbox
+            self.sandbox = open_sandbox(self._settings)
+        return self.sandbox
 
 
-TASK = TaskInfo(
-    build=CodeTask,
-    rewards=get_ranges(REWARDS),
-    optional_rewards=get_ranges(OPTIONAL_REWARDS),
-    metrics=METRICS,
-    published=weigh_equally(get_ranges(REWARDS)),
+TASK = CodeTask.describe(
+    "embedded",
+    {"train": 6000, "validation": 2500, "test": 2500},
     published_with={"bug_free": {"partial_credit": True}},
-    embedded="embedded",
-    prompts={"train": 6000, "validation": 2500, "test": 2500},
     length_reward="length",
     partial_reward="correctness",
 )

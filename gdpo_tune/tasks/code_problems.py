@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from gdpo_tune.tasks.arithmetic import draw_steps
 from gdpo_tune.tasks.base import Problem, Split
@@ -37,6 +37,20 @@ class _Operation:
     """(previous value, constant) -> value."""
 
 
+def _map_items(
+    phrase: str, note: str, value: str, function: Callable[[int, int], int]
+) -> _Operation:
+    template = f"[{value} for v in {{e}}]"
+    return _Operation(phrase, note, template, lambda v, c: [function(i, c) for i in v])
+
+
+def _filter_items(
+    phrase: str, note: str, condition: str, function: Callable[[int, int], bool]
+) -> _Operation:
+    template = f"[v for v in {{e}} if {condition}]"
+    return _Operation(phrase, note, template, lambda v, c: [i for i in v if function(i, c)])
+
+
 _CHAIN = (
     _Operation("add {n}", "+{c}", "({e}+{c})", lambda v, c: v + c),
     _Operation("subtract {n}", "-{c}", "({e}-{c})", lambda v, c: v - c),
@@ -46,37 +60,13 @@ _CHAIN = (
     _Operation("square it", "sq", "({e}**2)", lambda v, c: v * v),
 )
 _LIST = (
-    _Operation(
-        "add {n} to each item", "+{c}", "[v+{c} for v in {e}]", lambda v, c: [i + c for i in v]
-    ),
-    _Operation(
-        "multiply each item by {n}", "*{c}", "[v*{c} for v in {e}]", lambda v, c: [i * c for i in v]
-    ),
-    _Operation(
-        "subtract {n} from each item",
-        "-{c}",
-        "[v-{c} for v in {e}]",
-        lambda v, c: [i - c for i in v],
-    ),
-    _Operation(
-        "keep the items above {n}",
-        ">{c}",
-        "[v for v in {e} if v>{c}]",
-        lambda v, c: [i for i in v if i > c],
-    ),
-    _Operation("square each item", "sq", "[v*v for v in {e}]", lambda v, c: [i * i for i in v]),
-    _Operation(
-        "keep the even items",
-        "even",
-        "[v for v in {e} if v%2==0]",
-        lambda v, c: [i for i in v if i % 2 == 0],
-    ),
-    _Operation(
-        "keep the positive items",
-        "pos",
-        "[v for v in {e} if v>0]",
-        lambda v, c: [i for i in v if i > 0],
-    ),
+    _map_items("add {n} to each item", "+{c}", "v+{c}", lambda v, c: v + c),
+    _map_items("multiply each item by {n}", "*{c}", "v*{c}", lambda v, c: v * c),
+    _map_items("subtract {n} from each item", "-{c}", "v-{c}", lambda v, c: v - c),
+    _filter_items("keep the items above {n}", ">{c}", "v>{c}", lambda v, c: v > c),
+    _map_items("square each item", "sq", "v*v", lambda v, c: v * v),
+    _filter_items("keep the even items", "even", "v%2==0", lambda v, c: v % 2 == 0),
+    _filter_items("keep the positive items", "pos", "v>0", lambda v, c: v > 0),
     _Operation("reverse the list", "rev", "{e}[::-1]", lambda v, c: v[::-1]),
     _Operation("sort the list", "sort", "sorted({e})", lambda v, c: sorted(v)),
 )
@@ -89,8 +79,8 @@ _ENDS = (
     _Operation("return the last item", "last", "{e}[-1]", lambda v, c: v[-1]),
     _Operation("return the list", "id", "{e}", lambda v, c: list(v)),
 )
-_VISIBLE_LISTS = ((4, -1, 12), (13, 8, 6, 8))
-_HIDDEN_LISTS = ((2, -5, 7, 10), (16, 2), (1, 9, -4, 12, 12))
+_VISIBLE_LISTS = ([4, -1, 12], [13, 8, 6, 8])
+_HIDDEN_LISTS = ([2, -5, 7, 10], [16, 2], [1, 9, -4, 12, 12])
 _Step = tuple[_Operation, int]
 """An operation and its constant."""
 
@@ -140,27 +130,20 @@ def _draw_chain(rng: random.Random) -> Problem:
 
 def _draw_list(rng: random.Random) -> Problem:
     """Draw nested operations on a list, then one result."""
-    hidden = (*_HIDDEN_LISTS, (24, *(rng.randint(-20, 20) for _ in range(rng.randint(2, 5)))))
+    hidden = (*_HIDDEN_LISTS, [24, *(rng.randint(-20, 20) for _ in range(rng.randint(2, 5)))])
     while True:
         steps = [_draw_operation(rng, _LIST) for _ in range(rng.randint(0, 2))]
         steps.append((rng.choice(_ENDS), 2))  # ends have no constant
-        if _is_defined(_compose(steps), (*_VISIBLE_LISTS, *hidden)):
-            return _nest_operations("list", " for a list x: ", steps, _VISIBLE_LISTS, hidden)
+        try:
+            _build_tests(_compose(steps), (*_VISIBLE_LISTS, *hidden))
+        except (IndexError, ValueError):
+            continue  # such as the largest item of an empty list
+        return _nest_operations("list", " for a list x: ", steps, _VISIBLE_LISTS, hidden)
 
 
 def _draw_operation(rng: random.Random, operations: Sequence[_Operation]) -> _Step:
     constant = rng.randint(2, 9)
     return rng.choice(operations), constant
-
-
-def _is_defined(function: Callable[[Any], Any], arguments: Sequence[Sequence[int]]) -> bool:
-    """Return whether the function has a value for each list (an empty one has no largest item)."""
-    try:
-        for argument in arguments:
-            function(list(argument))
-    except (IndexError, ValueError):
-        return False
-    return True
 
 
 def _compose(steps: Sequence[_Step]) -> Callable[[Any], Any]:
@@ -193,11 +176,8 @@ def _nest_operations(
 
 
 def _build_tests(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[list[Any]]:
-    """Return pairs [argument, expected value]; each value is computed on its own argument."""
-    values: list[Any] = [
-        list(cast("tuple[int, ...]", a)) if isinstance(a, tuple) else a for a in arguments
-    ]
-    return [[value, function(value)] for value in values]
+    """Return pairs [argument, expected value]."""
+    return [[argument, function(argument)] for argument in arguments]
 
 
 _FAMILIES: dict[str, Family] = {

@@ -12,6 +12,7 @@ them share one candidate's limits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gdpo_tune.sandbox import Stream
@@ -20,8 +21,11 @@ from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data.columns import RowError
 
 MOST_TESTS = 20
+STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
+"""Ends the prompt of a problem that has streams."""
 TOLERANCE = 1e-6
 """Of a printed number that is expected with a decimal point: other ways to print it are right."""
+_NUMBER_WITH_POINT = re.compile(r"(?<!\S)[-+]*\d+\.\d+(?!\S)")
 
 
 def build_code_problem(
@@ -40,7 +44,10 @@ def build_code_problem(
         "head": head,
         "tail": tail,
         "asserts": list(asserts[:MOST_TESTS]),
-        "streams": [[*stream, _choose_tolerance(stream[1])] for stream in streams[:MOST_TESTS]],
+        "streams": [
+            [*stream, TOLERANCE if _NUMBER_WITH_POINT.search(stream[1]) else 0.0]
+            for stream in streams[:MOST_TESTS]
+        ],
     }
     return Problem(prompt, family, data)
 
@@ -76,12 +83,3 @@ def check_streams(
         except ValueError as error:
             raise RowError(column, str(error).partition("\n")[0]) from error
     return pairs
-
-
-def _choose_tolerance(expected: str) -> float:
-    return TOLERANCE if any(_has_point(token) for token in expected.split()) else 0.0
-
-
-def _has_point(token: str) -> bool:
-    whole, point, part = token.lstrip("+-").partition(".")
-    return bool(point) and whole.isdecimal() and part.isdecimal()

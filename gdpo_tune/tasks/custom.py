@@ -15,6 +15,7 @@ directory.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import logging
@@ -32,6 +33,7 @@ from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
 
 RowReward = Callable[..., Sequence[float | None]]
+Columns = Mapping[str, Sequence[Any]]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
@@ -71,7 +73,6 @@ class RewardFunctionTask(Closing):
         self.settings = settings
         self.sandbox = sandbox
         self.data = data
-        self._splits: dict[str, list[Problem]] | None = None
         self._functions: list[RowReward] | None = None
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
@@ -87,7 +88,7 @@ class RewardFunctionTask(Closing):
         Raises:
             UsageError: the split has fewer.
         """
-        rows = self._split_rows()[split]
+        rows = self._splits[split]
         if count > len(rows):
             raise UsageError(
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
@@ -116,7 +117,7 @@ class RewardFunctionTask(Closing):
         rewards: dict[str, Sequence[float | None]] = {}
         failures: dict[str, Failures] = {}
         for name, function in zip(self.rewards, self._load_functions(), strict=True):
-            rewards[name], failures[name] = judge(function, columns, len(completions))
+            rewards[name], failures[name] = judge(function, columns)
         metrics = {**rewards, MEAN_LENGTH: [float(length) for length in lengths]}
         return Scores(rewards, metrics, failures)
 
@@ -137,18 +138,22 @@ class RewardFunctionTask(Closing):
 
     def _load_functions(self) -> list[RowReward]:
         if self._functions is None:
-            self._functions = [
-                load_reward_model(function) if isinstance(function, str) else function
-                for function in type(self).reward_funcs
-            ]
+            functions: list[RowReward] = []
+            for function in type(self).reward_funcs:
+                if isinstance(function, str):
+                    from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
+
+                    function = RewardModel(function)
+                functions.append(function)
+            self._functions = functions
         return self._functions
 
-    def _split_rows(self) -> dict[str, list[Problem]]:
-        if self._splits is None:
-            self._splits = {"warm_start": [], **{split: [] for split in SHARES}}
-            for prompt, row in collect_rows(self.rows()).items():
-                self._splits[choose_row_split(prompt)].append(Problem(prompt, "own", row))
-        return self._splits
+    @functools.cached_property
+    def _splits(self) -> dict[str, list[Problem]]:
+        splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
+        for prompt, row in collect_rows(self.rows()).items():
+            splits[choose_row_split(prompt)].append(Problem(prompt, "own", row))
+        return splits
 
 
 def name_reward(function: RowReward | str) -> str:
@@ -186,49 +191,32 @@ def choose_row_split(prompt: str) -> str:
     return next(split for split, share in SHARES.items() if per_cent in share)
 
 
-def judge(
-    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
-) -> tuple[list[float | None], Failures]:
+def judge(function: RowReward, columns: Columns) -> tuple[list[float | None], Failures]:
     """Return the rewards of N completions, and the failures of the function."""
-    values, first_error = _try_function(function, columns, count)
+    values, first_error = _try_function(function, columns)
     if values is not None:
         return values, Failures()
     values = []
     failed = 0
-    for row in range(count):
-        alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()}, 1)
+    for row in range(len(columns["completions"])):
+        alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()})
         values += [None] if alone is None else alone
         failed += alone is None
     return values, Failures(failed, first_error) if failed else Failures()
 
 
-def _try_function(
-    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
-) -> tuple[list[float | None] | None, str]:
+def _try_function(function: RowReward, columns: Columns) -> tuple[list[float | None] | None, str]:
     """Return the rewards, or None and the last line of the traceback."""
+    count = len(columns["completions"])
     try:
-        return _call_function(function, columns, count), ""
+        returned = function(**columns)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise TypeError("an async reward function; write a plain one")
+        values = [None if value is None else float(value) for value in returned]
+        if len(values) != count:
+            raise ValueError(f"{len(values)} rewards for {count} completions")
+        return values, ""
     except Exception as error:  # a user's function may raise anything
         _logger.debug("a reward function raised", exc_info=True)
         return None, describe_error(error)
-
-
-def _call_function(
-    function: RowReward, columns: Mapping[str, Sequence[Any]], count: int
-) -> list[float | None]:
-    returned = function(**columns)
-    if inspect.iscoroutine(returned):
-        returned.close()
-        raise TypeError("an async reward function; write a plain one")
-    values = [None if value is None else float(value) for value in returned]
-    if len(values) != count:
-        raise ValueError(f"{len(values)} rewards for {count} completions")
-    return values
-
-
-def load_reward_model(name: str) -> RowReward:
-    """Load a reward model, to be called as a function."""
-    # Late, because it imports torch.
-    from gdpo_tune.tasks.reward_model import RewardModel
-
-    return RewardModel(name)

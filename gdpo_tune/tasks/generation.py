@@ -13,12 +13,7 @@ from gdpo_tune.tasks.base import Problem, Split
 Family = tuple[float, Callable[[random.Random], Problem]]
 """Share of the problems, and the function that draws one of them."""
 
-_SPLIT_ENDS: tuple[tuple[Split, int], ...] = (
-    ("warm_start", 60),
-    ("train", 80),
-    ("validation", 90),
-    ("test", 100),
-)
+_SPLIT_ENDS: dict[Split, int] = {"warm_start": 60, "train": 80, "validation": 90, "test": 100}
 """End of each split's interval of the hash modulo 100."""
 _ATTEMPTS = 1000
 
@@ -26,7 +21,7 @@ _ATTEMPTS = 1000
 def choose_split(text: str) -> Split:
     """Return the split of a prompt, or of whatever a task splits by; its text alone decides."""
     bucket = int.from_bytes(sha256(text.encode()).digest()[:8]) % 100
-    return next(name for name, end in _SPLIT_ENDS if bucket < end)
+    return next(name for name, end in _SPLIT_ENDS.items() if bucket < end)
 
 
 def draw_problems(
@@ -39,15 +34,8 @@ def draw_problems(
 ) -> list[Problem]:
     """Return `count` problems of one split with distinct prompts.
 
-    The same arguments give the same list on every machine.
-
-    Args:
-        task: the task's name, which seeds the draw and stands in the message.
-        families: family -> share and generator.
-        split: which of the disjoint sets.
-        count: number of problems.
-        seed: of the draw.
-        split_by: returns the text that two problems of different splits never share.
+    The same arguments give the same list on every machine. `split_by` returns the text that two
+    problems of different splits never share.
 
     Raises:
         UsageError: the split does not hold that many distinct prompts.

@@ -46,9 +46,9 @@ def _draw_total(rng: random.Random) -> Problem:
     one, other = rng.sample(_THINGS, 2)
     n, m = rng.randint(2, 6), rng.randint(2, 6)
     price, fee = rng.randint(2, 9), rng.randint(2, 9)
-    first = ArithmeticStep(n, "*", price, n * price)
-    second = ArithmeticStep(m, "*", fee, m * fee)
-    total = ArithmeticStep(first.result, "+", second.result, first.result + second.result)
+    first = ArithmeticStep(n, "*", price)
+    second = ArithmeticStep(m, "*", fee)
+    total = ArithmeticStep(first.result, "+", second.result)
     if total.result > _LARGEST_SUM:
         return _draw_total(rng)
     purchase = f"{name} buys {n} {one} at {price} each and {m} {other} at {fee} each."
@@ -58,9 +58,9 @@ def _draw_total(rng: random.Random) -> Problem:
 def _draw_change(rng: random.Random) -> Problem:
     name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
     n, price = rng.randint(2, 6), rng.randint(2, 9)
-    cost = ArithmeticStep(n, "*", price, n * price)
+    cost = ArithmeticStep(n, "*", price)
     money = cost.result + rng.randint(1, _LARGEST_SUM - cost.result)
-    steps = [cost, ArithmeticStep(money, "-", cost.result, money - cost.result)]
+    steps = [cost, ArithmeticStep(money, "-", cost.result)]
     purchase = f"{name} has {money} and buys {n} {thing} at {price} each."
     return _ask("change", f"{purchase} How much is left?", steps)
 

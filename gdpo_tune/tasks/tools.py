@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gdpo_tune.core.registry import TaskInfo, weigh_equally
-from gdpo_tune.tasks.base import Sample, TaskMetric, get_ranges, measure_rewards
+from gdpo_tune.tasks.base import Sample, TaskMetric, measure_rewards
 from gdpo_tune.tasks.built_in_task import BuiltInTask
 from gdpo_tune.tasks.rewards import length, tool_correctness, tool_format
 from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, LOWEST, measure_agreement
@@ -15,20 +14,6 @@ def is_exact(sample: Sample) -> float:
     return float(measure_agreement(sample) == HIGHEST)
 
 
-REWARDS = (tool_correctness.REWARD, tool_format.REWARD, length.REWARD)
-METRICS = {
-    # Unlike the reward, the metric counts requests for which no call is right.
-    "correctness": TaskMetric(
-        "maximize", LOWEST, HIGHEST, tool_correctness.REWARD.doc, measure_agreement
-    ),
-    "exact": TaskMetric(
-        "maximize", 0, 1, "share of completions with the right calls exactly", is_exact
-    ),
-    **measure_rewards((tool_format.REWARD, length.REWARD)),
-    "mean_length": length.MEAN_LENGTH,
-}
-
-
 class ToolsTask(BuiltInTask):
     """Requests to an assistant with tools.
 
@@ -36,8 +21,18 @@ class ToolsTask(BuiltInTask):
     `data["response"]` says whether the answer also speaks to the user.
     """
 
-    reward_infos = REWARDS
-    metric_infos = METRICS
+    reward_infos = (tool_correctness.REWARD, tool_format.REWARD, length.REWARD)
+    metric_infos = {
+        # Unlike the reward, the metric counts requests for which no call is right.
+        "correctness": TaskMetric(
+            "maximize", LOWEST, HIGHEST, tool_correctness.REWARD.doc, measure_agreement
+        ),
+        "exact": TaskMetric(
+            "maximize", 0, 1, "share of completions with the right calls exactly", is_exact
+        ),
+        **measure_rewards((tool_format.REWARD, length.REWARD)),
+        "mean_length": length.MEAN_LENGTH,
+    }
     generate = staticmethod(generate)
     format_request = (
         "Think first, between <think> and </think>. To call tools, write <tool_call> on the next "
@@ -48,12 +43,8 @@ class ToolsTask(BuiltInTask):
     )
 
 
-TASK = TaskInfo(
-    build=ToolsTask,
-    rewards=get_ranges(REWARDS),
-    metrics=METRICS,
-    published=weigh_equally(get_ranges(REWARDS)),
-    embedded="embedded_tools",
-    prompts={"train": 30_000, "validation": 14_000, "test": 14_000},
+TASK = ToolsTask.describe(
+    "embedded_tools",
+    {"train": 30_000, "validation": 14_000, "test": 14_000},
     length_reward="length",
 )

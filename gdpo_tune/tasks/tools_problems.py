@@ -29,10 +29,6 @@ class _Tool:
     request: str
     """With `{s}` for the subject and `{n}` for the number."""
 
-    @property
-    def signature(self) -> str:
-        return f"{self.name}({','.join(self.parameters)})"
-
     def build_call(self, subject: str, number: int) -> dict[str, object]:
         values = dict(zip(self.parameters, (subject, number), strict=True))
         return {"name": self.name, "parameters": values}
@@ -59,22 +55,21 @@ def _draw_amount(rng: random.Random) -> Problem:
     steps = draw_steps(rng)
     start = tool.request.format(s=subject, n=steps[0].value)
     request = ", ".join([start, *(step.phrase for step in steps)])
-    notes = [str(step) for step in steps]
     calls = [tool.build_call(subject, steps[-1].result)]
-    return _ask(rng, "amount", tool, request, notes, calls, " ".join(notes))
+    return _ask(rng, "amount", tool, request, list(map(str, steps)), calls)
 
 
 def _draw_pair(rng: random.Random) -> Problem:
     tool = rng.choice(_TOOLS)
     one, other = rng.sample(tool.subjects, 2)
     first, more = rng.randint(2, LARGEST - 9), rng.randint(2, 9)
-    sign, word, second = rng.choice((("+", "more", first + more), ("-", "less", first - more)))
-    if second < 1:
-        sign, word, second = "+", "more", first + more
+    step = ArithmeticStep(first, rng.choice("+-"), more)
+    if step.result < 1:
+        step = ArithmeticStep(first, "+", more)
+    word = "more" if step.sign == "+" else "less"
     request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
-    notes = [str(ArithmeticStep(first, sign, more, second))]
-    calls = [tool.build_call(one, first), tool.build_call(other, second)]
-    return _ask(rng, "pair", tool, request, notes, calls, notes[0])
+    calls = [tool.build_call(one, first), tool.build_call(other, step.result)]
+    return _ask(rng, "pair", tool, request, [str(step)], calls)
 
 
 def _draw_plain(rng: random.Random) -> Problem:
@@ -92,12 +87,12 @@ def _ask(
     request: str,
     notes: Sequence[str],
     calls: Sequence[dict[str, object]],
-    calculation: str,
+    calculation: str = "",
 ) -> Problem:
     others = [other for other in _TOOLS if other is not tool]
     offered = [tool, *rng.sample(others, _OFFERED - 1)]
     rng.shuffle(offered)
-    tools = " ".join(other.signature for other in offered)
+    tools = " ".join(f"{each.name}({','.join(each.parameters)})" for each in offered)
     return build_problem(
         family,
         f"Tools: {tools}\nUser: {request}.",
@@ -106,7 +101,7 @@ def _ask(
         long=f"Let me see. {'. '.join(notes)}. So I call {tool.name}.",
         calls=calls,
         response=False,
-        calculation=calculation,
+        calculation=calculation or " ".join(notes),
     )
 
 

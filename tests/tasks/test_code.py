@@ -11,6 +11,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
+from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import Task
 from gdpo_tune.tasks.code import TASK, CodeTask
 
@@ -43,7 +44,9 @@ class ScriptedSandbox:
 
 def task_with(sandbox, *optional: str, **settings) -> CodeTask:
     training = TrainingSettings(**settings)
-    return CodeTask(training, optional_rewards=optional, opener=lambda settings: sandbox)
+    task = CodeTask(training, optional_rewards=optional)
+    task.sandbox = sandbox
+    return task
 
 
 def answer(program: str) -> str:
@@ -140,7 +143,7 @@ def test_every_visible_and_hidden_test_is_run_in_one_batch():
         ]
 
 
-def test_the_settings_of_the_sandbox_reach_it_and_every_job():
+def test_the_settings_of_the_sandbox_reach_it_and_every_job(monkeypatch):
     sandbox, opened = ScriptedSandbox(), []
     settings = SandboxSettings(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=100)
 
@@ -148,7 +151,8 @@ def test_the_settings_of_the_sandbox_reach_it_and_every_job():
         opened.append(settings)
         return sandbox
 
-    task = CodeTask(TrainingSettings(), settings, opener=open_sandbox)
+    monkeypatch.setattr(execution, "open_sandbox", open_sandbox)
+    task = CodeTask(TrainingSettings(), settings)
     task.score(task.problems("train", 2, 0), [answer("a")] * 2, [9] * 2)
     assert opened == [settings]
     limits = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_bytes=100 << 20)
@@ -191,11 +195,12 @@ def test_the_sandbox_lives_as_long_as_the_context():
     assert sandbox.closed == 1
 
 
-def test_problems_need_no_sandbox_and_close_is_harmless():
+def test_problems_need_no_sandbox_and_close_is_harmless(monkeypatch):
     def refuse(settings):
         raise AssertionError("no sandbox is needed")
 
-    task = CodeTask(TrainingSettings(), opener=refuse)
+    monkeypatch.setattr(execution, "open_sandbox", refuse)
+    task = CodeTask(TrainingSettings())
     assert len(task.problems("test", 5, 0)) == 5
     task.close()
 

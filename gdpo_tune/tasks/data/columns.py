@@ -14,12 +14,7 @@ class RowError(Exception):
     """A row that cannot become a problem: the column that is wrong, and the reason."""
 
     def __init__(self, column: str, reason: str) -> None:
-        super().__init__(column, reason)
-        self.column = column
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"column {self.column}: {self.reason}"
+        super().__init__(f"column {column}: {reason}")
 
 
 def get_text(row: Row, column: str) -> str:
@@ -60,10 +55,10 @@ def require_mapping(value: object, column: str) -> dict[str, Any]:
     return dict(cast("Mapping[str, Any]", value))
 
 
-def parse_json(source: str, column: str) -> Any:
-    """Return the value that a text holds as JSON."""
+def parse_json(source: object, column: str) -> Any:
+    """Return the value that a text holds as JSON; a value that is no text comes back as it is."""
     try:
-        return json.loads(source)
+        return json.loads(source) if isinstance(source, str) else source
     except (ValueError, RecursionError) as error:
         raise RowError(column, f"not JSON: {error}") from error
 

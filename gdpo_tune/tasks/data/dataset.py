@@ -74,13 +74,11 @@ def check_data(data: DataSettings, training: TrainingSettings) -> None:
     """
     if not data.source:
         return
-    splits = _collect_once(data).splits
-    counts: dict[Split, int] = {
-        "train": training.train_prompts,
-        "validation": training.validation_prompts,
-        "test": training.test_prompts,
+    sizes: dict[Split, tuple[int, int]] = {
+        split: (len(problems), getattr(training, f"{split}_prompts"))
+        for split, problems in _collect_once(data).splits.items()
     }
-    _require_enough(data, {name: (len(splits[name]), count) for name, count in counts.items()})
+    _require_enough(data, sizes)
 
 
 def collect_data(data: DataSettings) -> CollectedData:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DATA_FILES, DataSettings
@@ -19,22 +20,14 @@ from gdpo_tune.tasks.data.columns import Row
 _KINDS = " or ".join(DATA_FILES)
 
 
-class PlacedRow(NamedTuple):
-    """One row and where it stands, such as `train.jsonl:12`."""
-
-    place: str
-    row: Row
+PlacedRow = tuple[str, Row]
+"""Where a row stands, such as `train.jsonl:12`, and the row."""
 
 
 def read_rows(
     data: DataSettings, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> Iterator[PlacedRow]:
     """Yield the rows of a source, in order, with the named columns alone.
-
-    Args:
-        data: the source.
-        required: columns that must be there.
-        optional: columns that are read if they are there.
 
     Raises:
         DataError: the source cannot be read, or lacks a required column.
@@ -74,9 +67,9 @@ def _read_json_lines(
                 place = f"{file}:{number}"
                 row = _parse_line(place, line)
                 if is_first:
-                    _require_columns(place, required, row)
+                    _choose_columns(place, required, (), row)
                     is_first = False
-                yield PlacedRow(place, {k: row[k] for k in (*required, *optional) if k in row})
+                yield place, {k: row[k] for k in (*required, *optional) if k in row}
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -103,14 +96,11 @@ def _read_parquet(
     library: Any = parquet  # comes without types
     try:
         with library.ParquetFile(file) as table:
-            present: list[str] = table.schema_arrow.names
-            _require_columns(str(file), required, present)
-            columns = [name for name in (*required, *optional) if name in present]
-            number = 0
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield PlacedRow(f"{file} row {number}", row)
+            columns = _choose_columns(str(file), required, optional, table.schema_arrow.names)
+            batches = table.iter_batches(batch_size=1024, columns=columns)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, 1):
+                yield f"{file} row {number}", row
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{file} cannot be read as Parquet: {_get_first_line(error)}") from error
 
@@ -133,11 +123,9 @@ def _read_hub(
             f"{_KINDS} file as data.source"
         ) from error
     name = f"{data.source} ({data.split})"
-    present: list[str] = table.column_names
-    _require_columns(name, required, present)
-    columns = [column for column in (*required, *optional) if column in present]
+    columns = _choose_columns(name, required, optional, table.column_names)
     for number, row in enumerate(table.select_columns(columns), 1):
-        yield PlacedRow(f"{name} row {number}", row)
+        yield f"{name} row {number}", row
 
 
 @contextmanager
@@ -152,15 +140,17 @@ def _silence_client() -> Generator[None]:
         logger.setLevel(before)
 
 
-def _require_columns(
-    place: str, required: tuple[str, ...], present: list[str] | Mapping[str, Any]
-) -> None:
+def _choose_columns(
+    place: str, required: tuple[str, ...], optional: tuple[str, ...], present: Collection[str]
+) -> list[str]:
+    """Return the columns to read; refuse rows that lack one of the required ones."""
     missing = [name for name in required if name not in present]
     if missing:
         raise DataError(
             f"{place}: no column {', '.join(missing)}; there are {', '.join(present) or 'none'}: "
             "write the layout that these columns have as data.layout, or rename them"
         )
+    return [name for name in (*required, *optional) if name in present]
 
 
 def _get_first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gdpo_tune.core.registry import LayoutInfo
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.code_tests import build_code_problem, check_assert, check_streams
+from gdpo_tune.tasks.code_tests import STREAMS_NOTE, build_code_problem, check_assert, check_streams
 from gdpo_tune.tasks.data.columns import (
     Row,
     RowError,
@@ -28,7 +28,6 @@ from gdpo_tune.tasks.data.columns import (
 _TESTS = "input_output"
 _TYPES = "from typing import Any, Dict, List, Optional, Set, Tuple"
 """Starter code comes from a site that imports these beforehand."""
-_STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
 
 
 def convert(row: Row) -> Problem:
@@ -45,7 +44,7 @@ def convert(row: Row) -> Problem:
     if not function:
         texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
         pairs = check_streams(texts[0], texts[1], _TESTS)
-        return build_code_problem(request + _STREAMS_NOTE, family, streams=pairs)
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs)
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError(_TESTS, f"fn_name is {function!r}, no name of a function")
     is_method = "class Solution" in starter

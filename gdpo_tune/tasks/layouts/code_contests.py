@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gdpo_tune.core.registry import LayoutInfo
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.code_tests import build_code_problem, check_streams
+from gdpo_tune.tasks.code_tests import STREAMS_NOTE, build_code_problem, check_streams
 from gdpo_tune.tasks.data.columns import (
     Row,
     RowError,
@@ -22,7 +22,6 @@ from gdpo_tune.tasks.data.columns import (
 )
 
 _TESTS = ("public_tests", "private_tests", "generated_tests")
-_NOTE = "Read the input from standard input and print the answer.\n"
 
 
 def convert(row: Row) -> Problem:
@@ -38,7 +37,7 @@ def convert(row: Row) -> Problem:
         pairs += check_streams(get_texts(tests, "input"), get_texts(tests, "output"), column)
     if not pairs:
         raise RowError(_TESTS[0], "no test")
-    return build_code_problem(f"{request}\n{_NOTE}", "code_contests", streams=pairs)
+    return build_code_problem(f"{request}\n{STREAMS_NOTE}", "code_contests", streams=pairs)
 
 
 LAYOUT = LayoutInfo(

@@ -32,20 +32,19 @@ def _convert(row: Row, column: str, setup: str, setup_column: str) -> Problem:
     tests = [check_assert(test, "test_list") for test in get_texts(row, "test_list")]
     if not tests:
         raise RowError("test_list", "no test")
-    definitions = _list_definitions(get_text(row, "code"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    solution = _parse(get_text(row, "code"), "code")
+    definitions = {node.name for node in solution.body if isinstance(node, kinds)}
     function = _find_tested_function(tests[0], definitions)
-    _refuse_foreign_names(setup, setup_column, definitions)
+    nodes = ast.walk(_parse(setup, setup_column))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} & definitions
+    if used:
+        raise RowError(setup_column, f"needs {min(used)} of the solution, which tests cannot reach")
     example = f"The function must pass this test:\n{tests[0].strip()}\n"
     request = f"{get_text(row, column).strip()}\n{example}"
     setup = f"{setup.strip()}\n" if setup.strip() else ""
     asserts = [check_assert(setup + test, setup_column) for test in tests]
     return build_code_problem(request, "mbpp", function=function, asserts=asserts)
-
-
-def _list_definitions(code: str) -> set[str]:
-    """Return the functions and classes at the top of a solution."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {node.name for node in _parse(code, "code").body if isinstance(node, kinds)}
 
 
 def _find_tested_function(test: str, definitions: set[str]) -> str:
@@ -55,13 +54,6 @@ def _find_tested_function(test: str, definitions: set[str]) -> str:
         if isinstance(call.func, ast.Name) and call.func.id in definitions:
             return call.func.id
     raise RowError("test_list", f"the first test calls nothing that the code defines: {test!r}")
-
-
-def _refuse_foreign_names(setup: str, column: str, definitions: set[str]) -> None:
-    tree = _parse(setup, column)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & definitions
-    if used:
-        raise RowError(column, f"needs {min(used)} of the solution, which tests cannot reach")
 
 
 def _parse(source: str, column: str) -> ast.Module:

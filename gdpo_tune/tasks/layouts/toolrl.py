@@ -35,8 +35,8 @@ def convert(row: Row) -> Problem:
     if isinstance(truth, str) and not truth.lstrip().startswith("["):
         calls, response = _parse_truth(truth)
     else:
-        listed = parse_json(truth, _TRUTH) if isinstance(truth, str) else truth
-        calls = [_parse_call(call) for call in require_list(listed, f"{_TRUTH}.ground_truth")]
+        listed = require_list(parse_json(truth, _TRUTH), f"{_TRUTH}.ground_truth")
+        calls = list(map(_parse_call, listed))
         response = False
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
@@ -55,9 +55,8 @@ def _parse_truth(truth: str) -> tuple[list[dict[str, Any]], bool]:
 
 def _parse_call(call: object) -> dict[str, Any]:
     fields = require_mapping(call, _TRUTH)
-    name, parameters = fields.get("name"), fields.get("parameters", fields.get("arguments"))
-    if isinstance(parameters, str):
-        parameters = parse_json(parameters, _TRUTH)
+    name = fields.get("name")
+    parameters = parse_json(fields.get("parameters", fields.get("arguments")), _TRUTH)
     if not isinstance(name, str) or not isinstance(parameters, dict):
         raise RowError(_TRUTH, "a call needs a name and an object of parameters")
     return {"name": name, "parameters": parameters}
@@ -67,7 +66,7 @@ def _show_tools(row: Row) -> list[str]:
     tools = row.get("tools")
     if not tools:
         return []
-    listed = require_list(parse_json(tools, "tools") if isinstance(tools, str) else tools, "tools")
+    listed = require_list(parse_json(tools, "tools"), "tools")
     lines = [tool if isinstance(tool, str) else json.dumps(tool) for tool in listed]
     return ["\n".join(["Tools:", *lines])]
 

@@ -10,10 +10,6 @@ def score_length(sample: Sample) -> float:
 
 REWARD = RewardInfo("length", 0, 1, score_length, "share of completions within the length limit")
 MEAN_LENGTH = TaskMetric(
-    "minimize",
-    0,
-    float("inf"),
-    "mean tokens of a completion",
-    lambda sample: float(sample.tokens),
+    "minimize", 0, float("inf"), "mean tokens of a completion", lambda sample: float(sample.tokens)
 )
 """The held-out metric `mean_length`."""

@@ -78,11 +78,11 @@ def parse_calls(completion: str) -> list[ToolCall] | None:
             call = json.loads(line)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(call, dict):
-            return None
-        if not isinstance(call.get("name"), str) or not isinstance(call.get("parameters"), dict):
-            return None
-        calls.append(call)
+        match call:
+            case {"name": str(), "parameters": dict()}:
+                calls.append(call)
+            case _:
+                return None
     return calls
 
 
