@@ -32,7 +32,6 @@ from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 if TYPE_CHECKING:
     from ray.tune import Callback, Stopper, Tuner
 
-    from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.schedulers.base import Scheduler
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
@@ -55,11 +54,7 @@ class SweepResult:
 
 
 def run_sweep(
-    spec: SweepSpec,
-    *,
-    fresh: bool = False,
-    listeners: Sequence[Listener] = (),
-    train: str = TRAIN,
+    spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = TRAIN
 ) -> SweepResult:
     """Run, continue or extend a sweep until nothing is left to do.
 
@@ -101,16 +96,14 @@ def run_sweep(
             interrupted = _with_ray(ledger, train, emit)
         if spec.address:
             fetch_files(ledger)
+        reason = ""
         # Only now: before the end, a dominated trial may still come to the front. And always: the
         # last session may have been killed before this, and `keep:` may have changed since.
         if not interrupted:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
-        reason = (
-            ""
-            if interrupted
-            else explain_end(spec, records, compute_hours(ledger.get_sessions(), records))
-        )
+        if not interrupted:
+            reason = explain_end(spec, records, compute_hours(ledger.get_sessions(), records))
         emit(SweepFinished(records, interrupted, reason))
         return SweepResult(records, interrupted, reason, tuple(ledger.get_sessions()))
 
@@ -127,7 +120,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
             sampler = str(choose_sampler(spec, slots))
             session = ledger.begin_session(started, slots, describe_machine(), sampler)
             emit(SearchStarted(slots, sampler))
-            return _run_tuner(ledger, build_setup(ledger, train, slots), slots, emit, ray_cluster)
+            return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
@@ -136,13 +129,18 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
 
 
 def _run_tuner(
-    ledger: Ledger, setup: Setup, slots: int, emit: Listener, ray_cluster: cluster.Cluster
+    ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
 ) -> bool:
     """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
     from gdpo_tune.tuning.ray.failures import Attempts
+    from gdpo_tune.tuning.ray.messages import Setup
+    from gdpo_tune.tuning.ray.reporter import choose_interval
     from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
+    spec_file, address = ledger.directory / SPEC, ledger.spec.address
+    each, interval = ledger.spec.resources, choose_interval(slots)
+    setup = Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
     info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(info.target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
@@ -173,16 +171,6 @@ def _run_tuner(
     if searcher.fatal is not None:
         raise searcher.fatal
     return interruption.requested
-
-
-def build_setup(ledger: Ledger, train: str, slots: int) -> Setup:
-    """Return what every trial of this run has in common."""
-    from gdpo_tune.tuning.ray.messages import Setup
-    from gdpo_tune.tuning.ray.reporter import choose_interval
-
-    spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    each, interval = ledger.spec.resources, choose_interval(slots)
-    return Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
 
 
 def build_tuner(

@@ -52,14 +52,10 @@ class Rungs:
         variant: Variant = "stop",
         constraints: int = 0,
     ) -> None:
-        """Create empty levels.
+        """Create empty levels, given as completions at which trials are compared.
 
-        Args:
-            objectives: M of them.
-            levels: completions at which trials are compared.
-            reduction_factor: inverse of the share of trials that go on besides the front.
-            variant: decides whether a trial that does not go on ends or waits.
-            constraints: number of constraints, C.
+        `reduction_factor` is the inverse of the share of trials that go on besides the front, and
+        `constraints` is the number C.
         """
         self._objectives = tuple(objectives)
         self._variant: Variant = variant
@@ -73,11 +69,11 @@ class Rungs:
     ) -> Verdict:
         """Take in a trial's measurement and return the verdict.
 
-        A second record at the same level changes nothing.
+        A second record at the same level changes nothing. Elsewhere than at a level it goes on.
 
         Args:
             number: of the trial.
-            completions: sampled so far; if this is not a level, the trial goes on.
+            completions: sampled so far.
             values: M, in the units and directions of the objectives; finite.
             excess: C, excess over each constraint; finite; 0 or less: it is met.
         """
@@ -85,12 +81,9 @@ class Rungs:
         if level is None:
             return "continue"
         if number not in level.verdicts:
-            level.add(number, self._row(values, excess))
-            verdict: Verdict = "stop" if self._variant == "stop" else "pause"
-            if level.does_last_go_on():
-                verdict = "continue"
             self.promote(number)  # it does not wait at a lower level any more
-            level.set_verdict(number, verdict)
+            level.add(number, self._row(values, excess))
+            level.judge_last("stop" if self._variant == "stop" else "pause")
         return level.verdicts[number]
 
     def replay(
@@ -158,20 +151,15 @@ class _Level:
         self._numbers.append(number)
         self._row_of[number] = last
 
-    def does_last_go_on(self) -> bool:
-        """Return whether the trial that was added last goes on."""
+    def judge_last(self, otherwise: Verdict) -> None:
+        """Store the verdict on the trial that was added last; `otherwise`: if it does not go on."""
         last, broken = len(self._numbers) - 1, sum_excess(self._excess)
         ahead = int(np.count_nonzero(find_dominating(self._losses, broken, last)))
-        if not ahead:
-            return True
         # trials that dominate it come before it: often this makes ranks unnecessary
-        return ahead < self._room and self._first_of([last], broken) is not None
-
-    def set_verdict(self, number: int, verdict: Verdict) -> None:
-        """Store the verdict on a trial that was added."""
-        self.verdicts[number] = verdict
-        if verdict == "pause":
-            self._waiting[number] = self._row_of[number]
+        goes_on = not ahead or (ahead < self._room and self._first_of([last], broken) is not None)
+        self.verdicts[self._numbers[last]] = "continue" if goes_on else otherwise
+        if not goes_on and otherwise == "pause":
+            self._waiting[self._numbers[last]] = last
 
     def promote(self, number: int) -> None:
         """Let a trial go on if it waits here."""

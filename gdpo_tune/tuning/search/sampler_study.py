@@ -29,12 +29,7 @@ class SamplerStudy:
     """
 
     def __init__(self, spec: SweepSpec, domains: Mapping[str, Choices | Uniform]) -> None:
-        """Create an empty study.
-
-        Args:
-            spec: the sweep.
-            domains: the dimensions of a point, in their order.
-        """
+        """Create an empty study; `domains` are the dimensions of a point, in their order."""
         self.distributions = {name: to_distribution(domain) for name, domain in domains.items()}
         self.completed = 0
         """Number of finished configurations."""
@@ -67,10 +62,8 @@ class SamplerStudy:
     def update(self, point: Point, seed_values: SeedValues, attrs: Mapping[str, Any]) -> None:
         """Add a point that is absent, or finish one that is pending.
 
-        Args:
-            point: the configuration.
-            seed_values: of each of its seeds; empty: it is pending.
-            attrs: system attributes of the sampler, for a point that is absent.
+        Without `seed_values` it is pending. `attrs` are system attributes of the sampler, for a
+        point that is absent.
         """
         mean = self.compute_mean(seed_values)
         broken = {

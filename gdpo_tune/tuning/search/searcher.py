@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -53,7 +52,7 @@ from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.exploits import write_schedule
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from gdpo_tune.tuning.search.plan import PlanCache, derive_trial_seed
+from gdpo_tune.tuning.search.plan import PlanCache, derive_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
@@ -78,14 +77,9 @@ class LedgerSearcher(Searcher):
         emit: Callable[[Event], None],
         scheduler: Scheduler,
     ) -> None:
-        """Restore the state of the sweep from its ledger.
+        """Restore the state of the sweep from its ledger, which is open for writing.
 
-        Args:
-            ledger: open for writing.
-            setup: goes to every trial.
-            slots: number of trials that fit side by side.
-            emit: takes events.
-            scheduler: decides which trials go on from a rung.
+        `slots` is the number of trials that fit side by side.
         """
         super().__init__()
         self.fatal: Exception | None = None
@@ -109,8 +103,8 @@ class LedgerSearcher(Searcher):
         self._unfinished = ledger.list_unfinished()
         projection = Projection(ledger.spec, slots)
         projection.load_earlier(load_earlier_trials(ledger.spec))
+        projection.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
         self._proposals = Proposals(projection)
-        self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
         self._is_proposing = False
         """True if a free slot waits for a proposal."""
         self._plan = PlanCache(ledger)
@@ -156,8 +150,8 @@ class LedgerSearcher(Searcher):
             return None if self._numbers or self._is_proposing else self._finish()
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
-        ending_steps = self._scheduler.list_ending_steps(record)
         config = self._build_config(record)
+        ending_steps = config.evaluate_at if self._scheduler.ends_at_evaluations else ()
         return pack(AttemptConfig(config, self._setup, ending_steps, str(record.started)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -272,7 +266,7 @@ class LedgerSearcher(Searcher):
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
         self._plan.note_start()
-        seed = derive_trial_seed(self._spec, len(self._ledger.get_records()))
+        seed = derive_seed(self._spec, len(self._ledger.get_records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
@@ -280,7 +274,7 @@ class LedgerSearcher(Searcher):
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
-        directory = Path(self._ledger.get_trial_directory(record.number))
+        directory = self._ledger.get_trial_directory(record.number)
         if record.role == "member":
             write_schedule(self._ledger, record.number)
         training = trace_training(self._ledger.get_records(), record.number)
