@@ -51,7 +51,7 @@ def run_remote_attempt(
     local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
         address = join_address(attempt.setup.address, "trials", trial.directory.name)
-        files = StoreDirectory(address, say=send_notice)
+        files = StoreDirectory(address, say=lambda text: tune.report(pack(TrialNotice(text))))
         download_trial(files, local.directory, attempt.begun)
         upload = partial(upload_trial, files, local.directory)
         try:
@@ -71,11 +71,6 @@ def run_remote_attempt(
         checkpoint = trial.directory / result.outcome.checkpoint.name  # as the driver sees it
         return Finished(replace(result.outcome, checkpoint=checkpoint))
     return result
-
-
-def send_notice(text: str) -> None:
-    """Tell the driver what this trial waits for."""
-    tune.report(pack(TrialNotice(text)))
 
 
 def make_attempt_directory() -> Path:

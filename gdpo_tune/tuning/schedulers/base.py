@@ -75,8 +75,7 @@ class Scheduler(FIFOScheduler):
     def find_promotable(self, *, alone: bool = False) -> int | None:
         """Return the number of the waiting trial that may go on now; None if there is none.
 
-        Args:
-            alone: no other trial can be started at present.
+        `alone` says that no other trial can be started at present.
         """
         return None
 

@@ -50,7 +50,7 @@ def compute_ranks(losses: Floats, broken: Floats) -> Ranks:
 
 
 def update_ranks(losses: Floats, broken: Floats, rank: Ranks) -> None:
-    """Update ranks, right for all but the last trial, in place: with a few comparisons.
+    """Update in place ranks that are right for all but the last trial, with few comparisons.
 
     Trials of its front that it dominates move one front back, and push others there back in turn.
 

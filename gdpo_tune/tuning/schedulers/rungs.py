@@ -70,12 +70,8 @@ class Rungs:
         """Take in a trial's measurement and return the verdict.
 
         A second record at the same level changes nothing. Elsewhere than at a level it goes on.
-
-        Args:
-            number: of the trial.
-            completions: sampled so far.
-            values: M, in the units and directions of the objectives; finite.
-            excess: C, excess over each constraint; finite; 0 or less: it is met.
+        All numbers are finite. The M `values` are in the units and directions of the objectives.
+        Of the C excesses over constraints, one of 0 or less means that the constraint is met.
         """
         level = self._levels.get(completions)
         if level is None:
@@ -89,10 +85,7 @@ class Rungs:
     def replay(
         self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
     ) -> None:
-        """Take in the measurement of a trial that has ended: others are compared with it.
-
-        Arguments are those of `record`.
-        """
+        """Take in, as `record` does, a trial that has ended: others are compared with it."""
         level = self._levels.get(completions)
         if level is not None:
             level.add(number, self._row(values, excess))

@@ -43,14 +43,10 @@ def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours
 def compute_hours(
     sessions: Sequence[Mapping[str, Any]], records: Sequence[TrialRecord], now: float | None = None
 ) -> float:
-    """Sum the hours of a sweep's sessions.
+    """Sum the hours of a sweep's sessions, which are in order.
 
-    A killed session counts until its last recorded start, rung or end of a trial.
-
-    Args:
-        sessions: in order; each has `started` and, unless it was killed or runs, `finished`.
-        records: every trial.
-        now: in Unix seconds, as all times here, if the last session still runs; else None.
+    Each has `started` and, unless it was killed or runs, `finished`, in Unix seconds. A killed one
+    counts until its last recorded start, rung or end of a trial, a running one until `now`.
     """
     total = 0.0
     for index, session in enumerate(sessions):

@@ -177,9 +177,8 @@ class LedgerSearcher(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Record how a trial ended; `on_failure` records errors."""
-        if error or trial_id not in self._numbers:
-            return
-        self._record_end(self._numbers.pop(trial_id), unpack_message(result))
+        if not error and trial_id in self._numbers:
+            self._record_end(self._numbers.pop(trial_id), unpack_message(result))
 
     def on_failure(self, trial_id: str, reason: str) -> None:
         """Record that a trial failed for good, unless it was told to end anyway."""
