@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
@@ -21,7 +27,6 @@ from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
-from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 TRAIN = "gdpo_tune.training:train"
 RAY = "ray"
 """In the sweep's directory: working directory of Ray; deleted at the end."""
+PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session records."""
 
 
 @dataclass(frozen=True)
@@ -238,3 +245,37 @@ def find_ending(ledger: Ledger) -> str:
     spec, records = ledger.spec, ledger.get_records()
     hours = compute_hours(ledger.get_sessions(), records, time.time())
     return explain_end(spec, records, hours) if is_finished(spec, records, hours) else ""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return {
+        "git": read_git_revision(),
+        "packages": packages,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def read_git_revision() -> str:
+    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return ""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return described.stdout.strip()

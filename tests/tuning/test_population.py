@@ -164,5 +164,5 @@ def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, 
 
 
 def test_a_population_of_one_or_none_has_nothing_to_decide():
-    assert decide_exploits(1, [], TWO, DOMAINS, USUAL) == ()
-    assert decide_exploits(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL) == ()
+    assert decide_exploits(1, [], TWO, DOMAINS, USUAL, 0) == ()
+    assert decide_exploits(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL, 0) == ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.lineage import trace_training
-from gdpo_tune.core.trials import MOVABLE, Generation, Params, Rung, TrialRecord
+from gdpo_tune.core.trials import MOVABLE, Generation, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler, read_values
@@ -81,13 +81,10 @@ class Pbt(Scheduler):
     def _build_standing(self, record: TrialRecord, step: int) -> MemberStanding:
         rung = next(rung for rung in record.rungs if rung.step == step)
         values, excess = read_values(self._spec, rung)
-        return MemberStanding(record.number, values, self._get_movable_params(record), excess)
-
-    def _get_movable_params(self, record: TrialRecord) -> Params:
-        """Return the present values of movable parameters that are searched and have an effect."""
         training = trace_training(self._ledger.get_records(), record.number)
         params = dict(training.params)
         for segment in training.schedule:
             params |= segment.params
         active = self._spec.space.select_active(training.params)
-        return {name: params[name] for name in self._domains if name in active}
+        movable = {name: params[name] for name in self._domains if name in active}
+        return MemberStanding(record.number, values, movable, excess)

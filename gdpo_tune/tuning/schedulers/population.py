@@ -38,7 +38,7 @@ class MemberStanding:
     values: tuple[float, ...]
     """M, in the units and directions of the objectives."""
     params: Params
-    """Present values of the movable parameters."""
+    """Present values of the movable parameters that are searched and have an effect."""
     excess: tuple[float, ...] = ()
     """C, excess over each constraint; 0 or less: it is met."""
 
@@ -78,6 +78,8 @@ def order_members(
 
     Values are finite: the ledger accepts no others.
     """
+    if not members:
+        return []
     members = sorted(members, key=lambda member: member.number)
     points = compute_losses([member.values for member in members], objectives)
     excess = np.array([member.excess for member in members], dtype=float).reshape(len(members), -1)

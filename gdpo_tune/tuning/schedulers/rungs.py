@@ -26,7 +26,6 @@ from gdpo_tune.analysis.pareto import compute_losses
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
-    Ranks,
     compute_ranks,
     find_dominating,
     find_first,
@@ -92,11 +91,8 @@ class Rungs:
 
     def find_promotable(self) -> int | None:
         """Return the first waiting trial in priority, from the highest level that has room."""
-        for level in reversed(self._levels.values()):
-            number = level.find_promotable()
-            if number is not None:
-                return number
-        return None
+        numbers = (level.find_promotable() for level in reversed(self._levels.values()))
+        return next((number for number in numbers if number is not None), None)
 
     def promote(self, number: int) -> None:
         """Let a waiting trial go on."""
@@ -190,12 +186,10 @@ class _Level:
         return self._rows[: len(self._numbers), self._objectives :]
 
     def _first_of(self, rows: Sequence[int], broken: Floats) -> int | None:
-        """Return the first of some rows in the order of all; None if there is no room for it."""
-        rank = self._rank_all(broken)
-        return find_first(self._losses, broken, rank, np.asarray(rows), self._room)
+        """Return the first of some rows in the order of all; None if there is no room for it.
 
-    def _rank_all(self, broken: Floats) -> Ranks:
-        """Return the ranks of all trials; compute only what new trials change."""
+        Of the ranks, compute only what new trials change.
+        """
         count = len(self._numbers)
         rank = self._rank[:count]
         if count - self._ranked >= RERANK_FROM:
@@ -204,4 +198,4 @@ class _Level:
             for end in range(self._ranked + 1, count + 1):
                 update_ranks(self._losses[:end], broken[:end], rank[:end])
         self._ranked = count
-        return rank
+        return find_first(self._losses, broken, rank, np.asarray(rows), self._room)

@@ -100,8 +100,7 @@ def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
 
 def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
     """Explain why no trial is left to run; `hours` as for `find_next_step`."""
-    reason = describe_spent_budget(spec, records, hours)
-    if reason:
+    if reason := describe_spent_budget(spec, records, hours):
         return reason
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"

@@ -106,10 +106,9 @@ class Projection:
         self._outdated |= estimates_changed
         if point is None or self._outdated:
             return
-        values = self._study.get_values(point)
-        if not values:
+        if point not in self._study.finished:
             self._update_study(point)
-        elif values != self._study.compute_mean(self._list_seed_values(point)):
+        elif self._study.finished[point] != self._study.compute_mean(self._list_seed_values(point)):
             self._outdated = True
 
     def load_earlier(self, records: Iterable[TrialRecord]) -> None:
@@ -137,7 +136,7 @@ class Projection:
         proposes the same. Only genetic algorithms then produce other children of a generation.
         """
         study = self.study
-        startup = self._study.completed < self._factory.startup
+        startup = len(self._study.finished) < self._factory.startup
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._factory.quasi_random:

@@ -147,7 +147,12 @@ class LedgerSearcher(Searcher):
         if self._stopping:
             return self.FINISHED
         if record is None:
-            return None if self._numbers or self._is_proposing else self._finish()
+            if self._numbers or self._is_proposing:
+                return None
+            with self._write_guard():
+                for pruned in self._decisions.prune_waiting():
+                    self._handle_end(pruned)
+            return self.FINISHED
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
         config = self._build_config(record)
@@ -227,12 +232,6 @@ class LedgerSearcher(Searcher):
                 "on once it can"
             )
             self.stop()
-
-    def _finish(self) -> str:
-        with self._write_guard():
-            for record in self._decisions.prune_waiting():
-                self._handle_end(record)
-        return self.FINISHED
 
     def _handle_end(self, record: TrialRecord) -> None:
         self._spent.pop(record.number, None)
