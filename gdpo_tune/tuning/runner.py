@@ -103,14 +103,13 @@ def run_sweep(
             interrupted = _with_ray(ledger, train, emit)
         if spec.address:
             fetch_files(ledger)
-        reason = ""
         # Only now: before the end, a dominated trial may still come to the front. And always: the
         # last session may have been killed before this, and `keep:` may have changed since.
         if not interrupted:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
-        if not interrupted:
-            reason = explain_end(spec, records, compute_hours(ledger.get_sessions(), records))
+        hours = compute_hours(ledger.get_sessions(), records)
+        reason = "" if interrupted else explain_end(spec, records, hours)
         emit(SweepFinished(records, interrupted, reason))
         return SweepResult(records, interrupted, reason, tuple(ledger.get_sessions()))
 

@@ -47,11 +47,15 @@ def run_remote_attempt(
     attempt: AttemptConfig, train: Callable[[AttemptConfig, Reporter], TrialResult]
 ) -> TrialResult:
     """Train a trial, with `train`, in a copy of its directory; see `trainable.run_attempt`."""
+
+    def send_notice(text: str) -> None:
+        tune.report(pack(TrialNotice(text)))
+
     trial, directory = attempt.trial, make_attempt_directory()
     local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
         address = join_address(attempt.setup.address, "trials", trial.directory.name)
-        files = StoreDirectory(address, say=lambda text: tune.report(pack(TrialNotice(text))))
+        files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.begun)
         upload = partial(upload_trial, files, local.directory)
         try:

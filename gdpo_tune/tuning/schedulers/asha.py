@@ -17,16 +17,15 @@ class Asha(Scheduler):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._spec = spec = ledger.spec
-        settings = spec.search.scheduler
+        self._spec, settings = ledger.spec, ledger.spec.search.scheduler
         assert isinstance(settings, AshaSettings)
-        self._steps = settings.list_rungs(spec.training.steps)
+        self._steps = settings.list_rungs(self._spec.training.steps)
         self._rungs = Rungs(
-            spec.list_objectives(),
-            [step * spec.training.completions_per_step for step in self._steps],
+            self._spec.list_objectives(),
+            [step * self._spec.training.completions_per_step for step in self._steps],
             settings.reduction_factor,
             settings.variant,
-            len(spec.constraints),
+            len(self._spec.constraints),
         )
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
