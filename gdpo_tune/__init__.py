@@ -17,7 +17,7 @@ def load_sweep(named: str) -> LoadedSweep:
     """Load a sweep into a notebook.
 
     Args:
-        named: its folder, its name under `runs`, or the file that it was searched with.
+        named: its directory, its name under `runs`, or the file that it was searched with.
 
     Raises:
         UsageError: there is no such sweep.

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.results.summary import ChosenTrial
     from gdpo_tune.spec import SweepSpec
 
 
@@ -65,13 +63,15 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
     from gdpo_tune.results.open_sweep import download_artifacts
+    from gdpo_tune.results.pick_language import parse_pick
+    from gdpo_tune.results.picking import pick_trial
 
     spec, pick = _load_named(options)
     download_artifacts(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.get_records()
         sessions = ledger.get_sessions()
-    chosen = None if pick is None else _choose(spec, records, pick)
+    chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
     ending = sessions[-1].get("ending", "") if sessions else ""
     with explain_write_errors("the report"):
         write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
@@ -124,15 +124,6 @@ def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     file, place = resolve_spec_file(resolve_location(folder), options.space)
     name = options.name or file.parent.name
     return load_spec(file, [place, *options.overrides], name, to_run=False), pick
-
-
-def _choose(spec: SweepSpec, records: Sequence[TrialRecord], pick: str) -> ChosenTrial:
-    from gdpo_tune.results.pick_language import parse_pick
-    from gdpo_tune.results.picking import describe_pick, pick_trial
-    from gdpo_tune.results.summary import ChosenTrial
-
-    found = pick_trial(records, spec, parse_pick(pick))
-    return ChosenTrial(found.record.number, tuple(describe_pick(found, spec)))
 
 
 if __name__ == "__main__":

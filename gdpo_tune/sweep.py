@@ -125,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--working-dir",
         type=Path,
-        metavar="FOLDER",
+        metavar="DIRECTORY",
         help="with --submit: directory to send, with the search space in it (default: this one)",
     )
     return parser
@@ -171,7 +171,12 @@ def find_status(result: SweepResult) -> int:
 
 def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     """Run the sweep as a job of a cluster and return the exit status."""
-    from gdpo_tune.clusters.backends.submit import Submission, cluster_at, lost_tracking, submit
+    from gdpo_tune.clusters.backends.submit import (
+        Submission,
+        build_jobs_api,
+        explain_lost_tracking,
+        submit,
+    )
 
     refuse_passwords(options.overrides)
     storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
@@ -181,10 +186,10 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     sent = (options.working_dir or Path()).absolute()
     submission = Submission(Path(options.space), tuple(words), spec.name, storage, sent)
     print(f"kept in {storage}/{spec.name}, as the nodes of the cluster see it")
-    problem = lost_tracking(spec)
+    problem = explain_lost_tracking(spec)
     if problem:
         print(f"warning: {problem}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
-    return submit(submission, cluster_at(options.submit), follow=not options.detach)
+    return submit(submission, build_jobs_api(options.submit), follow=not options.detach)
 
 
 def refuse_passwords(overrides: Sequence[str]) -> None:

@@ -46,8 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--from",
         metavar="SWEEP[:WHICH]",
         dest="source",
-        help="a trial of a sweep: FOLDER:knee, FOLDER:max_<objective>, FOLDER:<trial number>, or "
-        "FOLDER with --pick",
+        help="a trial of a sweep, such as runs/code:knee, runs/code:max_<objective> or "
+        "runs/code:<trial number>, or the sweep's directory with --pick",
     )
     cli.add_pick_argument(parser)
     cli.add_override_argument(parser)
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     seed = _integer_between(0, 2**32 - 1)
     parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     parser.add_argument(
-        "--out", type=Path, help="folder (default: <storage>/<name>-<which>-<steps>)"
+        "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)"
     )
     parser.add_argument(
         "--threads", type=_integer_between(1), help="CPU threads (default: resources.cpus)"

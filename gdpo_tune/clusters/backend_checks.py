@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdpo_tune.clusters.outside_calls import address_problem
+from gdpo_tune.clusters.outside_calls import find_address_problem
 from gdpo_tune.clusters.schedule_spec import (
     KubeRayBackend,
     LocalBackend,
@@ -61,7 +61,7 @@ def _check_ray_job(settings: SweepFile, backend: RayJobBackend, project: Path) -
         reason = "both address and address_env" if backend.address else "no address"
         fix = "write address: http://HOST:8265, or address_env: RAY_API_SERVER_ADDRESS"
         yield ("backend",), reason, fix
-    reason = address_problem(backend.address) if backend.address else ""
+    reason = find_address_problem(backend.address) if backend.address else ""
     if reason:
         yield ("backend", "address"), reason, "write http://HOST:8265"
     directory = Path(resolve_path(backend.working_dir, project)).resolve()

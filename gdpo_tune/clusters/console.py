@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from gdpo_tune.clusters.backends.base import build_backend
-from gdpo_tune.clusters.backends.submit import lost_tracking
+from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.notify import webhook_problem
+from gdpo_tune.clusters.notify import find_webhook_problem
 from gdpo_tune.clusters.schedule_decisions import ON_TIME, Clock, ScheduleContext, open_context
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend, RayJobBackend
 from gdpo_tune.clusters.schedule_state import ACTIVE
@@ -114,11 +114,11 @@ def find_warnings(sweep: ScheduledSweep) -> list[str]:
     warnings: list[str] = []
     notify, backend = sweep.settings.notify, sweep.settings.backend
     if notify is not None:
-        problem = webhook_problem(os.environ.get(notify.webhook_env, ""))
+        problem = find_webhook_problem(os.environ.get(notify.webhook_env, ""))
         if problem:
             text = f"{notify.webhook_env} is {problem}, so no notification would be sent"
             warnings.append(f"{sweep.file}: {text}")
-    lost = lost_tracking(sweep.spec)
+    lost = explain_lost_tracking(sweep.spec)
     if lost and isinstance(backend, RayJobBackend | KubeRayBackend):
         warnings.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")
     return warnings
@@ -138,7 +138,7 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
         schedule = sweep.settings.schedule
         if schedule is not None:
             zone = zoneinfo.ZoneInfo(schedule.timezone)
-            for time in _next_times(sweep, after, count):
+            for time in _list_next_times(sweep, after, count):
                 local = time.astimezone(zone).strftime(LOCAL_TIME)
                 rows.append((sweep.name, local, time.strftime(UTC_TIME)))
         if not sweep.schedule_in_force:
@@ -157,24 +157,24 @@ def print_status(context: ScheduleContext) -> None:
         summary = run.stop_reason if is_active else run.summary
         rows += [("", summary)] if summary else []
     if state.queued is not None:
-        rows.append(("  queued", context.run_name(state.queued)))
+        rows.append(("  queued", context.name_run(state.queued)))
     start = state.due_after or now
-    times = [time.strftime(UTC_TIME) for time in _next_times(sweep, max(start, now), 1)]
+    times = [time.strftime(UTC_TIME) for time in _list_next_times(sweep, max(start, now), 1)]
     rows.append(("  next", times[0] if times else "not by a schedule"))
     if start - now > ON_TIME:
         reason = f"the clock was ahead earlier: no run by the schedule until {start:%F %T}"
         rows.append(("  held back", reason))
-    limit, spent = sweep.settings.budget.gpu_hours_per_30d, f"{state.gpu_hours_spent(now):.4g}"
+    limit, spent = sweep.settings.budget.gpu_hours_per_30d, f"{state.sum_gpu_hours(now):.4g}"
     rows.append(("  GPU-hours of 30 days", spent + (f" of {limit:.4g}" if limit else "")))
     print(sweep.name)
     _print_columns(rows)
 
 
-def _next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
+def _list_next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
     schedule = sweep.settings.schedule
     if schedule is None or not sweep.schedule_in_force:
         return []
-    return list(itertools.islice(schedule.times_after(after), count))
+    return list(itertools.islice(schedule.iterate_times(after), count))
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:

@@ -21,7 +21,6 @@ from pydantic import AfterValidator
 from gdpo_tune.spec.problems import suggest
 from gdpo_tune.spec.sections import Section, build_refusal
 
-FIELDS = 5
 TOO_LONG = re.compile(r"[0-9]{9}")
 """A number that no cron line needs."""
 MARGIN = timedelta(hours=3)
@@ -44,18 +43,18 @@ def check_line(line: str) -> str:
         raise build_refusal("not five fields", f'write cron: "{NICKNAMES[line.strip()]}"')
     example = 'such as "0 2 * * *" for two at night'
     count = len(line.split())
-    if count != FIELDS:
+    if count != 5:
         fix = f"write minute, hour, day of the month, month, day of the week, {example}"
         raise build_refusal(f"{count} field{'s' if count != 1 else ''}, not five", fix)
     numbers = f"write numbers, *, lists, ranges and steps, {example}"
     if TOO_LONG.search(line):
         raise build_refusal("a number of too many digits", numbers)
-    error = _parse_error(line)
+    error = _find_line_error(line)
     if not error:
         return line
     minute, hour, day, month, weekday = line.split()
     parts = (f"{minute} {hour} {day} * {weekday}", f"{minute} {hour} * {month} {weekday}")
-    if any(map(_parse_error, parts)):
+    if any(map(_find_line_error, parts)):
         raise build_refusal(error, numbers)
     raise build_refusal("there is no such day", "write a day that exists")
 
@@ -82,7 +81,7 @@ class CronSchedule(Section):
     timezone: Annotated[str, AfterValidator(check_zone)] = "UTC"
     """Time zone of the line, such as `Europe/Berlin`."""
 
-    def times_after(self, after: datetime) -> Iterator[datetime]:
+    def iterate_times(self, after: datetime) -> Iterator[datetime]:
         """Yield every instant after `after`, in UTC, each once and in order, for 50 years."""
         start = (after - MARGIN).astimezone(zoneinfo.ZoneInfo(self.timezone))
         latest = after
@@ -92,20 +91,20 @@ class CronSchedule(Section):
                 latest = instant
                 yield instant
 
-    def times_between(self, after: datetime, until: datetime) -> list[datetime]:
+    def list_times(self, after: datetime, until: datetime) -> list[datetime]:
         """Return every instant after `after` and up to `until`, in UTC."""
-        return list(itertools.takewhile(lambda time: time <= until, self.times_after(after)))
+        return list(itertools.takewhile(lambda time: time <= until, self.iterate_times(after)))
 
-    def last_time(self, until: datetime) -> datetime | None:
+    def find_last_time(self, until: datetime) -> datetime | None:
         """Return the last instant up to `until`, in UTC; None if there was none for 8 years."""
         for days in (1, 8, 40, 400, 3000):
-            times = self.times_between(until - timedelta(days=days), until)
+            times = self.list_times(until - timedelta(days=days), until)
             if times:
                 return times[-1]
         return None
 
 
-def _parse_error(line: str) -> str:
+def _find_line_error(line: str) -> str:
     """Return what is wrong with five fields, in a few words; empty if nothing is."""
     try:
         next(CronSim(line, datetime(2000, 1, 1, tzinfo=UTC)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from gdpo_tune.spec.problems import (
     SourceMark,
     Unreadable,
     YamlNode,
-    check_name,
+    explain_unknown_name,
     format_path,
     suggest,
 )
@@ -94,9 +93,13 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     """
     files = [ScheduleFile(file) for file in _list_files(Path(path))]
     sweeps = [file.load() for file in files]
-    _refuse_same_names(files)
     problems: list[SpecProblem] = []
     for file in files:
+        same = [each for each in files if each.name == file.name and each is not file]
+        if file.name and same:  # they would write the same history
+            others = ", ".join(str(each.root.find(("name",)).mark) for each in same)
+            reason, fix = f"also the name of {others}", "give each sweep a name of its own"
+            file.problems.add(file.root.find(("name",)).mark, "name", file.name, reason, fix)
         try:
             file.problems.raise_if_any()
         except SpecError as error:
@@ -139,16 +142,6 @@ def _list_files(path: Path) -> list[Path]:
     raise SpecError((SpecProblem(str(path), "", "", reason, fix),))
 
 
-def _refuse_same_names(files: Sequence[ScheduleFile]) -> None:
-    """Note every name that several files have: they would write the same history."""
-    for file in files:
-        same = [each for each in files if each.name == file.name and each is not file]
-        if file.name and same:
-            others = ", ".join(str(each.root.find(("name",)).mark) for each in same)
-            reason, fix = f"also the name of {others}", "give each sweep a name of its own"
-            file.problems.add(file.root.find(("name",)).mark, "name", file.name, reason, fix)
-
-
 class ScheduleFile:
     """One file, and its problems."""
 
@@ -163,11 +156,12 @@ class ScheduleFile:
         """Build the sweep and note every problem; return None if too much is wrong."""
         if self.root.entries is None:
             return None
-        self.problems.refuse_empty(self.root)
-        self.problems.refuse_unprintable(self.root)
+        self.problems.refuse_unusable(self.root)
         kind = ("backend", "kind")
         if "kind" in (self.root.find(kind[:1]).entries or {}):
-            check_name(self.root.find(kind), kind, "backend", BACKEND_SETTINGS, self.problems)
+            name = self.root.find(kind).to_plain()
+            if name not in list(BACKEND_SETTINGS):
+                self.problems.note(kind, *explain_unknown_name("backend", name, BACKEND_SETTINGS))
         settings = read_section(SweepFile, self.root, (), self.problems)
         if settings is None:
             return None
@@ -235,18 +229,14 @@ class ScheduleFile:
         except SpecError as error:
             keys = {hide_passwords(override): path for override, path in overrides.items()}
             for problem in error.problems:
-                self._add_of_space(problem, keys)
+                path = keys.get(problem.where.removeprefix("--set "))
+                if path is None:
+                    self.problems.records.append((SourceMark(problem.where), problem))
+                elif not self.problems.has_problem(format_path(path)):
+                    mark = self.root.find(path).mark  # of the key in this file that causes it
+                    problem = replace(problem, where=str(mark), key=format_path(path))
+                    self.problems.records.append((mark, problem))
         return None
-
-    def _add_of_space(self, problem: SpecProblem, keys: dict[str, KeyPath]) -> None:
-        """Note a problem of the search space, at the key of this file that causes it."""
-        path = keys.get(problem.where.removeprefix("--set "))
-        if path is None:
-            self.problems.records.append((SourceMark(problem.where), problem))
-        elif not self.problems.has_problem(format_path(path)):  # otherwise it is noted already
-            mark = self.root.find(path).mark
-            problem = replace(problem, where=str(mark), key=format_path(path))
-            self.problems.records.append((mark, problem))
 
     def _add(self, path: KeyPath, reason: str, fix: str) -> None:
         node = self.root.find(path)

@@ -36,7 +36,7 @@ def choose_due_time(context: ScheduleContext, at: datetime | None, *, now: bool)
             f"--at {at.isoformat()}: that time has not come\n"
             "    fix: give a time in the past, or --now"
         )
-    due = at or (clock if now else schedule and schedule.last_time(clock))
+    due = at or (clock if now else schedule and schedule.find_last_time(clock))
     if due is None:
         raise UsageError(
             f"{context.sweep.name} has no past time: it has no schedule, or a rare one\n"
@@ -76,7 +76,7 @@ def run_by_name(
             context.trouble.append(error)  # an active run goes on whatever its backend says
         send_notices(context)
         report(context)
-        run = context.state.run_for(due)
+        run = context.state.find_run(due)
         if why:
             return EXIT_STATUS.get(why, EXIT_STATUS["skipped"])
         if run is not None and run.state not in ACTIVE and context.state.queued != due:
@@ -128,7 +128,8 @@ def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, 
     """
     while True:
         look_after_run(context)
-        why = "" if since is None else _why_skipped(context, due, since)
+        newer = (n for n in context.state.notices if since is not None and n.number > since)
+        why = next((n.why for n in newer if n.skipped and n.skipped[0] <= due <= n.skipped[1]), "")
         event = None if why else _next_event(context, due, once=once)
         if event is None:
             return why
@@ -138,20 +139,10 @@ def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, 
 
 
 def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> ScheduleEvent | None:
-    run, active, queued = context.state.run_for(due), context.state.active, context.state.queued
+    run, active, queued = context.state.find_run(due), context.state.active, context.state.queued
     has_ended = run is not None and (run.state == "finished" or once)
     if run is not None and (run is active or (has_ended and queued != due)):
         return None
     if active is None:
         return decisions.begin_run(context, due, by_name=True)
-    if queued == due:
-        return None
-    return decisions.resolve_overlap(context, active, due, by_name=True)
-
-
-def _why_skipped(context: ScheduleContext, due: datetime, since: int) -> str:
-    for notice in context.state.notices:
-        skipped = notice.skipped
-        if notice.number > since and skipped and skipped[0] <= due <= skipped[1]:
-            return notice.why
-    return ""
+    return None if queued == due else decisions.resolve_overlap(context, active, due, by_name=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gdpo_tune.clusters.outside_calls import address_problem, call_within
+from gdpo_tune.clusters.outside_calls import call_within, find_address_problem
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import DAY, Notice, ScheduleEvent
 
@@ -57,7 +57,7 @@ def post(address: str, message: dict[str, Any]) -> str:
     """POST a message as JSON; return why that failed, without the address, which is a secret."""
     import httpx
 
-    problem = webhook_problem(address)
+    problem = find_webhook_problem(address)
     if problem:
         return problem
     try:
@@ -71,9 +71,9 @@ def post(address: str, message: dict[str, Any]) -> str:
     return "" if answer.is_success else f"the webhook answered {answer.status_code}"
 
 
-def webhook_problem(address: str) -> str:
+def find_webhook_problem(address: str) -> str:
     """Return why nothing can be sent to an address, without showing it; empty if it can."""
-    problem = address_problem(address, query=True) if address else ""
+    problem = find_address_problem(address, query=True) if address else ""
     return f"not the address of a webhook: {problem}" if problem else "" if address else "not set"
 
 

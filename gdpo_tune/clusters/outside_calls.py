@@ -18,7 +18,7 @@ PROGRAM_SECONDS = 60.0
 """Longest time that a program may take."""
 
 
-def address_problem(address: str, *, query: bool = False) -> str:
+def find_address_problem(address: str, *, query: bool = False) -> str:
     """Return why an address cannot be called, without its password; empty if it can.
 
     `query` allows a query and a fragment.

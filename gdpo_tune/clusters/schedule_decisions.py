@@ -33,7 +33,6 @@ ON_TIME = timedelta(minutes=10)
 AFTER_REFUSAL = timedelta(minutes=10)
 """Pause before the next attempt after a refusal: a server may answer again by then."""
 
-
 Clock = Callable[[], datetime]
 """The time in UTC."""
 
@@ -68,7 +67,7 @@ class ScheduleContext:
         self.events += [event] if saved else []
         return saved
 
-    def run_name(self, due: datetime) -> str:
+    def name_run(self, due: datetime) -> str:
         """Return the name of the run for a time."""
         return f"{self.sweep.name}-{due.astimezone(UTC):%Y%m%dT%H%M%SZ}"
 
@@ -101,7 +100,7 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
     schedule, policy, start = sweep.settings.schedule, sweep.settings.policy, state.due_after
     if schedule is None or not sweep.settings.enabled or start is None:
         return None
-    due = schedule.times_between(start, now)
+    due = schedule.list_times(start, now)
     named = {run.due for run in state.runs if run.by_name} if due else set[datetime]()
     due = [time for time in due if time not in named]
     covered = [time for time in due if named and time < max(named)]
@@ -115,7 +114,7 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
         late, allowed = (format_duration(d.total_seconds()) for d in (now - latest, grace))
         return skip_times(context, due, "missed", f"{late} late, {allowed} allowed")
     if earlier:
-        reason = f"{context.run_name(latest)} replaces all of them"
+        reason = f"{context.name_run(latest)} replaces all of them"
         return skip_times(context, earlier, "missed", reason)
     if state.active is not None:
         return resolve_overlap(context, state.active, latest)
@@ -129,9 +128,9 @@ def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False)
     backend that would not take a job now raises its error before anything is changed.
     """
     state, now, budget = context.state, context.clock(), context.sweep.settings.budget
-    run, limit = state.run_for(due), budget.gpu_hours
+    run, limit = state.find_run(due), budget.gpu_hours
     if budget.gpu_hours_per_30d is not None:
-        spent = state.gpu_hours_spent(now)
+        spent = state.sum_gpu_hours(now)
         left = budget.gpu_hours_per_30d - spent
         if left <= 0:
             reason = f"{spent:.4g} of {budget.gpu_hours_per_30d:.4g} GPU-hours of 30 days are spent"
@@ -147,7 +146,7 @@ def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False)
         run.began, run.earlier_attempts, run.gpu_hours_limit = now, run.attempt, limit
         state.add_run(run)
         return retry_run(run, now)
-    name, identity = context.run_name(due), context.sweep.spec.compute_identity()
+    name, identity = context.name_run(due), context.sweep.spec.compute_identity()
     run = ScheduledRun(name=name, due=due, identity=identity, began=now, by_name=by_name)
     run.gpu_hours_limit = limit
     state.add_run(run)
@@ -163,16 +162,16 @@ def resolve_overlap(
     if policy == "skip":
         reason = f"{active.name} is active"
     elif state.queued is not None and policy == "queue":
-        reason = f"{context.run_name(state.queued)} is queued already"
+        reason = f"{context.name_run(state.queued)} is queued already"
     elif state.queued is not None:
-        reason = f"{context.run_name(due)} replaces it"
+        reason = f"{context.name_run(due)} replaces it"
         skipped, by_name = state.queued, state.queued_by_name
     if reason:
         return skip_times(context, [skipped], "overlap", reason, by_name=by_name)
     state.queued, state.queued_by_name = due, by_name
     if not by_name:
         state.handle(due)
-    return ScheduleEvent("queued", context.clock(), f"{context.run_name(due)} is queued.")
+    return ScheduleEvent("queued", context.clock(), f"{context.name_run(due)} is queued.")
 
 
 def skip_times(
@@ -192,9 +191,9 @@ def skip_times(
         state.queued = None
     if not by_name:
         state.handle(last)
-    runs = context.run_name(first)
+    runs = context.name_run(first)
     if len(times) > 1:
-        runs = f"{len(times)} runs from {runs} to {context.run_name(last)}"
+        runs = f"{len(times)} runs from {runs} to {context.name_run(last)}"
     text = f"{runs} skipped ({why}): {reason}."
     details = {"first": first.isoformat(), "last": last.isoformat(), "count": len(times)}
     details |= {"why": why, "reason": reason}
@@ -212,7 +211,7 @@ def stop_if_needed(context: ScheduleContext, run: ScheduledRun) -> ScheduleEvent
         longest = format_duration(policy.max_runtime)
         return request_stop(run, now, f"max_runtime = {longest} is over")
     if queued is not None and policy.overlap == "replace":
-        return request_stop(run, now, f"{context.run_name(queued)} replaces it")
+        return request_stop(run, now, f"{context.name_run(queued)} replaces it")
     return None
 
 
@@ -231,8 +230,7 @@ def retry_run(
     run.not_before = now + AFTER_REFUSAL if refused else None
     later = f", not before {run.not_before:%FT%TZ}" if run.not_before else ""
     because = f": {reason}" if reason else ""
-    text = f"{run.name} gets attempt {run.attempt}{later}{because}."
-    return ScheduleEvent("retried", now, text)
+    return ScheduleEvent("retried", now, f"{run.name} gets attempt {run.attempt}{later}{because}.")
 
 
 def end_run(

@@ -37,10 +37,10 @@ def fill_page(page: str) -> str:
 
 
 def _format_section(title: str, section: type[BaseModel], prefix: str) -> str:
-    docs, fields = read_attribute_docs(section), section.model_fields.items()
+    docs = read_attribute_docs(section)
     rows = [
         (f"`{prefix}{name}`", _describe_values(field), _format_default(name, field), docs[name])
-        for name, field in fields
+        for name, field in section.model_fields.items()
     ]
     summary = (section.__doc__ or "").partition("\n")[0]
     return f"### {title}\n\n{summary}\n\n{render_table(('key', 'values', 'default', 'what'), rows)}"

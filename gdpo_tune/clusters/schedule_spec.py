@@ -104,8 +104,6 @@ MOST = 100_000
 """Most nodes, pods, CPUs or GPUs: a larger number is a typing error."""
 Count = Annotated[int, Ge(0), Le(MOST)]
 OneOrMore = Annotated[int, Ge(1), Le(MOST)]
-Location = Annotated[str, MinLen(1)]
-"""A path or an address."""
 Storage = Annotated[str, MinLen(1), AfterValidator(check_location)]
 Directory = Annotated[str, AfterValidator(check_directory)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
@@ -253,7 +251,7 @@ class SweepFile(Section):
 
     name: str = ""
     """Name of the schedule; its runs are `<name>-<UTC time>`."""
-    space: Location
+    space: Annotated[str, MinLen(1)]
     """The search space, such as `search_spaces/code.yaml`."""
     schedule: CronSchedule | None = None
     """When runs start; without it they start by `run` alone."""

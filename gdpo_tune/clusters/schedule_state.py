@@ -140,11 +140,11 @@ class ScheduleState(Record):
         """
         return max((time for time in (self.since, self.handled) if time), default=None)
 
-    def run_for(self, due: datetime) -> ScheduledRun | None:
+    def find_run(self, due: datetime) -> ScheduledRun | None:
         """Return the run of a time."""
         return next((run for run in reversed(self.runs) if run.due == due), None)
 
-    def gpu_hours_spent(self, now: datetime) -> float:
+    def sum_gpu_hours(self, now: datetime) -> float:
         """Return the GPU-hours of the last 30 days, and later ones of a clock that was ahead."""
         return sum(hours for run in self.runs for at, hours in run.spent if now - MONTH < at)
 
@@ -190,7 +190,7 @@ class ScheduleHistory:
 
     def refresh(self) -> None:
         """Read the state if it has changed; refuse one that is damaged or older than before."""
-        newest = max(self._numbers(), default=0)
+        newest = max(self._list_numbers(), default=0)
         if newest < self._number:
             raise StoreError(
                 f"storage {self.storage.address}: {self.directory} has fewer changes than before\n"
@@ -214,7 +214,7 @@ class ScheduleHistory:
         except FileExistsError:
             self.refresh()
             return False
-        numbers = self._numbers()
+        numbers = self._list_numbers()
         if before and before not in numbers:
             # this process has slept while others made more than KEPT_STATES changes
             self.storage.delete(self._path(number))
@@ -241,8 +241,8 @@ class ScheduleHistory:
             ) from error
         return state
 
-    def _numbers(self) -> list[int]:
-        names = self.storage.names(self.directory)
+    def _list_numbers(self) -> list[int]:
+        names = self.storage.list_names(self.directory)
         return sorted(int(match[1]) for match in map(STATE_FILE.fullmatch, names) if match)
 
     def _path(self, number: int) -> str:

@@ -37,14 +37,12 @@ class ScheduleStorage:
             else:
                 self._files.pipe_file(self._path(name), content, mode="create")
 
-    def names(self, directory: str) -> list[str]:
+    def list_names(self, directory: str) -> list[str]:
         """Return the names of the files in a directory; an empty list if it does not exist."""
-        try:
-            with self._explaining_errors(FileNotFoundError):
-                paths = self._files.ls(self._path(directory), detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted(str(path).rpartition("/")[2] for path in paths)
+        with suppress(FileNotFoundError), self._explaining_errors(FileNotFoundError):
+            paths = self._files.ls(self._path(directory), detail=False)
+            return sorted(str(path).rpartition("/")[2] for path in paths)
+        return []
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""

@@ -95,7 +95,7 @@ def _start_attempt(context: ScheduleContext, run: ScheduledRun) -> bool:
         if context.record(event):
             return True
         # another process was first; the job exists, whatever that process has written
-        run = context.state.run_for(run.due) or run
+        run = context.state.find_run(run.due) or run
     if (run.attempt, run.state) != (attempt, "running"):
         backend.stop(job, 0.0)  # the run has ended meanwhile: no tick looks after this job
     return True

@@ -8,7 +8,7 @@ from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.spec.dump import format_flow
+from gdpo_tune.spec.notation import dump_flow
 from gdpo_tune.spec.problems import join, show
 
 Settings = Mapping[str, object]
@@ -188,4 +188,4 @@ def _format_entries(settings: Settings, indent: str) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _format_entries(cast("Settings", value), f"{indent}  ")
         else:
-            yield f"{indent}{key}: {format_flow(value)}"
+            yield f"{indent}{key}: {dump_flow(value)}"

@@ -37,11 +37,9 @@ class SweepHistory:
     ) -> int:
         """Record that a process works on this sweep; return the session's number.
 
-        Args:
-            started: Unix time in seconds.
-            slots: trials that run side by side.
-            provenance: revision, versions and hardware, as JSON.
-            sampler: name of the sampler, and why it was chosen.
+        `started` is Unix time in seconds, `slots` the number of trials that run side by side.
+        `provenance` holds revision, versions and hardware as JSON. `sampler` is the name of the
+        sampler, and why it was chosen.
         """
         content = {"started": started, "slots": slots, "provenance": dict(provenance)}
         return self._append(SESSION, {**content, "sampler": sampler})
@@ -49,22 +47,16 @@ class SweepHistory:
     def end_session(self, session: int, ending: str = "") -> None:
         """Record that the process has stopped working on the sweep.
 
-        Args:
-            session: its number.
-            ending: why nothing was left to run, for a person; empty if something was left.
+        `ending` says why nothing was left to run, for a person; it is empty if something was left.
         """
         content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
         self._storage.set_study_user_attr(self._study_id, f"{SESSION}{session}", content)
 
     def record_incident(self, incident: Incident) -> None:
         """Record an incident in the newest session."""
-        content = {
-            "time": incident.time,
-            "what": incident.description,
-            "trials": list(incident.trials),
-            "session": len(self._list(SESSION)) - 1,
-        }
-        self._append(INCIDENT, content)
+        session, trials = len(self._list(SESSION)) - 1, list(incident.trials)
+        content = {"time": incident.time, "what": incident.description, "trials": trials}
+        self._append(INCIDENT, {**content, "session": session})
 
     def get_sessions(self) -> list[dict[str, Any]]:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.

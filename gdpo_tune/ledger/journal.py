@@ -18,7 +18,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,6 @@ class Lease:
         """
         self.path = path
         self._file = _lock(path)
-        # The last holder may have moved the directory between our open and our lock.
-        while not _is_file_at(self._file, path):
-            os.close(self._file)
-            self._file = _lock(path)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         os.ftruncate(self._file, 0)
@@ -75,15 +71,11 @@ def _lock(path: Path) -> int:
             f"{path.parent} is being written by {holder or 'another process'}; "
             "wait for it, stop it, or choose another --name (of a sweep) or --out (of a training)"
         ) from None
-    return file
-
-
-def _is_file_at(file: int, path: Path) -> bool:
-    """Return whether `path` names an open file."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    os.close(file)  # the last holder has moved the directory between our open and our lock
+    return _lock(path)
 
 
 def move_aside(lease: Lease) -> tuple[Lease, Path]:

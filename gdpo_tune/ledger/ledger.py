@@ -35,22 +35,11 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
+from gdpo_tune.ledger import trial_encoding as encoding
 from gdpo_tune.ledger.history import SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
 from gdpo_tune.ledger.study import open_study, write_spec
-from gdpo_tune.ledger.trial_encoding import (
-    RUNG,
-    add_judged_costs,
-    compute_violation,
-    create_running_trial,
-    decode_rungs_in_order,
-    decode_trial,
-    encode_outcome,
-    encode_rung,
-    get_trial_directory,
-    list_stored_rungs,
-)
 from gdpo_tune.spec import SweepSpec
 
 
@@ -90,10 +79,8 @@ class Ledger(SweepHistory, Closing):
     def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
         """Open the sweep's ledger, or begin one.
 
-        Args:
-            spec: the sweep.
-            fresh: move an earlier sweep of this name aside (nothing is deleted) and begin again.
-            read_only: take no lease and change nothing; another process may write meanwhile.
+        `fresh` moves an earlier sweep of this name aside (nothing is deleted) and begins again.
+        With `read_only` no lease is taken and nothing changed; another process may write meanwhile.
 
         Raises:
             LedgerHeldError: another live process writes this ledger.
@@ -148,13 +135,8 @@ class Ledger(SweepHistory, Closing):
     ) -> TrialRecord:
         """Record a new trial as running, in one write; delete its directory if there is one.
 
-        Args:
-            params: complete parameters.
-            role: reason why it is run.
-            proposer: rule or model that chose its parameters.
-            seed: seed of the training.
-            replicate_of: number of the trial whose parameters it repeats.
-            sampler_state: data, as JSON, that the sampler needs after a restart.
+        `params` are complete, `replicate_of` is the number of the trial that it repeats, and
+        `sampler_state` is JSON that the sampler needs after a restart.
         """
         attributes = {
             "role": role,
@@ -168,7 +150,7 @@ class Ledger(SweepHistory, Closing):
         # A trial whose record was torn off has left checkpoints of other parameters.
         if self.get_trial_directory(number).exists():
             shutil.rmtree(self.get_trial_directory(number))
-        trial = create_running_trial(self.spec, params, attributes)
+        trial = encoding.create_running_trial(self.spec, params, attributes)
         self._storage.create_new_trial(self._study_id, trial)
         self._records.append(self._read(self._get_trial(number)))
         return self._records[number]
@@ -182,16 +164,16 @@ class Ledger(SweepHistory, Closing):
         Raises:
             NonFiniteError: a value is NaN or infinite.
         """
-        key = f"{RUNG}{measurement.cost.completions}"
+        key = f"{encoding.RUNG}{measurement.cost.completions}"
         if key in self._get_trial(number).user_attrs:
             return False
-        self._set(number, key, encode_rung(measurement, self._next_order, self.spec))
+        self._set(number, key, encoding.encode_rung(measurement, self._next_order, self.spec))
         self._next_order += 1
         return True
 
     def get_rungs(self) -> list[tuple[int, Rung]]:
         """Return every rung with its trial's number, in the order in which they were recorded."""
-        return decode_rungs_in_order(self._get_trials(), self.spec)
+        return encoding.decode_rungs_in_order(self._get_trials(), self.spec)
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
@@ -207,8 +189,8 @@ class Ledger(SweepHistory, Closing):
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:
         """Record a trial's outcome, or a failure if a judged value is missing or not finite."""
         splits = {
-            "validation": add_judged_costs(outcome.validation, outcome.cost, self.spec),
-            "test": add_judged_costs(outcome.test, outcome.cost, self.spec),
+            "validation": encoding.add_judged_costs(outcome.validation, outcome.cost, self.spec),
+            "test": encoding.add_judged_costs(outcome.test, outcome.cost, self.spec),
         }
         for split, estimates in splits.items():
             for name in self.spec.judged_metrics:
@@ -216,7 +198,8 @@ class Ledger(SweepHistory, Closing):
                     value = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {value}", outcome.cost)
         with self._journal.write_batch():
-            self._set(number, "outcome", encode_outcome(replace(outcome, **splits), self.directory))
+            outcome = replace(outcome, **splits)
+            self._set(number, "outcome", encoding.encode_outcome(outcome, self.directory))
             self._close_trial(number)
         return self.get_record(number)
 
@@ -243,7 +226,7 @@ class Ledger(SweepHistory, Closing):
 
     def get_trial_directory(self, number: int) -> Path:
         """Return the directory of a trial."""
-        return get_trial_directory(self.directory, number)
+        return self.directory / encoding.TRIALS / str(number)
 
     def _load(self) -> tuple[list[TrialRecord], int]:
         """Return the records of all trials, and the order of the next rung.
@@ -252,10 +235,13 @@ class Ledger(SweepHistory, Closing):
             UsageError: another version wrote the ledger.
         """
         try:
-            rungs = [rung for trial in self._get_trials() for rung in list_stored_rungs(trial)]
+            trials = self._get_trials()
+            rungs = [rung for trial in trials for rung in encoding.list_stored_rungs(trial)]
             next_order = 1 + max((rung["order"] for rung in rungs), default=-1)
-            if self._lease is not None:
-                self._close_ended_trials()
+            for trial in trials:
+                has_ended = trial.user_attrs.keys() & {"outcome", "end"}
+                if self._lease is not None and trial.state == TrialState.RUNNING and has_ended:
+                    self._close_trial(trial.number)  # a crash has kept its state from being written
             records = self._read_all()
             for record in records:
                 if missing := self.spec.space.domains.keys() - record.params.keys():
@@ -282,7 +268,8 @@ class Ledger(SweepHistory, Closing):
         return [self._read(trial) for trial in self._get_trials()]
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
-        return decode_trial(trial, self.spec, self.directory, self.find_lineage(trial.number))
+        lineage = self.find_lineage(trial.number)
+        return encoding.decode_trial(trial, self.spec, self.directory, lineage)
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._get_trial_id(number), key, dict(value))
@@ -306,14 +293,7 @@ class Ledger(SweepHistory, Closing):
         values = {name: e.mean for name, e in self._read(trial).validation.items()}
         for name, bound in self.spec.constraints.items():
             if name not in trial.constraints and name in values:
-                violation = compute_violation(bound, values[name])
+                violation = encoding.compute_violation(bound, values[name])
                 Trial(self.study, trial_id).set_constraint(name, violation)
         objectives = [values[name] for name in self.spec.objectives]
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)
-
-    def _close_ended_trials(self) -> None:
-        """Close trials whose outcome or end was written before a crash, without their state."""
-        for trial in self._get_trials():
-            has_ended = "outcome" in trial.user_attrs or "end" in trial.user_attrs
-            if trial.state == TrialState.RUNNING and has_ended:
-                self._close_trial(trial.number)

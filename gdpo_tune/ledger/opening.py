@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,9 +40,7 @@ def open_for_reading(spec: SweepSpec) -> Journal:
 def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, Path | None]:
     """Open or create the journal of a sweep, for this process alone.
 
-    Args:
-        spec: the sweep.
-        fresh: move an earlier sweep of this name aside.
+    `fresh` moves an earlier sweep of this name aside.
 
     Returns:
         The journal, the lease on the sweep's directory, and the new path of the directory of an
@@ -98,22 +97,14 @@ def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
     Raises:
         UsageError: this sweep has its ledger elsewhere.
     """
-    if (directory / JOURNAL).exists():
-        ledger, fix = (str(directory / JOURNAL) if spec.ledger else ""), "leave ledger: out"
-    else:
-        ledger, fix = _find_other_database(spec, directory), "write that as ledger:"
-    if ledger:
+    ledger, fix = spec.ledger and str(directory / JOURNAL), "leave ledger: out"
+    if not (directory / JOURNAL).exists():
+        ledger, fix = "", "write that as ledger:"
+        with suppress(SpecError):  # there is no file, or another version wrote it
+            earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
+            ledger = hide_passwords(earlier.ledger)
+    if ledger and ledger != hide_passwords(spec.ledger):
         raise UsageError(
             f"the sweep in {directory} has its ledger in {ledger}\n"
             f"    fix: {fix}, or choose another --name, or --fresh to move that sweep aside"
         )
-
-
-def _find_other_database(spec: SweepSpec, directory: Path) -> str:
-    """Return the database of the sweep in a directory, or "" if it is the one of `spec`."""
-    try:
-        earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
-    except SpecError:  # there is no file, or another version wrote it
-        return ""
-    database = hide_passwords(earlier.ledger)
-    return database if database != hide_passwords(spec.ledger) else ""

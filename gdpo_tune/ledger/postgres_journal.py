@@ -56,10 +56,7 @@ class PostgresJournal(Journal):
     def __init__(self, url: str, sweep: str, *, read_only: bool) -> None:
         """Connect; as a writer, create the table if it is missing and take the lock.
 
-        Args:
-            url: address of the database.
-            sweep: name of the sweep, unique in the database.
-            read_only: take no lock and change nothing.
+        `sweep` is unique in the database. With `read_only` no lock is taken and nothing is changed.
 
         Raises:
             LedgerHeldError: another process writes this ledger; the message names it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -47,11 +47,9 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
 
 def describe_differences(spec: SweepSpec) -> str:
     """Return the first keys in which the sweep in the directory of `spec` differs from `spec`."""
-    try:
+    keys: list[str] = []
+    with suppress(SpecError):  # the file was moved, or another version wrote it
         stored = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
-    except SpecError:  # the file was moved, or another version wrote it; the identities differ
-        keys = []
-    else:
         keys = list_differences(list_decisive_values(stored), list_decisive_values(spec))
     if not keys:
         return "another task, policy, space or training, or other objectives"

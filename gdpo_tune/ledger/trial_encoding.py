@@ -44,13 +44,10 @@ STATES: Mapping[TrialState, State] = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
+TRIALS = "trials"
+"""Directory in that of a sweep, with one directory for each trial, named by its number."""
 RUNG = "rung:"
 """Prefix of a rung's attribute, before its number of completions."""
-
-
-def get_trial_directory(sweep: Path, number: int) -> Path:
-    """Return the directory of a trial in that of its sweep."""
-    return sweep / "trials" / str(number)
 
 
 def decode_trial(
@@ -74,6 +71,9 @@ def decode_trial(
         split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
         for split in ("validation", "test")
     }
+    means = {name: estimate.mean for name, estimate in splits["validation"].items()}
+    # A metric that was not measured meets no constraint.
+    holds = (n in means and bound.holds(means[n]) for n, bound in spec.constraints.items())
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
     return TrialRecord(
         number=trial.number,
@@ -84,26 +84,18 @@ def decode_trial(
         proposer=stored["proposer"],
         replicate_of=stored["replicate_of"],
         **splits,
-        feasible=is_feasible(spec, splits["validation"]) if outcome else None,
+        feasible=all(holds) if outcome else None,
         rungs=rungs,
         paused_at=pause["at"],
         cost=cost,
         reason=end.get("reason", ""),
         lineage=lineage,
-        directory=get_trial_directory(sweep, trial.number),
+        directory=sweep / TRIALS / str(trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-        address=spec.address and join_address(spec.address, "trials", str(trial.number)),
+        address=spec.address and join_address(spec.address, TRIALS, str(trial.number)),
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
-    )
-
-
-def is_feasible(spec: SweepSpec, validation: Mapping[str, Estimate]) -> bool:
-    """Return whether every constraint holds; a metric that was not measured meets none."""
-    return all(
-        name in validation and bound.holds(validation[name].mean)
-        for name, bound in spec.constraints.items()
     )
 
 
@@ -154,26 +146,21 @@ def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
 
 
 def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[str, Any]:
-    """Return a measurement on validation prompts as JSON.
+    """Return a measurement on validation prompts, and the costs that are judged, as JSON.
 
-    Args:
-        measurement: the trial's state at the rung.
-        order: number of rungs that all trials recorded before this one.
-        spec: the sweep, whose objectives and constraints may name costs.
+    `order` is the number of rungs that all trials recorded before this one.
 
     Raises:
         NonFiniteError: a value is NaN or infinite, so it cannot be compared.
     """
-    step = measurement.step
+    step, cost = measurement.step, measurement.cost
     for name, estimate in measurement.validation.items():
         if not math.isfinite(estimate.mean):
             raise NonFiniteError(f"validation {name} is {estimate.mean} at step {step}")
     return {
         "step": step,
-        "validation": encode_estimates(
-            add_judged_costs(measurement.validation, measurement.cost, spec)
-        ),
-        "cost": vars(measurement.cost),
+        "validation": encode_estimates(add_judged_costs(measurement.validation, cost, spec)),
+        "cost": vars(cost),
         "order": order,
         "time": time.time(),
     }

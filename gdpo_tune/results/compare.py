@@ -11,6 +11,7 @@ from gdpo_tune.analysis.comparison import Comparison, compare
 from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import Verdict, judge
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
@@ -36,7 +37,7 @@ class ComparisonReport:
 
 
 def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
-    """Compare two sweeps.
+    """Compare two sweeps; `.verdict` names the better one and the reasons.
 
     Raises:
         UsageError: tasks or objectives differ, so their values have different meanings; or both are
@@ -154,8 +155,6 @@ def _list_limits(left: Side, right: Side) -> list[str]:
         notes.append(
             f"{single} has no replicates, so its hypervolume still contains luck and looks better."
         )
-    for side in (left, right):
-        if side.failed:
-            trials = "1 trial" if side.failed == 1 else f"{side.failed} trials"
-            notes.append(f"{trials} of {side.name} failed and do not count.")
+    failures = [(format_count(side.failed, "trial"), side) for side in (left, right) if side.failed]
+    notes += [f"{trials} of {side.name} failed and do not count." for trials, side in failures]
     return notes

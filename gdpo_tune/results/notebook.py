@@ -11,7 +11,7 @@ It only reads the ledger, so it works beside a running sweep. Load again to see 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.compare import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import PickedTrial, pick_trial
+from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec.problems import join, suggest
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class LoadedSweep:
     """State of a sweep at the time of loading."""
 
     def __init__(self, sweep: Sweep, draw: Callable[[SweepSpec, Front], Gallery]) -> None:
+        self.spec = sweep.spec
+        """Specification of the sweep."""
+        self.records = sweep.records
+        """All trials of the ledger."""
         self._sweep = sweep
         self._draw = draw
 
@@ -48,16 +53,6 @@ class LoadedSweep:
             f"<sweep {self.spec.name}: {len(self.records)} trials, "
             f"{len(self.analysis.members)} configurations on the front>"
         )
-
-    @property
-    def spec(self) -> SweepSpec:
-        """Specification of the sweep."""
-        return self._sweep.spec
-
-    @property
-    def records(self) -> Sequence[TrialRecord]:
-        """All trials of the ledger."""
-        return self._sweep.records
 
     @cached_property
     def analysis(self) -> Front:
@@ -86,7 +81,7 @@ class LoadedSweep:
     def front(self) -> pd.DataFrame:
         """Table with one row per configuration on the front, best in the first objective first.
 
-        Columns: `trials` (numbers), `seeds`, `probability` of a place on the front, `list_labels`;
+        Columns: `trials` (numbers), `seeds`, `probability` of a place on the front, `picked_as`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
         rows = [
@@ -101,8 +96,7 @@ class LoadedSweep:
             }
             for member in self.analysis.members
         ]
-        table = pd.DataFrame(rows)
-        return table.set_index("trial") if rows else table
+        return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -120,7 +114,7 @@ class LoadedSweep:
             raise UsageError(f"figure {name!r}: {guess}this sweep has {join(self._gallery)}")
         return self._gallery[name]()
 
-    def pick(self, text: str) -> PickedTrial:
+    def pick(self, text: str) -> ChosenTrial:
         """Pick a trial as `--pick` does: `knee`, `max_correctness`, ...
 
         Raises:
@@ -129,19 +123,11 @@ class LoadedSweep:
         return pick_trial(self.records, self.spec, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:
-        """Compare this sweep with another one; `.verdict` names the better one and the reasons.
-
-        Raises:
-            UsageError: tasks or objectives differ.
-        """
+        """Compare this sweep with another one; see `compare_sweeps` in `results.compare`."""
         return compare_sweeps(self._sweep, other._sweep)
 
     def compare_modes(self, first: str, second: str) -> ComparisonReport:
-        """Compare two normalization modes of this sweep.
-
-        Raises:
-            UsageError: there is no trial of one of them.
-        """
+        """Compare two normalization modes of this sweep; see `results.compare`."""
         return compare_modes(self._sweep, first, second)
 
     @cached_property

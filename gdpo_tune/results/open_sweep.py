@@ -38,12 +38,6 @@ class Sweep:
         """Build the front of its trials, on test prompts."""
         return build_front(self.records, self.spec.list_objectives())
 
-    def override_spec(self, overrides: Sequence[str], *, to_run: bool) -> SweepSpec:
-        """Load its file with other values, for one training or for a description of one."""
-        # One training learns from no earlier sweep, and that sweep may be gone.
-        changes = [self.storage_override, "search.warm_start=[]", *overrides]
-        return load_spec(self.file, changes, self.file.parent.name, to_run=to_run)
-
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
     """Return location and pick of `LOCATION:PICK`, or of `LOCATION` and `pick`.
@@ -89,13 +83,10 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
 
 
 def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep:
-    """Read a sweep's file and records.
+    """Read a sweep's file and records; see `resolve_spec_file` for its arguments.
 
-    Args:
-        location: directory or address.
-        source: what the person wrote, for the error message.
-        with_files: download step metrics and the names of kept checkpoints too, if the sweep is
-            on an object store.
+    With `with_files` step metrics and the names of kept checkpoints are downloaded too, if the
+    sweep is on an object store.
 
     Raises:
         UsageError: there is no sweep.

@@ -6,7 +6,6 @@ All rules but a number look at the front: means over seeds on test prompts, as i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
@@ -16,36 +15,16 @@ from gdpo_tune.core.formatting import format_estimate
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 from gdpo_tune.results.pick_language import EXAMPLE, Bound, Extreme, Pick, parse_pick
+from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join, suggest
 
 
-@dataclass(frozen=True)
-class PickedTrial:
-    """Trial that a pick takes."""
-
-    pick: Pick
-    record: TrialRecord
-    """Trial with that number, or the first trial of the configuration that was picked."""
-    configuration: Configuration | None
-    """Its means over seeds; None for a trial that was not measured to its end."""
-
-    @property
-    def label(self) -> str:
-        """Part of a directory's name: `knee`, `max_correctness`, or `trial-7` for other picks."""
-        rule = self.pick.rule
-        if self.pick.bounds or isinstance(rule, int):
-            return f"trial-{self.record.number}"
-        return f"{rule.end}_{rule.metric.name}" if isinstance(rule, Extreme) else rule
-
-
-def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, PickedTrial]:
+def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, ChosenTrial]:
     """Load a sweep and pick one of its trials.
 
-    Args:
-        source: `DIRECTORY:PICK`, or `DIRECTORY` if `pick` is given; a name under `runs` is enough.
-        pick: value of `--pick`, or None if `source` contains the pick.
-        option: name of the option that has `source`, for error messages.
+    `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
+    under `runs` is enough. `option` is the name of the option that has `source`, for messages.
 
     Raises:
         UsageError: there is no such sweep, or the pick is missing or given twice.
@@ -63,48 +42,45 @@ def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, Pi
     return sweep, pick_trial(sweep.records, sweep.spec, parsed)
 
 
-def pick_trial(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> PickedTrial:
+def pick_trial(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> ChosenTrial:
     """Pick one trial.
 
     Raises:
         PickError: the pick names an unknown trial or metric, or no trial on the front satisfies it.
     """
-    front = build_front(records, spec.list_objectives())
-    if isinstance(pick.rule, int):
-        record = _find_record(records, pick, pick.rule)
+    front, rule = build_front(records, spec.list_objectives()), pick.rule
+    if isinstance(rule, int):
+        record = _find_record(records, pick, rule)
         owners = (c for c in front.configurations if record.number in c.numbers)
-        return PickedTrial(pick, record, next(owners, None))
-    _refuse_unknown_metrics(front, pick)
-    if not front.members:
-        reason = "nothing is on the front of that sweep yet"
-        raise pick.error(1, reason, "let the sweep continue, or take a trial by its number")
-    members = [member for member in front.members if not _find_broken_bounds(pick, member)]
-    if not members:
-        raise _build_unsatisfied_error(front, pick)
-    member = _apply_rule(front, pick, members)
-    return PickedTrial(pick, records[member.first], member)
-
-
-def describe_pick(picked: PickedTrial, spec: SweepSpec) -> list[str]:
-    """Return lines for a person: the trial, its values, and how certain its conditions are."""
-    head = f"chosen by {picked.pick.text!r}: trial {picked.record.number}"
-    configuration = picked.configuration
+        configuration = next(owners, None)  # None for a trial that was not measured to its end
+    else:
+        configuration = _find_member(front, pick)
+        record = records[configuration.first]
+    label = f"trial-{record.number}"
+    if not pick.bounds and not isinstance(rule, int):
+        label = f"{rule.end}_{rule.metric.name}" if isinstance(rule, Extreme) else rule
+    head = f"chosen by {pick.text!r}: trial {record.number}"
     if configuration is None:
-        return [f"{head}, {picked.record.state}"]
+        return ChosenTrial(record, label, (f"{head}, {record.state}",))
+    return ChosenTrial(record, label, tuple(_describe(head, pick, configuration, spec)))
+
+
+def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
+    """Return lines for a person: the trial, its values, and how certain its conditions are."""
     mean = configuration.mean
-    names = dict.fromkeys([*spec.objectives, *(metric.name for metric in picked.pick.metrics)])
+    names = dict.fromkeys([*spec.objectives, *(metric.name for metric in pick.metrics)])
     values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
     lines = [f"{head}: {values}"]
     if configuration.provisional and configuration.role != "untrained":
         lines.append("provisional: one seed")
-    for bound in picked.pick.bounds:
+    for bound in pick.bounds:
         estimate = mean[bound.metric.name]
         if abs(estimate.mean - bound.limit) < estimate.se:
             lines.append(f"{bound} holds by less than its standard error")
-    if isinstance(picked.pick.rule, Extreme):
-        objective = spec.objectives.get(picked.pick.rule.metric.name)
-        if objective and not objective.direction.startswith(picked.pick.rule.end):
-            lines.append(f"{picked.pick.rule.metric.name} is to be {objective.direction}d")
+    if isinstance(pick.rule, Extreme):
+        objective = spec.objectives.get(pick.rule.metric.name)
+        if objective and not objective.direction.startswith(pick.rule.end):
+            lines.append(f"{pick.rule.metric.name} is to be {objective.direction}d")
     return lines
 
 
@@ -117,7 +93,8 @@ def _find_record(records: Sequence[TrialRecord], pick: Pick, number: int) -> Tri
     return records[number]
 
 
-def _refuse_unknown_metrics(front: Front, pick: Pick) -> None:
+def _find_member(front: Front, pick: Pick) -> Configuration:
+    """Return the member of the front that a knee or an extreme takes."""
     objectives = [objective.name for objective in front.objectives]
     others = {name for member in front.members for name in member.mean} - set(objectives)
     names = [*objectives, *sorted(others)]
@@ -125,10 +102,12 @@ def _refuse_unknown_metrics(front: Front, pick: Pick) -> None:
         if name not in names:
             reason = f"{name!r}: {suggest(name, names)}there is no such name"
             raise pick.error(position, reason, f"the metrics of this sweep are {join(names)}")
-
-
-def _apply_rule(front: Front, pick: Pick, members: Sequence[Configuration]) -> Configuration:
-    """Return the member that the rule takes; `members` are not empty."""
+    if not front.members:
+        reason = "nothing is on the front of that sweep yet"
+        raise pick.error(1, reason, "let the sweep continue, or take a trial by its number")
+    members = [member for member in front.members if not _find_broken_bounds(pick, member)]
+    if not members:
+        raise _build_unsatisfied_error(front, pick)
     if isinstance(pick.rule, Extreme):
         name, position = pick.rule.metric
         members = [member for member in members if name in member.mean]
@@ -148,11 +127,14 @@ def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
 
     The closest member has the smallest sum of shortfalls, each as a share of the front's span.
     """
+    spans: dict[str, float] = {}
+    for name in {bound.metric.name for bound in pick.bounds}:
+        values = [member.mean[name].mean for member in front.members if name in member.mean]
+        spans[name] = (max(values) - min(values)) or 1.0
 
     def sum_shortfalls(member: Configuration) -> float:
         return sum(
-            bound.compute_shortfall(_get_mean(member, bound.metric.name))
-            / _measure_span(front, bound.metric.name)
+            bound.compute_shortfall(_get_mean(member, bound.metric.name)) / spans[bound.metric.name]
             for bound in pick.bounds
         )
 
@@ -175,8 +157,3 @@ def _find_broken_bounds(pick: Pick, member: Configuration) -> list[Bound]:
 def _get_mean(member: Configuration, name: str) -> float:
     """Return a metric's mean; NaN, which satisfies no condition, if the member lacks the metric."""
     return member.mean[name].mean if name in member.mean else float("nan")
-
-
-def _measure_span(front: Front, name: str) -> float:
-    values = [member.mean[name].mean for member in front.members if name in member.mean]
-    return (max(values) - min(values)) or 1.0

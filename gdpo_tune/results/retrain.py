@@ -14,7 +14,7 @@ from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import INDIFFERENT_TRAINING
 from gdpo_tune.core.trials import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import split_source
-from gdpo_tune.results.picking import describe_pick, load_and_pick
+from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.problems import join, show
@@ -48,11 +48,16 @@ def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> Train
     Raises:
         SpecError: the file is wrong, or a parameter has no single value; it lists every problem.
     """
-    spec = load_spec(path, overrides)
-    if spec.space.dimensions:
-        raise SpecError(
-            tuple(_report_open_dimension(spec, str(path), n) for n in spec.space.dimensions)
-        )
+    spec, problems = load_spec(path, overrides), list[SpecProblem]()
+    for name in spec.space.dimensions:
+        domain = spec.space.domains[name]
+        middle = domain.find_middle()
+        example = f"{middle:.3g}" if isinstance(middle, float) else show(middle)
+        reason = "open: one training needs one value"
+        fix = f"--set space.{name}={example}, or search it with gdpo_tune.sweep"
+        problems.append(SpecProblem(str(path), f"space.{name}", format_domain(domain), reason, fix))
+    if problems:
+        raise SpecError(tuple(problems))
     return TrainingRequest(spec, spec.space.complete({}), spec.search.seed, "train", str(path))
 
 
@@ -69,12 +74,8 @@ def build_request_from_sweep(
     For a member of a population it repeats the one training that its policy comes from: parameters,
     seed and schedule of its lineage.
 
-    Args:
-        source: `LOCATION:PICK`, or `LOCATION` if `pick` is given; see `pick_language`.
-        overrides: of the sweep's file, without the parameters.
-        pick: value of `--pick`, or None if `source` contains the pick.
-        option: name of the option that has `source`, for error messages.
-        to_run: True if it is trained on this machine.
+    `overrides` change the sweep's file, not the parameters. `to_run` is True if it is trained on
+    this machine. The other arguments are those of `load_and_pick`.
 
     Raises:
         UsageError: there is no such sweep or trial, or an override is about the space.
@@ -82,16 +83,16 @@ def build_request_from_sweep(
     if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
         raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
     sweep, picked = load_and_pick(source, pick, option)
-    spec = sweep.override_spec(overrides, to_run=to_run)
-    number = picked.record.number
-    training = trace_training(sweep.records, number)
+    # One training learns from no earlier sweep, and that sweep may be gone.
+    changes = [sweep.storage_override, "search.warm_start=[]", *overrides]
+    spec = load_spec(sweep.file, changes, sweep.file.parent.name, to_run=to_run)
+    training = trace_training(sweep.records, picked.number)
     schedule = stretch_schedule(training.schedule, spec.training.steps / sweep.spec.training.steps)
-    note = f"trial {number} of {sweep.spec.address or split_source(source, pick)[0]}"
+    note = f"trial {picked.number} of {sweep.spec.address or split_source(source, pick)[0]}"
     if schedule:
         note += f", with other values from step {join(segment.step for segment in schedule)} on"
-    lines = tuple(describe_pick(picked, sweep.spec))
     return TrainingRequest(
-        spec, training.params, training.seed, picked.label, note, schedule, lines
+        spec, training.params, training.seed, picked.label, note, schedule, picked.lines
     )
 
 
@@ -100,11 +101,8 @@ def build_trial_config(
 ) -> TrialConfig:
     """Build the configuration of a training without a search.
 
-    Args:
-        request: the training.
-        seed: None for the seed of the request.
-        out: its directory; None for one beside the sweeps.
-        threads: CPU threads of torch; None for as many as a sweep's trial has.
+    None stands for the seed of the request, a directory beside the sweeps, and as many CPU threads
+    of torch as a sweep's trial has.
 
     Raises:
         UsageError: the file asks for several processes per trial, which only a sweep starts.
@@ -140,16 +138,3 @@ def _flatten(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _report_open_dimension(spec: SweepSpec, path: str, name: str) -> SpecProblem:
-    domain = spec.space.domains[name]
-    middle = domain.find_middle()
-    example = f"{middle:.3g}" if isinstance(middle, float) else show(middle)
-    return SpecProblem(
-        where=path,
-        key=f"space.{name}",
-        value=format_domain(domain),
-        reason="open: one training needs one value",
-        fix=f"--set space.{name}={example}, or search it with gdpo_tune.sweep",
-    )

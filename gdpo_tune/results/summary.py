@@ -17,11 +17,19 @@ FRONT_FILE = "front.png"
 
 @dataclass(frozen=True)
 class ChosenTrial:
-    """A trial that a person picked."""
+    """Trial that a pick takes."""
 
-    number: int
+    record: TrialRecord
+    """Trial with that number, or the first trial of the configuration that was picked."""
+    label: str
+    """Part of a directory's name: `knee`, `max_correctness`, or `trial-7` for other picks."""
     lines: tuple[str, ...]
-    """Sentences about it: its values, and how certain they are."""
+    """Sentences about it: its values, and how certain its conditions are."""
+
+    @property
+    def number(self) -> int:
+        """Number of the trial."""
+        return self.record.number
 
 
 def measure_wall_time(records: Sequence[TrialRecord]) -> float:
@@ -39,8 +47,7 @@ def describe_other_states(states: Counter[str]) -> str:
         "pruned": "stopped early",
         "failed": "failed",
     }
-    named = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
-    return ", ".join(named)
+    return ", ".join(f"{states[state]} {word}" for state, word in words.items() if states[state])
 
 
 def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
@@ -71,5 +78,5 @@ def describe_role(record: TrialRecord) -> str:
 
 
 def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
-    """Return the incidents of all sessions in order; sessions as `Ledger.sessions` returns them."""
+    """Return the incidents of all sessions in order; sessions as `Ledger.get_sessions`."""
     return [incident for session in sessions for incident in session.get("incidents", ())]

@@ -10,7 +10,7 @@ from gdpo_tune.spec.machine import (
     list_sandbox_warnings,
     read_device_memory,
 )
-from gdpo_tune.spec.model import Keep, SweepSpec, dump_public_yaml
+from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
 from gdpo_tune.spec.problems import hide_passwords
 from gdpo_tune.spec.sampler_choice import choose_sampler, count_affordable_trials
@@ -24,7 +24,6 @@ __all__ = [
     "Constraint",
     "Domain",
     "Fixed",
-    "Keep",
     "ObjectiveSpec",
     "PbtSettings",
     "Resources",

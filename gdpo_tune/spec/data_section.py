@@ -1,25 +1,27 @@
-"""Checks of `data:`, as far as they are possible without reading the data."""
+"""Checks of `data:`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gdpo_tune.core import registry, task_files
-from gdpo_tune.core.settings import DATA_FILES, DataSettings
+from gdpo_tune.core import registry
+from gdpo_tune.core.settings import (
+    DATA_FILES,
+    DataSettings,
+)
+from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
-from gdpo_tune.spec.sections import refuse_idle
 
 SUFFIXES = " or ".join(DATA_FILES)
 
 
 def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
-    """Refuse keys that do not fit together or to the task, and local data that is not there."""
+    """Refuse keys that do not fit together or to the task, and missing local data."""
     if not settings.source:
         reason = "has no effect: without data.source the task writes its own prompts"
         fix = "add data.source, or remove the key"
-        keys = ("layout", "config", "split")
-        refuse_idle("data", settings, keys, reason, fix, problems, "data.source")
-    elif task_files.is_task_file(task):
+        problems.refuse_idle("data", "layout config split", settings, reason, fix, "data.source")
+    elif is_task_file(task):
         reason = "has no effect: a task in a file writes its own prompts"
         fix = "remove the key, and read the data in the task's rows()"
         problems.refuse("data.source", reason, fix, "task")
@@ -59,4 +61,4 @@ def _check_files(settings: DataSettings, problems: Problems) -> None:
         problems.refuse(key, f"not a {SUFFIXES} file", "convert it, and name the new file")
     reason = "has no effect: local data has no configurations and no splits"
     fix = "remove the key, or name the file that you mean as data.source"
-    refuse_idle("data", settings, ("config", "split"), reason, fix, problems, key)
+    problems.refuse_idle("data", "config split", settings, reason, fix, key)

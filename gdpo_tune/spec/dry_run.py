@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gdpo_tune.spec.dump import hide_service_path
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
-from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.problems import hide_service_path, join, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
@@ -15,13 +14,12 @@ from gdpo_tune.spec.space import Uniform
 def render_dry_run(spec: SweepSpec) -> str:
     """Return the text that `--dry-run` prints, without a line break at its end."""
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
-    training, scheduler = spec.training, spec.search.scheduler
-    total = training.completions_per_step
+    scheduler, total = spec.search.scheduler, spec.training.completions_per_step
     sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
-        steps = join(scheduler.list_meetings(training.steps))
+        steps = join(scheduler.list_meetings(spec.training.steps))
         population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     parts = [
         "# Resolved",
@@ -52,7 +50,6 @@ def render_dry_run(spec: SweepSpec) -> str:
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return rows with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
@@ -70,28 +67,24 @@ def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
 
 
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Return where a sweep spends completions, in the order of time, and their sum.
+    """Return the completions of each part of a sweep, in the order of time, and their sum.
 
     All trials are counted to their end, and all replicates; validations at rungs are not.
     """
     settings, search = spec.training, spec.search
-    scheduler, every = search.scheduler, settings.evaluate_every
+    scheduler, replicates = search.scheduler, search.replicates.most_runs
     meetings = scheduler.list_meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
-    usual = range(every, settings.steps, every)
+    usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
     validations = len(usual) + sum(step not in usual for step in meetings) + 1
     validation = settings.validation_prompts * settings.samples_per_prompt
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
-    trained = search.trials + search.replicates.most_runs + 1
+    trained = search.trials + replicates + 1
     evaluation = trained * (validations * validation + test) + validation + test
     each = f"{validations} x {validation} + {test} a trained run"
     shares = [
         ("search", search.trials * training, f"{search.trials} trials x {training}"),
-        (
-            "replicates",
-            search.replicates.most_runs * training,
-            f"{search.replicates.most_runs} x {training}",
-        ),
+        ("replicates", replicates * training, f"{replicates} x {training}"),
         ("published baseline", training, f"1 x {training}"),
         ("held-out evaluation", evaluation, each),
     ]
@@ -123,15 +116,13 @@ def _describe_workers(spec: SweepSpec) -> str:
 
 def _describe_sandbox(spec: SweepSpec) -> str:
     settings = spec.sandbox
-    where = (
-        f"{settings.type} at {hide_service_path(settings.url)}" if settings.url else settings.type
-    )
+    address = f" at {hide_service_path(settings.url)}" if settings.url else ""
     packages = f" with {join(settings.modules)}" if settings.modules else ""
     clocks = f"{settings.wall_seconds:g} s wall"
     if settings.type != "external":
         clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"
-    together, limits = f"up to {settings.workers} at a time", f"{clocks}, {settings.memory_mb} MiB"
-    return f"{where}{packages}, {together}: {limits}"
+    limits = f"up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
+    return f"{settings.type}{address}{packages}, {limits}"
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.load import expand_directory, load_spec
 from gdpo_tune.spec.machine import find_lacking_memory, list_sandbox_warnings
 from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.search_section import AshaSettings
-from gdpo_tune.spec.task_section import get_task_info
-from gdpo_tune.spec.warm_start import expand_directory
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
@@ -43,24 +42,23 @@ def list_warnings(spec: SweepSpec) -> list[str]:
     return [warning for check in checks for warning in check(spec)]
 
 
-def _possible(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
+def _list_values(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
     """Return the values that trials can have; none for a continuous range or an absent name."""
     return (spec.space.list_reachable(name) or ()) if name in spec.space.domains else ()
 
 
-def _modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
-    """Return the normalization modes that trials can have."""
-    return {str(m): registry.NORMALIZATIONS[str(m)] for m in _possible(spec, "normalization")}
+def _list_modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
+    return {str(m): registry.NORMALIZATIONS[str(m)] for m in _list_values(spec, "normalization")}
 
 
-def _weights(spec: SweepSpec) -> list[str]:
+def _list_weights(spec: SweepSpec) -> list[str]:
     """Return the names of the reward weights that are not always 0."""
     names = [name for name in spec.space.domains if name.startswith("reward_weights.")]
-    return [name for name in names if _possible(spec, name) != (0,)]
+    return [name for name in names if _list_values(spec, name) != (0,)]
 
 
 def _check_groups(spec: SweepSpec) -> Iterator[str]:
-    sizes = _possible(spec, "group_size")
+    sizes = _list_values(spec, "group_size")
     for size in map(int, sizes):
         prompts = spec.training.completions_per_step // size
         if prompts < FEWEST_PROMPTS:
@@ -70,14 +68,14 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
                 "81 -> 63 distinct ones at a group of 8). Use a smaller group or "
                 f"training.completions_per_step of at least {FEWEST_PROMPTS * size}."
             )
-    modes = {mode: info for mode, info in _modes(spec).items() if info.divides_by_group_std}
+    modes = {mode: info for mode, info in _list_modes(spec).items() if info.divides_by_group_std}
     if 2 in sizes and modes:
         yield (
             "space.group_size = 2: divided by the deviation of two completions, every difference "
             f"is +-0.71, so sizes of rewards have no effect under {join(modes)}. Use at least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
-    shapes = [shape for shape in _possible(spec, "length_shape") if shape != "step"]
+    shapes = [shape for shape in _list_values(spec, "length_shape") if shape != "step"]
     if 2 in sizes and apart and shapes:
         yield (
             f"space.length_shape = {join(shapes)}: in a group of 2 under {join(apart)}, shapes "
@@ -86,13 +84,13 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_shaping(spec: SweepSpec) -> Iterator[str]:
-    task = get_task_info(spec.task, spec.space.domains)
+    task = load_task_info(spec.task, spec.space.domains)
     written = spec.space.domains.keys() - spec.space.omittable
     shapers = {f"conditioning.{reward}": reward for reward in task.rewards}
     shapers |= {"length_shape": task.length_reward or "", PARTIAL_CREDIT: task.partial_reward or ""}
     for name, reward in shapers.items():
         low, _ = task.rewards.get(reward, (0, 1))
-        if name in written and f"reward_weights.{reward}" not in _weights(spec):
+        if name in written and f"reward_weights.{reward}" not in _list_weights(spec):
             yield (
                 f"space.{name}: reward_weights.{reward} is 0 in every trial, so it has no effect. "
                 "Weight the reward, or remove this."
@@ -104,7 +102,7 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
             )
     for name, parameter in list_parameters(task).items():
         parent, effective = parameter.needs or ("", ())
-        idle = parent and not set(effective) & set(_possible(spec, parent))
+        idle = parent and not set(effective) & set(_list_values(spec, parent))
         if idle and name in written and name not in spec.space.dimensions:
             yield (
                 f"space.{name}: {parent} is never {join(effective)}, so it has no effect. Search "
@@ -113,10 +111,10 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_weights(spec: SweepSpec) -> Iterator[str]:
-    names, ranges = _weights(spec), get_task_info(spec.task, spec.space.domains).rewards
+    names, ranges = _list_weights(spec), load_task_info(spec.task, spec.space.domains).rewards
     searched = [name for name in names if name in spec.space.dimensions]
-    sums = [mode for mode, info in _modes(spec).items() if info.sums_first]
-    apart = [mode for mode, info in _modes(spec).items() if not info.sums_first]
+    sums = [mode for mode, info in _list_modes(spec).items() if info.sums_first]
+    apart = [mode for mode, info in _list_modes(spec).items() if not info.sums_first]
     rewards = [name.partition(".")[2] for name in names]
     widths = {reward: ranges[reward][1] - ranges[reward][0] for reward in rewards}
     if sums and len(set(widths.values())) > 1 and not searched:
@@ -143,7 +141,7 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
-    modes, searched = _possible(spec, "normalization"), spec.space.dimensions
+    modes, searched = _list_values(spec, "normalization"), spec.space.dimensions
     if len(modes) > 1 and "learning_rate" not in searched:
         yield (
             f"space.learning_rate: one value for {join(modes)}, whose advantages differ in scale "
@@ -156,7 +154,7 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
             f"with the effect of rewards on the objective {lengths[0]}. Fix it, such as dapo."
         )
     names = [name for name in ("epsilon", "epsilon_high") if name in searched]
-    if names and _possible(spec, "num_iterations") == (1,):
+    if names and _list_values(spec, "num_iterations") == (1,):
         yield (
             f"space.{names[0]}: with num_iterations = 1 every ratio is 1, so nothing is ever "
             "clipped. Fix it, or search over num_iterations: [1, 2]."
@@ -182,7 +180,7 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_objectives(spec: SweepSpec) -> Iterator[str]:
-    metrics = registry.collect_metrics(get_task_info(spec.task))
+    metrics = registry.collect_metrics(load_task_info(spec.task))
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:

@@ -1,28 +1,33 @@
-"""From a YAML file and `--set` overrides to a `SweepSpec`, or to every problem at once."""
+"""Reading of a YAML file and `--set` overrides as a `SweepSpec`, with every problem at once."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.core.files import is_file
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
+    data_section,
     parse_space,
+    sandbox_section,
     search_section,
     storage_section,
     task_section,
     training_section,
 )
-from gdpo_tune.spec.data_section import check_data
-from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
+from gdpo_tune.spec.notation import as_mapping
 from gdpo_tune.spec.objectives import check_metrics
-from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode
-from gdpo_tune.spec.sandbox_section import check_sandbox
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join
+from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.source import read_yaml
-from gdpo_tune.spec.warm_start import check_warm_start
 
 REQUIRED = {
     "objectives": "{correctness: {direction: maximize, reference: 0}}",
@@ -32,30 +37,21 @@ REQUIRED = {
 
 
 def load_spec(
-    path: Path | str,
-    overrides: Sequence[str] = (),
-    name: str | None = None,
-    *,
-    to_run: bool = True,
+    path: Path | str, overrides: Sequence[str] = (), name: str | None = None, *, to_run: bool = True
 ) -> SweepSpec:
-    """Read, merge and validate a sweep file.
+    """Read, merge and validate a sweep file and the files that it `extends:`.
 
-    Args:
-        path: the YAML file, which is laid over the files that it `extends:`.
-        overrides: `key=value` with dotted keys and YAML values; later ones win.
-        name: the sweep's name, instead of the file's.
-        to_run: whether anything is to be trained, which takes the sweep's data, the sweeps that it
-            learns from, and its packages. Other resources of the machine: `check_resources`.
+    `overrides` are `key=value` with dotted keys and YAML values; later ones win. `name` replaces
+    the name in the file. `to_run` also checks what training needs: data, packages and the sweeps
+    of `search.warm_start`. For other resources of the machine see `check_resources`.
 
     Raises:
-        SpecError: anything is wrong with the file or an override; it lists every problem, each
-            with its line, value, reason and fix.
+        SpecError: the file or an override has problems; each with its line, value, reason and fix.
     """
     path = Path(path)
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
-    problems.refuse_empty(root)
-    problems.refuse_unprintable(root)
+    problems.refuse_unusable(root)
     data = cast("dict[str, Any]", root.to_plain())
     for key, example in REQUIRED.items():
         if key not in data:
@@ -102,6 +98,68 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     task_section.check_rollout(spec.rollout, problems)
     if to_run:
         check_warm_start(spec, problems)
-        check_sandbox(spec.sandbox, problems)
-        check_data(spec.data, spec.task, problems)
+        sandbox_section.check_sandbox(spec.sandbox, problems)
+        data_section.check_data(spec.data, spec.task, problems)
         task_section.check_model(spec.model, spec.policy, problems)
+
+
+def expand_directory(text: str) -> Path:
+    """Return the directory of an earlier sweep from its text in the file."""
+    return Path(os.path.expanduser(text))
+
+
+def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
+    """Refuse earlier sweeps where nothing learns, and those over something else."""
+    search, key = spec.search, ("search", "warm_start")
+    sampler = registry.SAMPLERS.get(search.sampler)
+    if not search.warm_start:
+        return
+    if isinstance(search.scheduler, PbtSettings):
+        reason = "the members of a population begin spread over the space: nothing proposes them"
+        problems.refuse(key, reason, "remove the key, or write another scheduler")
+        return
+    if sampler is not None and not sampler.learns:
+        learning = [name for name, info in registry.SAMPLERS.items() if info.learns]
+        fix = f"remove the key, or write as sampler one of {join(learning)}"
+        problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
+        return
+    seen: set[Path] = set()
+    for index, directory in enumerate(map(expand_directory, search.warm_start)):
+        complaint = _compare(directory, spec, problems)
+        if complaint is None and directory.resolve() in seen:
+            reason = "named twice, which would count its trials twice"
+            complaint = reason, "remove one of them"
+        seen.add(directory.resolve())
+        if complaint is not None:
+            problems.refuse((*key, index), *complaint)
+
+
+def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:
+    """Return why nothing can be learned from a sweep, and the fix; None if something can."""
+    remove, file = "name another directory, or remove this one", directory / SPEC
+    nothing = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
+    if not is_file(file):
+        return nothing
+    try:
+        document = read_yaml(file, (), None, Problems(SourceMark(str(file), 1)))
+    except SpecError as error:
+        return f"its {SPEC} cannot be read: {error}", remove
+    earlier = as_mapping(document.to_plain()) or {}
+    if not is_file(directory / JOURNAL) and "ledger" not in earlier:
+        return nothing
+    if earlier.get("task") != spec.task and not problems.has_problem("task"):
+        return f"its task is {earlier.get('task')}, not {spec.task}", remove
+    objectives = as_mapping(earlier.get("objectives")) or {}
+    constraints = as_mapping(earlier.get("constraints")) or {}
+    directions = {k: (as_mapping(goal) or {}).get("direction") for k, goal in objectives.items()}
+    missing = [name for name in spec.objectives if name not in directions]
+    if missing:
+        return f"{join(missing)} was no objective there, but {join(directions)}", remove
+    turned = [name for name, o in spec.objectives.items() if directions[name] != o.direction]
+    if turned:
+        return f"{join(turned)} went the other way there", remove
+    unknown = join(n for n in spec.constraints if n not in {*objectives, *constraints})
+    if unknown:
+        reason = "was neither objective nor constraint there, but is a constraint"
+        return f"{unknown} {reason}", remove
+    return None

@@ -1,4 +1,4 @@
-"""What the local machine has, checked before a sweep starts and without importing torch."""
+"""Resources of the local machine, checked before a sweep starts, without importing torch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ TRAINED = 16
 def check_resources(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ, devices: Path = DEVICES
 ) -> None:
-    """Refuse a trial that cannot be placed on this machine, or whose code could never run there.
-
-    A cluster's address in `RAY_ADDRESS` skips this: the cluster itself says what it has.
+    """Refuse a trial that does not fit on this machine, unless `RAY_ADDRESS` names a cluster.
 
     Raises:
         ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
@@ -79,9 +77,9 @@ def count_local_cpus() -> int:
 
 
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
-    """Return the GPUs that a process started here may use, by their device files.
+    """Return the number of device files of GPUs (NVIDIA, AMD, WSL) that are not hidden.
 
-    They are NVIDIA's, AMD's, or Windows' own in Linux. `CUDA_VISIBLE_DEVICES` only hides devices.
+    `CUDA_VISIBLE_DEVICES` hides devices.
     """
     present = sum(1 for file in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name))
     if not present and (devices / "kfd").exists():
@@ -100,7 +98,7 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
 def list_sandbox_warnings(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
-    """Yield warnings about a missing isolation, and about workers that would have to wait."""
+    """Yield warnings about missing isolation, and about workers that would have to wait."""
     settings = spec.sandbox
     if settings.type == "unsafe_no_isolation":
         yield (
@@ -124,7 +122,7 @@ def list_sandbox_warnings(
 def find_lacking_memory(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
-    """Yield why this machine could not run any code, if that is so, and the fix."""
+    """Yield reason and fix if this machine has too little memory to run code of the policy."""
     memory = _sandbox_memory(spec.sandbox, environment)
     if memory is not None and spec.sandbox.memory_mb << 20 > memory:
         yield (
@@ -134,7 +132,7 @@ def find_lacking_memory(
 
 
 def _sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -> int | None:
-    """Return the bytes that code can share; None if it will not run on this machine."""
+    """Return the bytes that candidates share; None if they run on another machine."""
     if settings.type == "external" or environment.get("RAY_ADDRESS"):
         return None
     return read_machine_memory()
@@ -146,13 +144,10 @@ def check_gpu_share(
     device: int | None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Refuse a share of a GPU in which the policy could not be trained.
+    """Raise `ResourcesError` for a share of a GPU in which the policy could not be trained.
 
-    Nothing is checked where the `parameters` of the policy or the bytes of the smallest `device`
-    are not known, nor with `RAY_ADDRESS`, because trials run elsewhere.
-
-    Raises:
-        ResourcesError: a trial could not fit.
+    Unknown `parameters` (a count), an unknown `device` (bytes of the smallest GPU) and trials on a
+    cluster (`RAY_ADDRESS`) pass.
     """
     gpus = spec.resources.gpus
     if not gpus or parameters is None or device is None or environment.get("RAY_ADDRESS"):
@@ -172,9 +167,8 @@ def check_gpu_share(
 def compute_least_share(spec: SweepSpec, parameters: int, device: int) -> float:
     """Return the share of a GPU below which no trial can run; above 1 if none can at all.
 
-    A lower bound, computed and not measured: activations, which depend on the lengths, come on top.
-    vLLM gets `rollout.vllm_memory_share` of the GPU share of a trial, and the trainer the rest. The
-    policy has `parameters`, and the GPU `device` bytes.
+    A lower bound for a policy of `parameters` and a GPU of `device` bytes, without activations.
+    vLLM gets `rollout.vllm_memory_share` of a trial's GPU share, and the trainer the rest.
     """
     width, rollout = NUMBERS[spec.model.dtype], spec.rollout
     trainer = CONTEXT + (width if spec.model.lora_rank else TRAINED) * parameters

@@ -22,13 +22,12 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
-from gdpo_tune.spec.dump import dump_entries, hide_service_path
-from gdpo_tune.spec.notation import to_notation
+from gdpo_tune.spec.notation import dump_entries, to_notation
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
-from gdpo_tune.spec.problems import hide_passwords, show
-from gdpo_tune.spec.sandbox_section import UNUSED
+from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
+from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
-from gdpo_tune.spec.sections import Section, build_settings_validator, require_pattern
+from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
 from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
 from gdpo_tune.spec.training_section import Resources
@@ -37,12 +36,11 @@ SPEC = "spec.yaml"
 """Name of the resolved file in a sweep's directory."""
 JOURNAL = "ledger.journal"
 """Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
-Keep = Literal["front", "all", "none"]
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
 
 
 class SweepSpec(Section):
-    """One sweep: what is searched, on what, for how long, and where it is kept."""
+    """One sweep: its task, objectives, search space, budget and storage."""
 
     other_keys: ClassVar = ("extends",)
 
@@ -61,56 +59,50 @@ class SweepSpec(Section):
     enqueue: tuple[dict[str, ParamValue], ...] = ()
     """Points of the space to try first; a parameter left out comes from the start-up. The word
     `published` stands for those that the method's paper compares, besides the baseline."""
-    keep: Keep = "front"
-    """Whose checkpoints stay at the end: the front's (all, if nothing is on it), all, or none."""
-    training: Annotated[TrainingSettings, build_settings_validator(TrainingSettings)] = (
-        TrainingSettings()
-    )
-    """What every trial has in common."""
-    sandbox: Annotated[SandboxSettings, build_settings_validator(SandboxSettings)] = (
-        SandboxSettings()
-    )
-    """Where code that the policy wrote runs."""
-    data: Annotated[DataSettings, build_settings_validator(DataSettings)] = DataSettings()
-    """Where prompts come from."""
-    model: Annotated[ModelSettings, build_settings_validator(ModelSettings)] = ModelSettings()
-    """How the policy is loaded and trained."""
-    rollout: Annotated[RolloutSettings, build_settings_validator(RolloutSettings)] = (
-        RolloutSettings()
-    )
-    """What samples completions during training."""
+    keep: Literal["front", "all", "none"] = "front"
+    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none."""
+    training: Annotated[TrainingSettings, accept_mapping(TrainingSettings)] = TrainingSettings()
+    """Settings that all trials share."""
+    sandbox: Annotated[SandboxSettings, accept_mapping(SandboxSettings)] = SandboxSettings()
+    """Isolation and limits of the code that the policy writes."""
+    data: Annotated[DataSettings, accept_mapping(DataSettings)] = DataSettings()
+    """Source of the prompts."""
+    model: Annotated[ModelSettings, accept_mapping(ModelSettings)] = ModelSettings()
+    """Loading and training of the policy."""
+    rollout: Annotated[RolloutSettings, accept_mapping(RolloutSettings)] = RolloutSettings()
+    """Engine that samples completions during training."""
     search: Search = Search()
-    """How the space is searched, and for how long."""
+    """Sampler, scheduler and budget of the search."""
     resources: Resources = Resources()
-    """What one trial occupies."""
+    """CPUs, GPUs and workers of one trial."""
     tracking: Tracking = Tracking()
-    """Where MLflow shows the sweep."""
+    """MLflow server and experiment that show the sweep."""
     storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this one lives in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
-    file in the sweep's directory. The password belongs into `PGPASSWORD` or `~/.pgpass`."""
+    file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
 
     @property
     def directory(self) -> Path:
-        """Directory of this sweep here; for one on an object store, a copy of its small files."""
+        """Local directory of this sweep; on an object store, of a copy of its small files."""
         storage = find_local_copy(self.storage) if is_url(self.storage) else Path(self.storage)
         return storage / self.name
 
     @property
     def address(self) -> str:
-        """Address of this sweep on an object store; empty: it has its directory alone."""
+        """Address of this sweep on an object store; empty for a sweep in a directory."""
         return join_address(self.storage, self.name) if is_url(self.storage) else ""
 
     @property
     def location(self) -> str:
-        """Directory or address of this sweep, for a person."""
+        """Directory or address of this sweep, for messages."""
         return self.address or str(self.directory)
 
     @property
     def output_directory(self) -> Path:
-        """Directory for the files that a person makes from trials of this sweep."""
+        """Directory for files that commands make from trials of this sweep."""
         return Path(RUNS) if self.address else Path(self.storage)
 
     def list_objectives(self) -> tuple[Objective, ...]:
@@ -143,21 +135,20 @@ class SweepSpec(Section):
         )
 
     def compute_identity(self) -> str:
-        """Return a short hash of everything that decides a trial's meaning.
+        """Return a short hash of all settings that decide the result of a trial.
 
-        That is task, policy, objectives, space, training, and `data`, `model` and
-        `DECISIVE_SANDBOX_KEYS` where they are not the defaults; where the sandbox is does not
-        count. Equal for files that say the same in another order or notation. Budgets, resources,
-        constraints, rollout, tracking, the name and `INDIFFERENT_TRAINING` may change under the
-        same identity. A parameter that was added later is left out while it has its default alone.
+        These are task, policy, objectives, space, training, and `data`, `model` and
+        `DECISIVE_SANDBOX_KEYS` where they differ from the defaults. Order and notation of the file
+        do not count, nor do budgets, resources, constraints, rollout, tracking, the name and
+        `INDIFFERENT_TRAINING`. A parameter that was added later counts once it leaves its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        decisive["training"] = decisive_settings(self.training)
+        decisive["training"] = select_decisive(self.training)
         for name in self.space.omittable:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model"):
             settings = getattr(self, name)
-            section, default = decisive_settings(settings), decisive_settings(type(settings)())
+            section, default = select_decisive(settings), select_decisive(type(settings)())
             changed = {key: value for key, value in section.items() if value != default[key]}
             if changed:
                 decisive[name] = changed
@@ -167,7 +158,7 @@ class SweepSpec(Section):
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
         plain = self.model_dump(mode="json")
-        for name in UNUSED.get(self.sandbox.type, {}):
+        for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
         plain["constraints"] = {name: str(limit) for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
@@ -178,11 +169,11 @@ class SweepSpec(Section):
 
 
 DECISIVE_SANDBOX_KEYS = ("modules", "cpu_seconds", "wall_seconds", "memory_mb")
-"""Settings of the sandbox on which a verdict can depend."""
+"""Settings of the sandbox on which the result of a test can depend."""
 
 
-def decisive_settings(settings: Any) -> dict[str, Any]:
-    """Return the settings of a section that count in the identity; modules have no order."""
+def select_decisive(settings: Any) -> dict[str, Any]:
+    """Return the settings of a section that count in the identity, with modules in order."""
     plain = asdict(settings)
     if isinstance(settings, TrainingSettings):
         return {key: value for key, value in plain.items() if key not in INDIFFERENT_TRAINING}
@@ -205,18 +196,18 @@ def dump_public_yaml(spec: SweepSpec) -> str:
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     """Return all that `SweepSpec.compute_identity` may use: dotted key -> value as in a file."""
+    names = ("training", "sandbox", "data", "model")
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: to_notation(domain) for name, domain in spec.space.domains.items()},
+        **{name: select_decisive(getattr(spec, name)) for name in names},
     }
-    for name in ("training", "sandbox", "data", "model"):
-        sections[name] = decisive_settings(getattr(spec, name))
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
     return {"task": spec.task, "policy": spec.policy, **flat}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return each key that two meanings disagree on, with both values."""
+    """Return one line for each key whose values differ, with both values."""
     return [
         f"{key} = {show(earlier.get(key))}, not {show(current.get(key))}"
         for key in dict.fromkeys([*current, *earlier])

@@ -1,23 +1,28 @@
-"""Notation of a domain: `3`, `[1, 2]`, `{range: [1, 2]}`, `{log: [1, 2]}`, with `when:`."""
+"""Notation of a domain, such as `3`, `[1, 2]` or `{log: [1, 2]}`, and of the resolved file."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 from gdpo_tune.core.parameters import ParameterInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, join, show, suggest
+from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, format_flow, join, show, suggest
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
-"""Of the numbers of 32 bits: the least that keeps all its digits, and the greatest."""
+"""Smallest number with all its digits in a 32-bit float, and the largest such float."""
 MOST_VALUES = 100_000
 """Most values of a finite domain: some functions list them."""
 KINDS = ("range", "log", "choices", "value")
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that some parser of YAML reads as another value."""
 SYNTAX = "write 3 (fixed), [1, 2] (choices), {range: [1, 2]} or {log: [1, 2]}"
 
 
@@ -37,7 +42,7 @@ class DomainReader:
 
     info: ParameterInfo
     path: KeyPath
-    """Of the parameter in the document."""
+    """Path of the parameter in the document."""
     problems: Problems
 
     def _reject(self, reason: str, fix: str, *inner: str | int, value: object = None) -> Unreadable:
@@ -46,8 +51,10 @@ class DomainReader:
     def read(self, data: object) -> Domain:
         """Return a domain in any notation, without its `when`."""
         elements, entries = as_list(data), as_mapping(data)
+        if elements is not None:
+            return self._read_list(elements)
         if entries is None:
-            return Fixed(value=self.value(data)) if elements is None else self._choices(elements)
+            return Fixed(value=self.read_value(data))
         unknown = [key for key in entries if key not in (*KINDS, "step", "when")]
         for key in unknown:
             self._reject("unknown key of a domain", f"{suggest(key, KINDS)}{SYNTAX}", key)
@@ -61,21 +68,21 @@ class DomainReader:
             fix = "remove step:" if kind == "log" else "list the values instead"
             raise self._reject(f"{kind} has no step", fix, "step")
         if kind == "value":
-            return Fixed(value=self.value(value))
+            return Fixed(value=self.read_value(value))
         if kind != "choices":
-            return self._uniform(value, entries.get("step"), kind)
+            return self._read_range(value, entries.get("step"), kind)
         elements = as_list(value)
         if elements is None:
             raise self._reject("not a list of choices", "write choices: [1, 2]")
-        return self._choices(elements, kind)
+        return self._read_list(elements, kind)
 
-    def _choices(self, elements: tuple[object, ...], *inner: str) -> Choices:
+    def _read_list(self, elements: tuple[object, ...], *inner: str) -> Choices:
         if not elements:
             raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
         for index, element in enumerate(elements):
             with suppress(Unreadable):
-                value = self.value(element, *inner, index)
+                value = self.read_value(element, *inner, index)
                 if is_one_of(value, tuple(values)):
                     reason, fix = f"{show(value)} is given twice", "name each value once"
                     raise self._reject(reason, fix, value=element)
@@ -84,7 +91,7 @@ class DomainReader:
             raise Unreadable
         return Choices(choices=tuple(values))
 
-    def _uniform(self, data: object, step: object, kind: str) -> Uniform:
+    def _read_range(self, data: object, step: object, kind: str) -> Uniform:
         """Return `range: [low, high]` or `log: [low, high]`."""
         ends, integer, log = as_list(data) or (), self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
@@ -98,7 +105,7 @@ class DomainReader:
                 if log and isinstance(end, int | float) and not isinstance(end, bool) and end <= 0:
                     fix = "start above 0, such as {log: [0.01, 1]}, or use range:"
                     raise self._reject("a log range cannot reach 0 or below", fix, value=end)
-                numbers.append(cast("Number", self.value(end)))
+                numbers.append(cast("Number", self.read_value(end)))
         if len(numbers) < 2:
             raise Unreadable
         low, high = numbers
@@ -106,7 +113,7 @@ class DomainReader:
             fix = f"{kind}: [{show(high)}, {show(low)}]" if low > high else show(low)
             reason = "an empty range: low is not below high"
             raise self._reject(reason, f"write {fix}", value=data)
-        width = None if step is None else self._step(step, low, high)
+        width = None if step is None else self._read_step(step, low, high)
         distance = width or (1 if integer else None)
         if distance is not None and (high - low) / distance >= MOST_VALUES:
             fix = "end the range earlier" if integer else "write none, for any number"
@@ -114,7 +121,7 @@ class DomainReader:
             raise self._reject(f"more than {MOST_VALUES:,} values", fix, value=data)
         return Uniform(low=low, high=high, log=log, step=width, integer=integer)
 
-    def _step(self, step: object, low: Number, high: Number) -> Number:
+    def _read_step(self, step: object, low: Number, high: Number) -> Number:
         """Return the grid of a range; `high` must lie on it."""
         if isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step < math.inf:
             raise self._reject("not a positive number", "write a number above 0", "step")
@@ -127,15 +134,14 @@ class DomainReader:
             raise self._reject(reason, fix, "step")
         return step
 
-    def value(self, data: object, *inner: str | int) -> ParamValue:
+    def read_value(self, data: object, *inner: str | int) -> ParamValue:
         """Return one value of the parameter's type and within its bounds."""
         complaint = explain_bad_value(data, self.info)
         if complaint is not None:
             raise self._reject(*complaint, *inner, value=data)
-        # 1 and 1.0 mean the same weight, hence the same sweep.
-        return (
-            float(cast("Number", data)) if self.info.kind == "float" else cast("ParamValue", data)
-        )
+        # 1 and 1.0 mean the same weight, and so the same sweep.
+        is_float = self.info.kind == "float"
+        return float(cast("Number", data)) if is_float else cast("ParamValue", data)
 
 
 def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | None:
@@ -181,3 +187,41 @@ def to_notation(domain: Domain) -> object:
 def format_domain(domain: Domain) -> str:
     """Return a domain in the file's notation, without its conditions."""
     return show(to_notation(domain.model_copy(update={"when": {}})))
+
+
+def dump_entries(entries: Mapping[str, object]) -> str:
+    """Return a document that any parser reads alike: an entry a line, values in flow style."""
+    lines = [line for key, value in entries.items() for line in _dump_block(key, value)]
+    return "\n".join(lines) + "\n"
+
+
+def _dump_block(key: str, value: object) -> Iterator[str]:
+    """Yield the lines of one top-level key."""
+    if isinstance(value, Mapping) and value:
+        yield f"{key}:"
+        group = ""
+        for name, child in cast("Mapping[str, object]", value).items():
+            prefix, _, leaf = name.rpartition(".")
+            if prefix and prefix != group:
+                yield f"  {prefix}:"
+            group = prefix
+            yield f"  {'  ' if prefix else ''}{leaf}: {dump_flow(child)}"
+    elif isinstance(value, tuple) and value:
+        yield f"{key}:"
+        yield from (f"  - {dump_flow(child)}" for child in cast("Sequence[object]", value))
+    else:
+        yield f"{key}: {dump_flow(value)}"
+
+
+def dump_flow(value: object) -> str:
+    """Return a value on one line of YAML 1.1 or 1.2."""
+    return format_flow(value, _dump_scalar)
+
+
+def _dump_scalar(value: object) -> str:
+    if isinstance(value, str):
+        plain = PLAIN.fullmatch(value) and value.lower() not in RESERVED
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
+    # Parsers of YAML 1.1 take 3e-05 for a word.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text

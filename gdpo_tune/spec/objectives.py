@@ -17,7 +17,7 @@ from gdpo_tune.spec.problems import Problems, join, show, suggest
 from gdpo_tune.spec.sections import Section, build_refusal
 
 FARTHEST = 1e30
-"""Beyond this, products over objectives would leave what a float can hold."""
+"""Largest size of a reference: products over objectives stay within the range of a float."""
 CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
@@ -25,7 +25,7 @@ class ObjectiveSpec(Section):
     """A held-out, unweighted metric that the search optimises."""
 
     direction: Direction
-    """Which way is better."""
+    """Direction of improvement."""
     reference: Annotated[float, Ge(-FARTHEST), Le(FARTHEST)]
     """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
@@ -34,7 +34,7 @@ class Constraint(Section):
     """A bound on a held-out metric: trials that break it are never on the front."""
 
     op: Literal[">=", "<="]
-    """Which side is allowed."""
+    """Allowed side of the bound."""
     bound: float
     """The limit, itself allowed."""
 

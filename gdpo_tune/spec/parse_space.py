@@ -27,7 +27,7 @@ class SpaceReader:
     """Reads the parts of a file that name parameters."""
 
     parameters: Mapping[str, ParameterInfo]
-    """Of the task; with `PARAMETERS`, for an unknown task, those of rewards are passed over."""
+    """Parameters of the task; for an unknown task `PARAMETERS`, and without those of rewards."""
     problems: Problems
 
     def read_space(self, data: object) -> Space:
@@ -69,12 +69,10 @@ class SpaceReader:
     def _flatten(
         self, entries: Mapping[str, object], path: KeyPath, prefix: str = ""
     ) -> Iterator[tuple[str, object]]:
-        """Yield dotted parameter names with what the file says of each; unknown ones are noted."""
+        """Yield dotted parameter names with their values in the file; note unknown names."""
         for key, child in entries.items():
             name, inner = f"{prefix}{key}", as_mapping(child)
-            members = [
-                parameter for parameter in self.parameters if parameter.startswith(f"{name}.")
-            ]
+            members = [each for each in self.parameters if each.startswith(f"{name}.")]
             if name in self.parameters:
                 yield name, child
             elif members and inner is not None:
@@ -83,8 +81,7 @@ class SpaceReader:
                 fix = f"give a value to each of {join(members)}"
                 self.problems.note((*path, name), "a group of parameters, not one", fix)
             elif self.parameters is not PARAMETERS or name not in FAMILIES:
-                names = f"parameters are {join(self.parameters)}"
-                fix = suggest(name, self.parameters) + names
+                fix = f"{suggest(name, self.parameters)}parameters are {join(self.parameters)}"
                 self.problems.note((*path, name), "unknown parameter", fix)
 
     def _read_when(
@@ -178,7 +175,7 @@ class SpaceReader:
         for name, child in self._flatten(entries, path):
             with suppress(Unreadable):
                 reader = DomainReader(self.parameters[name], path, self.problems)
-                point[name] = reader.value(child, name)
+                point[name] = reader.read_value(child, name)
         active = space.select_active(point)
         for name, value in point.items():
             domain, key = space.domains[name], f"space.{name}"
@@ -209,7 +206,7 @@ def check_weights(space: Space, problems: Problems) -> None:
 
 
 def check_ranges(space: Space, task: TaskInfo, problems: Problems) -> None:
-    """Refuse gamma and conditions that look at a reward of an unknown range."""
+    """Refuse gamma and conditions that depend on a reward of unknown range."""
     unknown = [name for name, (low, high) in task.rewards.items() if math.isinf(high - low)]
     weighted = [name for name in unknown if space.list_reachable(f"reward_weights.{name}") != (0,)]
     state = "state the lowest and highest value of {} in its task"

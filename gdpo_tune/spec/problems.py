@@ -1,10 +1,10 @@
-"""Problems of a YAML file: the place of each, and all of them in one error."""
+"""Problems of a YAML file, each with its line, and all of them in one error."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -19,7 +19,7 @@ LONGEST = 300
 
 
 class SourceMark(NamedTuple):
-    """The place where a value is written."""
+    """File and line of a value, or the command-line option that has it."""
 
     source: str
     """A file as the user names it, or a command-line option as typed."""
@@ -32,7 +32,7 @@ class SourceMark(NamedTuple):
 
 @dataclass(frozen=True)
 class YamlNode:
-    """A YAML value and its place."""
+    """A YAML value with its file and line."""
 
     mark: SourceMark
     value: object = None
@@ -88,17 +88,17 @@ class Unreadable(Exception):
 
 @dataclass
 class Problems:
-    """Everything that is wrong with one document."""
+    """All problems of one document."""
 
     origin: SourceMark
-    """Place of a problem that has no line of its own."""
+    """Mark of a problem that has no line of its own."""
     root: YamlNode | None = None
     """The document of `note` and `refuse`."""
     records: list[tuple[SourceMark, SpecProblem]] = field(
         default_factory=list[tuple[SourceMark, SpecProblem]]
     )
     empty: set[str] = field(default_factory=set[str])
-    """Keys without a value: noted once, whatever else the missing value would break."""
+    """Keys without a value: each is noted once, and problems that follow from it are not."""
 
     def add(self, mark: SourceMark, key: str, value: object, reason: str, fix: str) -> Unreadable:
         """Note a problem, for the caller to raise or to go on; a `value` of None is not shown."""
@@ -135,6 +135,14 @@ class Problems:
         if not any(map(self.has_problem, (key, *inputs))):
             self.note(path, reason, fix, value)
 
+    def refuse_idle(
+        self, section: str, keys: str, settings: object, reason: str, fix: str, *inputs: str
+    ) -> None:
+        """Refuse those `keys` of a section, apart by blanks, that differ from their default."""
+        for key in keys.split():
+            if getattr(settings, key) != getattr(type(settings)(), key):
+                self.refuse(f"{section}.{key}", reason, fix, *inputs)
+
     def has_key(self, key: str) -> bool:
         """Return whether the document has a dotted key."""
         return self.root is not None and self.root.get((key,)) is not None
@@ -145,17 +153,13 @@ class Problems:
         pairs = [(key, other) for other in keys] + [(other, key) for other in keys]
         return any(a == b or a.startswith((f"{b}.", f"{b}[")) for a, b in pairs)
 
-    def refuse_empty(self, root: YamlNode) -> None:
-        """Note every key that has no value."""
+    def refuse_unusable(self, root: YamlNode) -> None:
+        """Note every key without a value, and texts that no path, address or terminal takes."""
         for path, node in root.walk():
             if path and node.is_empty():
                 self.add_value(node, path, "no value", "give it a value, or remove the key")
                 self.empty.add(format_path(path))
-
-    def refuse_unprintable(self, root: YamlNode) -> None:
-        """Note every text with characters that no path, address or terminal takes."""
-        for path, node in root.walk():
-            if isinstance(node.value, str) and UNPRINTABLE.search(node.value):
+            elif isinstance(node.value, str) and UNPRINTABLE.search(node.value):
                 shown = node.value.encode("unicode_escape").decode()
                 reason = "has characters that cannot be printed"
                 self.add(node.mark, format_path(path), shown, reason, "write it without them")
@@ -175,12 +179,11 @@ def format_path(path: KeyPath) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as one line of YAML."""
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[object, object]", value).items()
-        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in entries) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + join(cast("Sequence[object]", value)) + "]"
+    """Return a value as one line of YAML, for a message."""
+    return format_flow(value, _show_scalar)
+
+
+def _show_scalar(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -188,6 +191,18 @@ def show(value: object) -> str:
     if isinstance(value, str):
         return value if value else '""'
     return "null" if value is None else str(value)
+
+
+def format_flow(value: object, format_scalar: Callable[[object], str]) -> str:
+    """Return a value in flow style, on one line."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value).items()
+        inner = (f"{key}: {format_flow(child, format_scalar)}" for key, child in entries)
+        return "{" + ", ".join(inner) + "}"
+    if isinstance(value, list | tuple):
+        elements = cast("Sequence[object]", value)
+        return "[" + ", ".join(format_flow(child, format_scalar) for child in elements) + "]"
+    return format_scalar(value)
 
 
 def join(names: Iterable[object]) -> str:
@@ -214,11 +229,6 @@ def hide_passwords(text: str) -> str:
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", text)
 
 
-def check_name(
-    node: YamlNode, path: KeyPath, kind: str, names: Iterable[str], problems: Problems
-) -> bool:
-    """Return whether `node` is one of `names`; a problem is noted if not."""
-    known = list(names)
-    if node.value not in known:
-        problems.add_value(node, path, *explain_unknown_name(kind, node.to_plain(), known))
-    return node.value in known
+def hide_service_path(url: str) -> str:
+    """Return scheme, host and port of a service: the rest may be a secret."""
+    return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^/?#]*).*$", r"\1\2", url, flags=re.DOTALL)

@@ -26,10 +26,10 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.steps import MOST_POINTS
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import join, show
 from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
-from gdpo_tune.spec.task_section import get_task_info, list_tasks
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
@@ -42,19 +42,19 @@ def render_reference() -> str:
     sections = [("Keys of the file", SweepSpec), *_list_sections(SweepSpec)]
     return Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8")).substitute(
         sections="\n\n".join(starmap(_describe_section, sections)),
-        parameters=_list_names(
+        parameters=_tabulate(
             ("parameter", "values", "default", "what"),
             PARAMETERS | families,
             _describe_parameter,
             lambda info: f"`{show(info.default)}`",
             doc,
         ),
-        tasks="\n\n".join(map(_describe_task, list_tasks())),
-        costs=_list_metrics(COST_METRICS),
-        modes=_list_names(("name", "what"), registry.NORMALIZATIONS, _describe_mode),
-        samplers=_list_names(("name", "what"), registry.SAMPLERS, doc),
-        schedulers=_list_names(("name", "what"), registry.SCHEDULERS, doc),
-        layouts=_list_names(
+        tasks="\n\n".join(map(_describe_task, registry.TASKS)),
+        costs=_tabulate_metrics(COST_METRICS),
+        modes=_tabulate(("name", "what"), registry.NORMALIZATIONS, _describe_mode),
+        samplers=_tabulate(("name", "what"), registry.SAMPLERS, doc),
+        schedulers=_tabulate(("name", "what"), registry.SCHEDULERS, doc),
+        layouts=_tabulate(
             ("name", "tasks", "columns (those that may be missing)", "what"),
             {name: registry.describe_layout(name) for name in registry.LAYOUTS},
             lambda info: join(info.tasks),
@@ -94,7 +94,6 @@ def _describe_section(title: str, kind: type[Any]) -> str:
 
 
 def _describe_default(name: str, field: FieldInfo) -> str:
-    """Return a field's default as a reader would type it."""
     value: object = field.default
     if name in OTHER_DEFAULTS or value is PydanticUndefined:
         return OTHER_DEFAULTS.get(name, "required")
@@ -132,7 +131,7 @@ def _describe_parameter(info: ParameterInfo) -> str:
 
 def _describe_task(name: str) -> str:
     """Return rewards, published setting and metrics of a task."""
-    task = get_task_info(name)
+    task = load_task_info(name)
     rewards, optional = (
         ", ".join(f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in ranges.items())
         for ranges in (task.rewards, task.optional_rewards)
@@ -147,15 +146,14 @@ def _describe_task(name: str) -> str:
         f"`{task.embedded}`. Published setting, drawn as a baseline: {published}.\n\n"
         "Objectives and constraints name these held-out metrics; MLflow has "
         "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
-        + _list_metrics(task.metrics)
+        + _tabulate_metrics(task.metrics)
     )
 
 
-def _list_metrics(metrics: Mapping[str, MetricInfo]) -> str:
-    """Return a table of metrics with their better side and range."""
+def _tabulate_metrics(metrics: Mapping[str, MetricInfo]) -> str:
     better, doc = attrgetter("direction"), attrgetter("doc")
     head = ("metric", "better", "range", "what")
-    return _list_names(head, metrics, better, lambda i: f"{i.low:g} to {i.high:g}", doc)
+    return _tabulate(head, metrics, better, lambda i: f"{i.low:g} to {i.high:g}", doc)
 
 
 def _describe_mode(info: registry.ModeInfo) -> str:
@@ -164,8 +162,7 @@ def _describe_mode(info: registry.ModeInfo) -> str:
     return read_function_doc(*info.target.split(":")) + ignored
 
 
-def _list_names(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:
-    """Return a table of one of the registry's dicts."""
+def _tabulate(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:
     rows = [(f"`{name}`", *(column(i) for column in columns)) for name, i in infos.items()]
     return render_table(head, rows)
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.space import Choices
 
-AUTO = "auto"
 LARGE = 300
 """Trials from which a proposal of the Gaussian process takes more than five seconds of a core."""
 MANY_OBJECTIVES = 4
-"""From here on expected hypervolume is slow to compute and says little about any one objective."""
+"""Number from which expected hypervolume is slow, and says little about any one objective."""
 CROWDED = 32
 """Slots from which proposals of a second or more, one after the other, leave some of them idle."""
 
 
-@dataclass(frozen=True)
-class SamplerChoice:
+class SamplerChoice(NamedTuple):
     """A sampler and the reason for it."""
 
     name: str
-    """A key of `registry.SAMPLERS`, never `auto`."""
+    """Key of `registry.SAMPLERS`, never `auto`."""
     why: str
 
     def __str__(self) -> str:
@@ -31,15 +29,14 @@ class SamplerChoice:
 def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     """Return the requested sampler, or the pick of `auto` by the first of these rules that holds.
 
-    A population, or all trials side by side without an earlier sweep: nothing could be learned, so
-    they cover the space evenly.
-    Many objectives, many trials, nothing but choices, many slots: TPE. Else the Gaussian process.
+    `qmc` for a population, or if all trials run side by side without an earlier sweep. `tpe` for
+    many objectives, many trials, only choices, or many slots. Else `gp`, the Gaussian process.
     `slots` is the number of trials at the same time; None where that is not known yet.
     """
     search, domains = spec.search, spec.space.searched.values()
     trials, objectives = count_affordable_trials(spec), len(spec.objectives)
     name, why = "tpe", ""
-    if search.sampler != AUTO:
+    if search.sampler != "auto":
         name, why = search.sampler, "as requested"
     elif search.scheduler.type == "pbt":
         name, why = "qmc", "the members of a population begin spread over the space"

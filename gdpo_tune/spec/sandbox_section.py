@@ -1,33 +1,32 @@
-"""Checks of `sandbox:`."""
+"""Checks of `sandbox:`, and of the address of a service."""
 
 from __future__ import annotations
 
 import importlib.util
 import keyword
-from collections.abc import Mapping
 
 from gdpo_tune.core.service_url import split_service_url
-from gdpo_tune.core.settings import SandboxSettings
+from gdpo_tune.core.settings import (
+    SandboxSettings,
+)
 from gdpo_tune.spec.problems import Problems
 
 EXAMPLE = "http://HOST:PORT"
-UNUSED: Mapping[str, Mapping[str, str]] = {
-    "external": {
-        "modules": "an external service has the packages that were installed there",
-        "cpu_seconds": "an external service is told wall_seconds alone",
-    }
+UNUSED_BY_SERVICE = {
+    "modules": "an external service has the packages that were installed there",
+    "cpu_seconds": "an external service gets wall_seconds alone",
 }
-"""Type -> settings that a sandbox of this type does not use, and why."""
+"""Setting that a sandbox of type external does not use -> reason."""
 
 
 def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
     """Refuse keys that do not fit together, and modules that are not installed."""
     kind = settings.type
-    for name, reason in UNUSED.get(kind, {}).items():
-        if problems.has_key(f"sandbox.{name}"):
-            fix = "remove the key, or write type: local"
-            problems.refuse(f"sandbox.{name}", reason, fix, "sandbox.type")
     if kind == "external":
+        for name, reason in UNUSED_BY_SERVICE.items():
+            if problems.has_key(f"sandbox.{name}"):
+                fix = "remove the key, or write type: local"
+                problems.refuse(f"sandbox.{name}", reason, fix, "sandbox.type")
         reason = "a sandbox of type external is a service"
         check_address(settings.url, "sandbox.url", reason, problems)
         return
@@ -52,7 +51,7 @@ def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
 
 
 def check_address(url: str, key: str, reason: str, problems: Problems) -> None:
-    """Refuse a missing address of a web service, or one that is none."""
+    """Refuse a missing or malformed address of a web service."""
     if not url:
         problems.refuse(key, f"missing: {reason}", f"add {key.rpartition('.')[2]}: {EXAMPLE}")
         return

@@ -1,4 +1,4 @@
-"""`search:`: how the space is searched, what may stop a trial early, and what may be spent."""
+"""`search:`: sampler, scheduler, replicates and budget of a sweep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space
 
 TOLERANCE = 1e-9
-"""Keeps a share of 0.2 at five parts."""
+"""Slack in 1 / interval, so that an interval of 0.2 gives exactly five parts."""
 
 
 class FifoSettings(Section):
@@ -36,7 +36,7 @@ class AshaSettings(Section):
     grace: Annotated[float, Ge(0), Lt(1)] = 0.3
     """Share of a trial's budget before which it is compared with no other."""
     variant: Literal["stop", "promote"] = "stop"
-    """What happens to a trial that does not go on: `stop` ends it; `promote` lets it wait, without
+    """Treatment of a trial that does not go on: `stop` ends it; `promote` lets it wait, without
     a process, until it is among the best after all."""
 
     def list_rungs(self, steps: int) -> tuple[int, ...]:
@@ -71,15 +71,15 @@ class PbtSettings(Section):
     def list_meetings(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which members with so many steps meet."""
         count = math.ceil(1 / self.interval - TOLERANCE) - 1
-        places = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
-        return tuple(sorted(places - {0, steps}))
+        meetings = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
+        return tuple(sorted(meetings - {0, steps}))
 
 
 SchedulerSettings = FifoSettings | AshaSettings | PbtSettings
 
 
 class Replicates(Section):
-    """How front configurations are trained again with fresh seeds before the front is claimed."""
+    """Trainings of front configurations with fresh seeds, before the front is claimed."""
 
     per_point: Annotated[int, Ge(0), Le(10**6)] = 2
     """Fresh seeds for each front configuration, besides the first run."""
@@ -93,7 +93,7 @@ class Replicates(Section):
 
 
 class Budget(Section):
-    """What a sweep may spend. Once any of it is spent no trial starts; others run to their end."""
+    """Limits of a sweep. Once it reaches one, no trial starts; others run to their end."""
 
     trials: Annotated[int, Ge(0), Le(10**9)] = 0
     """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
@@ -106,18 +106,18 @@ class Budget(Section):
 
 
 class Search(Section):
-    """How the space is searched, and for how long. May change and extend a finished sweep."""
+    """Search of the space, and its limits. May change and extend a finished sweep."""
 
     trials: Annotated[int, Ge(1), Le(10**6)] = 16
     """Configurations to train, baselines and replicates aside."""
     sampler: str = "auto"
     """One of the samplers below."""
     scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
-    """What stops a trial before its end."""
+    """Rule that stops trials before their end."""
     replicates: Replicates = Replicates()
-    """How the front is trained again before it is claimed."""
+    """Repeated training of the front before it is claimed."""
     budget: Budget = Budget()
-    """What the sweep may spend."""
+    """Limits on the cost of the sweep."""
     patience: Annotated[int, Ge(0), Le(10**6)] = 0
     """Propose nothing more once so many trials in a row did not move the validation hypervolume
     by more than 1 % and its noise; 0: never stop for that."""

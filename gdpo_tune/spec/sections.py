@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from types import UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -35,7 +34,6 @@ T = TypeVar("T")
 
 KINDS_OF_VALUE = {
     "int_type": ("not a whole number", "write a whole number"),
-    "int_from_float": ("not a whole number", "write a whole number"),
     "float_type": ("not a number", "write a number"),
     "finite_number": ("not finite", "write a finite number"),
     "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
@@ -83,30 +81,14 @@ def build_settings_model(kind: Any) -> type[Section]:
     return create_model(kind.__name__, __base__=Section, **model)
 
 
-def build_settings_validator(kind: type[T]) -> BeforeValidator:
-    """Return the reader of a section whose settings are a plain dataclass."""
+def accept_mapping(kind: type[T]) -> BeforeValidator:
+    """Return a validator that reads a plain dataclass from a mapping of the file."""
     model = build_settings_model(kind)
 
     def read(data: object) -> object:
         return data if isinstance(data, kind) else kind(**dict(model.model_validate(data)))
 
     return BeforeValidator(read)
-
-
-def refuse_idle(
-    section: str,
-    settings: object,
-    keys: Iterable[str],
-    reason: str,
-    fix: str,
-    problems: Problems,
-    *inputs: str,
-) -> None:
-    """Refuse keys of a section that have no effect and are not at their default."""
-    default = type(settings)()
-    for key in keys:
-        if getattr(settings, key) != getattr(default, key):
-            problems.refuse(f"{section}.{key}", reason, fix, *inputs)
 
 
 def read_section(
@@ -134,13 +116,11 @@ def read_section(
             inner, keys, field = _locate(model, tuple(fault["loc"]))
             if fault["type"] == "union_tag_invalid" and field is not None:
                 inner = (*inner, str(field.discriminator))
-            if not problems.has_problem(format_path((*path, *inner))):
-                value = origin.get(inner)
+            key, value = format_path((*path, *inner)), origin.get(inner)
+            if not problems.has_problem(key):
                 reason, fix = _explain(fault, inner, keys, field)
                 shown = None if value is None else value.to_plain()
-                problems.add(
-                    origin.find(inner).mark, format_path((*path, *inner)), shown, reason, fix
-                )
+                problems.add(origin.find(inner).mark, key, shown, reason, fix)
             changed |= _remove(data, inner)
     return None
 
@@ -191,18 +171,18 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
     """
     kind: Any = model
     path: list[str | int] = []
-    keys, field = _keys(kind), None
+    keys, field = _list_keys(kind), None
     parts = iter(loc)
     for part in parts:
         path.append(part)
         if get_origin(kind) is dict:
             kind, field = get_args(kind)[1], None
             continue
-        keys = _keys(kind) or keys
+        keys = _list_keys(kind) or keys
         field = getattr(kind, "model_fields", {}).get(part)
         kind = None if field is None else field.annotation
         if field is not None and get_origin(kind) in (Union, UnionType):
-            members = [member for member in get_args(kind) if _keys(member)]
+            members = [member for member in get_args(kind) if _list_keys(member)]
             if field.discriminator:
                 name, tag = next(parts, None), str(field.discriminator)
                 members = [m for m in members if name in get_args(m.model_fields[tag].annotation)]
@@ -210,7 +190,7 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
     return tuple(path), keys, field
 
 
-def _keys(kind: Any) -> list[str]:
+def _list_keys(kind: Any) -> list[str]:
     """Return the keys of a section; none for anything else."""
     if isinstance(kind, type) and issubclass(kind, Section):
         return [*kind.model_fields, *kind.other_keys]

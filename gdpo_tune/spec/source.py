@@ -1,7 +1,6 @@
-"""YAML with the line of every value; `extends:` and `--set` are resolved here.
+"""YAML with the line of every value, and with `extends:` and `--set` resolved.
 
-An alias stands for everything that it names, so that a file of a few lines can mean billions of
-values. Here aliases are written out, up to a bound.
+Aliases are written out up to a bound, because a file of a few lines can mean billions of values.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,8 @@ def read_yaml(
         problems.raise_if_any()
         raise
     for override in overrides:
-        change = _read_override(override, problems)
-        if change is not None:
-            node = merge(node, change)
+        with suppress(Unreadable):
+            node = merge(node, _read_override(override, problems))
     if name is not None:
         mark = SourceMark(f"--name {name}")
         node = merge(node, YamlNode(mark, entries={"name": YamlNode(mark, name)}))
@@ -71,10 +70,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
         raise problems.add_value(extends, (EXTENDS,), "not the name of a file", fix)
     file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
     if file.resolve() in chain:
-        names = " -> ".join(each.name for each in (*chain, file))
-        raise problems.add_value(
-            extends, (EXTENDS,), f"a circle: {names}", "remove one of these extends:"
-        )
+        reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
+        raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")
     if not file.is_file():
         fix = suggest_file(file) + "the file is looked for relative to this one"
         raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
@@ -85,11 +82,7 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
 
 
 def read_text(path: Path, problems: Problems) -> str:
-    """Return the text of a file.
-
-    Raises:
-        Unreadable: there is no such file, or it is not text; the problem is noted.
-    """
+    """Return the text of a file, or note the problem and raise `Unreadable`."""
     fix = "give the path of a readable YAML file"
     try:
         return path.read_text(encoding="utf-8")
@@ -104,7 +97,7 @@ def read_text(path: Path, problems: Problems) -> str:
 
 
 def suggest_file(path: Path) -> str:
-    """Return the question whether a file of a similar name is meant; empty if there is none."""
+    """Return `did you mean code.yaml? ` for a file of a similar name, else an empty text."""
     directories = (path.parent, Path("search_spaces"))
     files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
     files = [file for file in files if is_file(file)]  # no link that leads nowhere
@@ -125,13 +118,12 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     try:
         data = yaml.load(text)
     except MarkedYAMLError as error:
-        message, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
-        mark = mark or getattr(error, "context_mark", None)
+        mark = error.problem_mark or error.context_mark
         line = int(mark.line) + 1 if mark else 0
-        reason = f"not YAML: {message or getattr(error, 'context', None) or 'cannot be parsed'}"
+        reason = f"not YAML: {error.problem or error.context or 'cannot be parsed'}"
         fix = "look for a missing colon, bracket or quote here or just above"
         if isinstance(error, DuplicateKeyError):
-            key = str(message).partition('"')[2].partition('"')[0]
+            key = str(error.problem).split('"')[1]
             reason, fix = "the key is given twice", "keep one of the two"
         elif "\t" in "".join(text.splitlines()[line - 1 : line]):
             reason, fix = "not YAML: a tab, which cannot indent", "indent with spaces"
@@ -148,26 +140,23 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 
-def _read_override(override: str, problems: Problems) -> YamlNode | None:
+def _read_override(override: str, problems: Problems) -> YamlNode:
     """Return `training.steps=100` as a document of its own."""
     mark = SourceMark(f"--set {hide_passwords(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:
         fix = "write --set KEY=VALUE, such as --set training.steps=100"
-        problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
-        return None
+        raise problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
     if key == EXTENDS:
         fix = "write extends: in the file, or give the other file"
-        problems.add(mark, EXTENDS, None, "works in files alone", fix)
-        return None
+        raise problems.add(mark, EXTENDS, None, "works in files alone", fix)
     nested = Problems(mark)
     try:
         value = parse_yaml(text, mark.source, nested, first_line=0)
     except Unreadable:
         reason, fix = nested.records[0][1].reason, "quote the value for the shell and for YAML"
-        problems.add(mark, key, text, reason, fix)
-        return None
+        raise problems.add(mark, key, text, reason, fix) from None
     first, node = nest(key, value)
     return YamlNode(mark, entries={first: node})
 
@@ -177,12 +166,12 @@ class NodeBuilder:
     """Builds nodes from what ruamel read of one document."""
 
     source: SourceMark
-    """Place of the document; without a line, every node stands there."""
+    """Mark of the document; without a line, all nodes have this mark."""
     problems: Problems
     values: int = 0
     """Number of values so far."""
     entry: SourceMark = field(init=False)
-    """The outermost key or element that is being read."""
+    """Mark of the current outermost key or element."""
 
     def build(self, data: Any, mark: SourceMark, above: tuple[int, ...] = ()) -> YamlNode:
         """Return plain values with marks; a dotted key becomes nested mappings.
@@ -196,7 +185,7 @@ class NodeBuilder:
         inside = (*above, id(data))
         if isinstance(data, CommentedSeq):
             elements = [
-                self.build(value, self._mark(data, index, mark), inside)
+                self.build(value, self._find_mark(data, index, mark), inside)
                 for index, value in enumerate(data)
             ]
             return YamlNode(mark, elements=elements)
@@ -204,7 +193,7 @@ class NodeBuilder:
             return YamlNode(mark, to_plain_scalar(data))
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
-            key, where = str(name), self._mark(data, name, mark)
+            key, where = str(name), self._find_mark(data, name, mark)
             # Every dot is a level, too.
             child = self.build(value, where, inside + (0,) * key.count("."))
             clash = add_entry(entries, key, child)
@@ -213,8 +202,8 @@ class NodeBuilder:
                 self.problems.add(where, clash, None, "the key is given twice", fix)
         return YamlNode(mark, entries=entries)
 
-    def _mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
-        """Return the place of an entry; merged-in entries (`<<`) have none of their own."""
+    def _find_mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
+        """Return the mark of an entry; merged-in entries (`<<`) have none of their own."""
         position = data.lc.data.get(key) if data.lc.data and self.source.line else None
         return SourceMark(default.source, int(position[0]) + 1) if position else default
 
@@ -238,12 +227,11 @@ class NodeBuilder:
 
 def to_plain_scalar(data: Any) -> object:
     """Return a built-in value instead of ruamel's own types, which remember their notation."""
-    if isinstance(data, ScalarBoolean):  # an int, unlike bool: `true` with an anchor
-        return bool(data)
-    for kind in (bool, int, float, str):
-        if isinstance(data, kind):
-            return kind(data)
-    return data if data is None else str(data)
+    if data is None or isinstance(data, bool):
+        return data
+    # `true` with an anchor is a ScalarBoolean, which is an int
+    kinds = {ScalarBoolean: bool, int: int, float: float}
+    return next((plain for kind, plain in kinds.items() if isinstance(data, kind)), str)(data)
 
 
 def nest(key: str, node: YamlNode) -> tuple[str, YamlNode]:
@@ -271,9 +259,8 @@ def add_entry(entries: dict[str, YamlNode], key: str, node: YamlNode) -> str | N
 def merge(base: YamlNode, change: YamlNode, path: tuple[str, ...] = ()) -> YamlNode:
     """Return `change` laid over `base`: mappings merge, anything else is replaced.
 
-    A domain of the space is replaced as a whole, because `{log: [1, 2]}` over `{range: [0, 1]}`
-    means the former alone. An empty mapping replaces what it is laid over, because to merge it
-    would change nothing. A key without a value removes the inherited one.
+    A domain of the space is replaced as a whole: `{log: [1, 2]}` over `{range: [0, 1]}` has no
+    range. An empty mapping replaces too, and a key without a value removes the inherited one.
     """
     if base.entries is None or change.entries is None or (path and not change.entries):
         return change

@@ -47,7 +47,7 @@ class ConditionalDomain(BaseModel):
 
 
 class Fixed(ConditionalDomain):
-    """The same value in every trial."""
+    """One value, equal in every trial."""
 
     value: ParamValue
 
@@ -121,10 +121,9 @@ def is_on_grid(distance: Number, step: Number) -> bool:
 
 
 class Space(BaseModel):
-    """Domains by dotted parameter name.
+    """Domains by dotted parameter name: every parameter of the task, in the registry's order.
 
-    Every parameter of the task is present, in the registry's order, so that files which say the
-    same have the same dimensions; a parameter that the file does not name is fixed at its default.
+    A parameter that the file does not name is fixed at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -155,17 +154,11 @@ class Space(BaseModel):
         return {name: only[0] for name, only in values.items() if only and len(only) == 1}
 
     @cached_property
-    def later_defaults(self) -> dict[str, ParamValue]:
-        """Defaults of parameters that leave the identity while they have them."""
-        infos = {name: get_parameter_info(name) for name in self.domains}
-        return {name: info.default for name, info in infos.items() if info.added_later}
-
-    @cached_property
     def omittable(self) -> frozenset[str]:
-        """Names that could be left out: added later, and never anything but their default."""
-        return frozenset(
-            name for name, default in self.later_defaults.items() if self.fixed.get(name) == default
-        )
+        """Parameters without effect on the identity: added later, and fixed at their default."""
+        infos = {name: get_parameter_info(name) for name in self.fixed}
+        later = (name for name, info in infos.items() if info.added_later)
+        return frozenset(name for name in later if self.fixed[name] == infos[name].default)
 
     def select_active(self, params: Params) -> dict[str, Domain]:
         """Return the domains that have an effect under these values, in dependency order.
@@ -186,9 +179,7 @@ class Space(BaseModel):
         return result
 
     def complete(self, params: Params) -> dict[str, ParamValue]:
-        """Return every parameter of the task: its default where it is inactive.
-
-        So equal trials have equal parameters. Values of inactive parameters are ignored.
+        """Return all parameters, inactive ones at their default: equal trials have equal ones.
 
         Raises:
             KeyError: an active, searched parameter has no value.

@@ -1,4 +1,4 @@
-"""`name:`, `tracking:`, `storage:` and `ledger:`: where a sweep is kept and shown."""
+"""`name:`, `tracking:`, `storage:` and `ledger:`: files, record and MLflow of a sweep."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ LEDGER = re.compile(
     r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
 )
 SECRET = re.compile(r"://[^/@]*:[^/@]*@|\?")
-"""In the address of a store."""
+"""Secret in the address of a store."""
 
 
 class Tracking(Section):
-    """Where MLflow shows the sweep."""
+    """MLflow server and experiment that show the sweep."""
 
     uri: Annotated[str, MinLen(1), TRACKING_URI] = "sqlite:///mlflow.db"
     """MLflow tracking URI."""
     experiment: str = ""
     """MLflow experiment; default: the sweep's name."""
     required: bool = False
-    """Whether a server that does not answer is an error, not a warning with everything kept."""
+    """True to stop where the server does not answer; else this is a warning, and all is kept."""
 
 
 def check_name(name: object, problems: Problems) -> str:

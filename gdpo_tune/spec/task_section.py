@@ -1,14 +1,14 @@
-"""Checks of `task:`, `policy:`, `model:` and `rollout:`: what is trained, and how."""
+"""Checks of `task:`, `policy:`, `model:` and `rollout:`."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core import registry, task_files
+from gdpo_tune.core import registry
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import (
@@ -17,54 +17,34 @@ from gdpo_tune.core.settings import (
     RolloutSettings,
     TrainingSettings,
 )
+from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
 from gdpo_tune.spec.sandbox_section import check_address
-from gdpo_tune.spec.sections import refuse_idle
-
-
-def list_tasks() -> list[str]:
-    """Return the names of the tasks that ship."""
-    return list(registry.TASKS)
-
-
-def get_task_info(name: str, parameters: Collection[str] = ()) -> TaskInfo:
-    """Return what a task rewards and measures; one in a file may raise `TaskFileError`.
-
-    Args:
-        name: a name or a file, as in a sweep file.
-        parameters: names of the space. Weights among them switch optional rewards on.
-    """
-    return task_files.load_task_info(name, parameters)
 
 
 def check_task(name: object, weighted: Iterable[str], problems: Problems) -> TaskInfo | None:
-    """Return the task of a name in the file, with its rewards that are `weighted` in the space.
-
-    A task that does not exist is refused, and None is returned.
-    """
+    """Return a task with its rewards that are `weighted` in the space; refuse an unknown one."""
     parameters = [f"reward_weights.{reward}" for reward in weighted]
     if name is None:
         problems.refuse("task", "missing", "add task: code")
-    elif isinstance(name, str) and task_files.is_task_file(name):
+    elif isinstance(name, str) and (name in registry.TASKS or is_task_file(name)):
         try:
-            return get_task_info(name, parameters)
+            return load_task_info(name, parameters)
         except TaskFileError as error:
             reason = str(error).removeprefix(f"{name}: ")
             problems.refuse("task", reason, "mend the file; docs/own_task.md has an example")
-    elif name in list_tasks():
-        return get_task_info(str(name), parameters)
     elif isinstance(name, str) and name in registry.REMOVED_TASKS:
         problems.refuse("task", "no longer a task of its own", registry.REMOVED_TASKS[name])
     else:
-        problems.refuse("task", *explain_unknown_name("task", name, list_tasks()))
+        problems.refuse("task", *explain_unknown_name("task", name, registry.TASKS))
     return None
 
 
 def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> None:
     """Refuse a policy that ships for another task."""
-    if policy not in registry.POLICIES or policy == task.embedded or task_files.is_task_file(name):
+    if policy not in registry.POLICIES or policy == task.embedded or is_task_file(name):
         return
-    others = [other for other in list_tasks() if get_task_info(other).embedded == policy]
+    others = [other for other in registry.TASKS if load_task_info(other).embedded == policy]
     reason = f"made for {join(others)} and cannot answer the prompts of {name}"
     problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
 
@@ -100,9 +80,9 @@ def check_prompts(
 def check_model(settings: ModelSettings, policy: str, problems: Problems) -> None:
     """Refuse keys that do not fit together or to the policy."""
     if not settings.lora_rank:
-        reason, fix = "without lora_rank no module gets an adapter", "add lora_rank: 16, or remove"
-        keys = ("lora_alpha", "lora_targets")
-        refuse_idle("model", settings, keys, reason, f"{fix} the key", problems, "model.lora_rank")
+        reason = "without lora_rank no module gets an adapter"
+        fix, keys = "add lora_rank: 16, or remove the key", "lora_alpha lora_targets"
+        problems.refuse_idle("model", keys, settings, reason, fix, "model.lora_rank")
     elif importlib.util.find_spec("peft") is None:
         fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
         problems.refuse("model.lora_rank", "LoRA needs the package peft", fix)
@@ -119,19 +99,20 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
 
 
 def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
-    """Refuse keys without effect, and a server that could not be asked."""
+    """Refuse keys without effect, and an unusable address of a server."""
     inputs = ("rollout.engine", "rollout.vllm_mode")
 
-    def idle(reason: str, *keys: str) -> None:
-        refuse_idle("rollout", settings, keys, reason, "remove the key", problems, *inputs)
+    def refuse_idle(keys: str, reason: str) -> None:
+        problems.refuse_idle("rollout", keys, settings, reason, "remove the key", *inputs)
 
     if settings.engine == "transformers":
-        reason = "engine: transformers is not vLLM"
-        idle(reason, "vllm_mode", "vllm_server", "vllm_memory_share")
+        keys = "vllm_mode vllm_server vllm_memory_share"
+        refuse_idle(keys, "engine: transformers is not vLLM")
     elif settings.vllm_mode == "colocate":
-        idle("only vllm_mode: server asks a server", "vllm_server")
+        refuse_idle("vllm_server", "only vllm_mode: server asks a server")
     else:
-        idle("a server has a GPU of its own, which its command line divides", "vllm_memory_share")
+        reason = "a server has a GPU of its own, which its command line divides"
+        refuse_idle("vllm_memory_share", reason)
         if settings.engine == "auto":
             reason = "engine: auto may take another engine, which would ask no server"
             fix = "write engine: vllm beside it"

@@ -1,4 +1,4 @@
-"""`training:` and `resources:`: what a trial occupies, and how the completions of a step divide."""
+"""`training:` and `resources:`: CPUs, GPUs, workers, and their parts of a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_RESOURCE = 0.0001
 
 
 class Resources(Section):
-    """What one worker of a trial occupies. As many trials run side by side as fit."""
+    """Resources of one worker of a trial. As many trials run side by side as fit."""
 
     cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""

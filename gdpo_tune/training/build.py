@@ -1,16 +1,20 @@
-"""The trainer of one trial: its prompts in their order, its rewards, its engine."""
+"""The trainer of one trial: its prompts in their order, rewards, engine and schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from accelerate.utils import set_seed
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trials import Params, TrialConfig
 from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.scoring import build_reward_functions
@@ -51,6 +55,8 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
         )
     trainer.remove_callback(PrinterCallback)
+    if config.schedule:
+        trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
     if uses_vllm and config.rollout.vllm_mode == "colocate":
         return trainer, vllm_engine.ColocatedEngine(trainer).generate
     return trainer, rollout.choose_held_out_sampler(config)
@@ -66,3 +72,43 @@ def order_prompts(problems: int, count: int, seed: int) -> list[int]:
     passes = -(-count // problems)
     order = np.concatenate([generator.permutation(problems) for _ in range(passes)])
     return order[:count].tolist()
+
+
+@dataclass(eq=False)
+class MovingParameters(TrainerCallback):
+    """Callback that sets reward weights and learning rate at the beginning of a step.
+
+    The values come from `TrialConfig.schedule` alone and never from a checkpoint. So a trial is
+    bitwise equal to an uninterrupted one if it resumes from its own checkpoint, or from one of a
+    training that had the same values until then.
+    """
+
+    config: TrialConfig
+    rewards: Sequence[str]
+    """Names in the order of the trainer's weights."""
+    trainer: GDPOTrainer
+    current: Params | None = None
+    """Parameters that were set last; None: those of the trainer's arguments or of a checkpoint."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Set the parameters before an optimizer pass; the first pass of a step samples."""
+        step = state.global_step // self.trainer.num_iterations
+        params = self.config.params_at(step)
+        if params == self.current:
+            return
+        weights = self.config.reward_weights(step)
+        self.trainer.reward_weights = torch.tensor(
+            [weights[name] for name in self.rewards], dtype=self.trainer.reward_weights.dtype
+        )
+        # The peak of the learning rate changes; its shape over the steps stays.
+        peak = float(params["learning_rate"])
+        trained: Any = self.trainer  # TRL declares as optional what exists during training
+        scheduler = trained.lr_scheduler
+        # As LambdaLR computes it, so that the same value gives the same bits.
+        rates = [peak * shape(scheduler.last_epoch) for shape in scheduler.lr_lambdas]
+        scheduler.load_state_dict(
+            {**scheduler.state_dict(), "base_lrs": [peak] * len(rates), "_last_lr": list(rates)}
+        )
+        for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.current = params

@@ -103,12 +103,8 @@ def write_checkpoint(
 ) -> Checkpoint:
     """Write `directory/checkpoint-<step>`; a process that dies leaves it complete or absent.
 
-    Args:
-        directory: of the trial; created if missing.
-        step: steps of training so far.
-        cost: of the trial so far.
-        fill: writes the checkpoint's files into the directory that it gets.
-        validation: result of an evaluation at this step.
+    `directory` is that of the trial, created if missing; `fill` writes the checkpoint's files into
+    the directory that it gets.
 
     Raises:
         DiskFullError: there is no room for it; the part that was written is deleted.
@@ -121,19 +117,15 @@ def write_checkpoint(
 
 
 def adopt_checkpoint(source: Path, directory: Path) -> None:
-    """Make another trial's checkpoint the only one from which a trial can resume.
+    """Make another trial's complete checkpoint the only one from which a trial can resume.
 
-    The trial's own checkpoints are deleted. Where the disk allows it, the copy is hard links to the
-    original, because no checkpoint ever changes.
-
-    Args:
-        source: a complete checkpoint.
-        directory: of the trial; created if missing.
+    The trial's own checkpoints are deleted; its directory is created if missing. Where the disk
+    allows it, the copy is hard links to the original, because no checkpoint ever changes.
 
     Raises:
         DiskFullError: there is no room for it.
     """
-    remove_all_but(directory, None)
+    remove_all_but(directory)
     with _create(directory / source.name) as aside:
         for path in sorted(source.rglob("*")):  # a directory comes before its files
             target = aside / path.relative_to(source)
@@ -150,25 +142,17 @@ def keep_newest(directory: Path) -> None:
 
     It compares files by size alone: reading them all would take as long as writing them did.
     """
-    kept: list[Path] = []
-    for path in _list_checkpoints(directory):
-        if len(kept) < _KEPT and _is_complete(path):
-            kept.append(path)
-        else:
-            shutil.rmtree(path)
-    for path in directory.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(path)
+    complete = [path for path in _list_checkpoints(directory) if _is_complete(path)]
+    remove_all_but(directory, *complete[:_KEPT])
 
 
-def remove_all_but(directory: Path, kept: Path | None) -> None:
-    """Delete a trial's checkpoints, unfinished ones too, except for one.
+def remove_all_but(directory: Path, *kept: Path | None) -> None:
+    """Delete a trial's checkpoints, unfinished ones too, except for `kept`.
 
-    Args:
-        directory: of the trial; it need not exist.
-        kept: the checkpoint that stays; None: none.
+    Neither the directory nor a checkpoint (None) has to exist.
     """
     for path in [*_list_checkpoints(directory), *directory.glob(f"{_UNFINISHED}*")]:
-        if path != kept:
+        if path not in kept:
             shutil.rmtree(path)
 
 

@@ -59,22 +59,15 @@ class Evaluator:
         return estimates
 
     def evaluate(
-        self,
-        model: PreTrainedModel,
-        split: Split,
-        step: int,
-        kept: list[Completion] | None = None,
+        self, model: PreTrainedModel, split: Split, step: int, kept: list[Completion] | None = None
     ) -> dict[str, Estimate]:
         """Estimate mean and standard error of every metric of the task.
 
         The global random state stays as it is; equal arguments give equal estimates. Of n
         processes, each takes every n-th prompt, and all get the estimates over all prompts.
 
-        Args:
-            model: the policy.
-            split: of P prompts.
-            step: steps of training so far; decides the seed, together with trial and split.
-            kept: gets the first completion of each of the first prompts of this process.
+        Trial, split and `step`, the steps of training so far, decide the seed. `kept` gets the
+        first completion of each of the first prompts of this process.
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
@@ -106,8 +99,7 @@ class Evaluator:
             scores = task.score(problems, texts, lengths)
             require_judged(scores.failures, len(batch))
             for name in task.metrics:
-                where = f"on {split} prompts"
-                require_finite(scores.metrics[name], f"metric {name}", where)
+                require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             if kept is not None:
                 _keep(kept, problems, texts, scores.metrics)
@@ -139,13 +131,8 @@ def estimate_metrics(
 
     Completions of one prompt are alike; resampling them one by one would understate the error.
 
-    Args:
-        columns: metric name -> P * S values, those of one prompt adjacent; None is left out.
-        samples_per_prompt: S.
-        seed: of the resampling.
-
-    Returns:
-        Metric name -> estimate; a single prompt gives a standard error of 0.
+    `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
+    `samples_per_prompt` is S. A single prompt gives a standard error of 0.
 
     Raises:
         TrialFailure: a metric has no value at all.
@@ -186,11 +173,9 @@ def list_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     """List the tokens that end a completion: of the tokenizer, then of the model."""
     config: Any = model.generation_config
     declared = config.eos_token_id
-    if declared is None:
-        declared = []
-    elif isinstance(declared, int):
-        declared = [declared]
-    return tuple(dict.fromkeys([_require_token(tokenizer.eos_token_id), *declared]))
+    more = [declared] if isinstance(declared, int | None) else declared
+    tokens = [_require_token(tokenizer.eos_token_id), *more]
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
 
 def _require_token(token: Any) -> int:

@@ -26,13 +26,8 @@ ADAPTER = "adapter"
 def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy: str) -> Any:
     """Build the `LoraConfig` with which TRL wraps the model; None without a rank.
 
-    Args:
-        model: the policy, without adapters.
-        settings: rank, scale and targets.
-        policy: its name, for the message.
-
     Raises:
-        PolicyError: a target matches no linear module of the policy.
+        PolicyError: a target matches no linear module of the model, whose name is `policy`.
     """
     if not settings.lora_rank:
         return None

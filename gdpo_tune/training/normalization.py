@@ -246,7 +246,6 @@ def _group(
     used = weights > 0
     bounds = [registry.UNKNOWN_RANGE] * len(weights) if ranges is None else ranges
     values = rewards[:, used].double().unflatten(0, (-1, group_size))
-    used_weights = weights[used].double()
     present = ~values.isnan()
     count = present.sum(dim=1, keepdim=True)
     filled = torch.where(present, values, 0.0)
@@ -259,7 +258,7 @@ def _group(
         means=torch.where(count > 0, means, batch_means.nan_to_num(nan=0.0)),
         std=_compute_std(values, present, dim=1),
         scored=present.any(dim=2),
-        weights=used_weights / used_weights.max(),
+        weights=_rescale(weights[used].double()),
         batch_means=batch_means,
         batch_std=_compute_std(values, present, dim=(0, 1)).reshape(-1),
         ranges=torch.tensor(bounds, dtype=torch.float64, device=rewards.device)[used],

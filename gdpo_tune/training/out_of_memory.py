@@ -11,7 +11,7 @@ from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
-from gdpo_tune.training.trl_arguments import recomputes
+from gdpo_tune.training.trl_arguments import recomputes_activations
 
 _SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -53,7 +53,7 @@ def list_remedies(config: TrialConfig) -> str:
     settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
     if engine == "vllm":
         settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")
-    elif not recomputes(model.gradient_checkpointing, on_gpu=gpu):
+    elif not recomputes_activations(model):
         settings.append("set model.gradient_checkpointing: on")
     elif not model.lora_rank:
         settings.append("set model.lora_rank: 16, which trains adapters alone")

@@ -74,36 +74,27 @@ class _BatchScorer:
             log_metric: LogMetric | None = None,
             **_: Any,
         ) -> Sequence[float | None]:
-            self._score(completions, completion_ids, problem)
-            if log_metric is not None:
-                self._log_failures(name, len(completions), log_metric)
+            self._score(completions, [len(ids) for ids in completion_ids], problem)
+            failed = self._failures.get(name)
+            if log_metric is not None and failed is not None:
+                # Always logged, because all processes must log the same metrics.
+                log_metric(f"reward/{name}/failed", failed.count / len(completions))
+                if failed.count and name not in self._warned:
+                    self._warned.add(name)
+                    _log.warning("reward %s raised (reported once): %s", name, failed.first)
             return self._rewards[name]
 
         reward.__name__ = name
         return reward
 
     def _score(
-        self,
-        completions: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
-        problem: Sequence[int],
+        self, completions: Sequence[str], lengths: Sequence[int], problem: Sequence[int]
     ) -> None:
         if completions is self._batch:
             return
         problems = [self._problems[index] for index in problem]
-        lengths = [len(ids) for ids in completion_ids]
         scores = self._task.score(problems, completions, lengths)
         require_judged(scores.failures, len(completions))
         self._rewards = self._shaping.apply(scores.rewards, lengths, scores.partial)
         self._failures = scores.failures
         self._batch = completions
-
-    def _log_failures(self, name: str, count: int, log_metric: LogMetric) -> None:
-        failed = self._failures.get(name)
-        if failed is None:
-            return
-        # Always logged, because all processes must log the same metrics.
-        log_metric(f"reward/{name}/failed", failed.count / count)
-        if failed.count and name not in self._warned:
-            self._warned.add(name)
-            _log.warning("reward %s raised (reported once): %s", name, failed.first)

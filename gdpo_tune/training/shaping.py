@@ -47,16 +47,12 @@ class Shaping:
     def apply(
         self, rewards: Rewards, lengths: Sequence[int], partial: Rewards | None = None
     ) -> Rewards:
-        """Return the rewards to train on.
+        """Return the rewards to train on, from the task's own and its partial credit, if any.
 
         Every condition reads the task's rewards, with partial credit if that is on, before any
         shape or condition changes them. So the order of conditions does not matter, and a circle of
-        them is allowed. If a is conditioned on b and b on c, then c does not affect a.
-
-        Args:
-            rewards: the task's own, N values each.
-            lengths: N token counts, the end token included.
-            partial: the rewards for which the task gives partial credit, N values each.
+        them is allowed. If a is conditioned on b and b on c, then c does not affect a. `lengths`
+        are N token counts, the end token included.
         """
         if self.partial_credit:
             rewards = {**rewards, **(partial or {})}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,31 +102,25 @@ class StepReporter(TrainerCallback):
     evaluator: Evaluator
     clock: Clock
     report: Report
-    start: Checkpoint | None
-    """Checkpoint from which this run resumes."""
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Result of the latest evaluation."""
     checkpoint: Path | None = None
     """The newest checkpoint."""
 
     def __post_init__(self) -> None:
-        self._passes: list[dict[str, float]] = []
+        self._passes: dict[str, list[float]] = defaultdict(list)
         self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the measurement at the checkpoint from which this run resumes, if any."""
-        if self.start is not None:
-            report_again(self.start, self.report)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Collect metrics: TRL logs after each optimizer pass, and a summary without a loss."""
         state.log_history.clear()  # or every checkpoint would hold the whole history again
         if logs is None or "loss" not in logs:
             return
-        self._passes.append(select_metrics(logs))
+        for name, value in select_metrics(logs).items():
+            self._passes[name].append(value)
         step, rest = divmod(state.global_step, self.trainer.num_iterations)
         if rest == 0:
-            metrics = _average(self._passes)
+            metrics = {name: float(np.mean(values)) for name, values in self._passes.items()}
             self._passes.clear()
             self._end_step(step, metrics)
 
@@ -176,10 +171,7 @@ class StepReporter(TrainerCallback):
     def _fill(self, directory: Path, states: Sequence[RandomState], *, last: bool) -> None:
         """Write what `Trainer.train(resume_from_checkpoint=...)` reads, and the prompt format.
 
-        Args:
-            directory: exists and is empty.
-            states: one for each process of the trial, in the order of their ranks.
-            last: True at the end of the training.
+        `directory` exists and is empty; `states` are in the order of the processes' ranks.
         """
         trainer: Any = self.trainer  # TRL declares as optional what exists during training
         save_policy(self.trainer.policy, directory, last=last)
@@ -193,29 +185,11 @@ class StepReporter(TrainerCallback):
         self.evaluator.cache.prompts.save(directory)
 
 
-def report_again(start: Checkpoint, report: Report) -> None:
-    """Report the measurement at the checkpoint from which a run resumes, if there was one.
-
-    The process may have been killed before the first report arrived.
-    """
-    if start.validation:
-        report(Measurement(start.step, {}, start.cost, start.validation), start.path)
-
-
 def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     """Select the metrics of one pass: `_RENAMED` and `compute_reward_metrics`, after `train/`."""
     renamed = {f"train/{new}": logs[old] for old, new in _RENAMED.items() if old in logs}
     ours = {f"train/{name}": value for name, value in logs.items() if name.startswith("reward/")}
     return {name: float(value) for name, value in {**renamed, **ours}.items() if value is not None}
-
-
-def _average(passes: list[dict[str, float]]) -> dict[str, float]:
-    """Average every metric over the optimizer passes that have it."""
-    names = dict.fromkeys(name for metrics in passes for name in metrics)
-    return {
-        name: float(np.mean([metrics[name] for metrics in passes if name in metrics]))
-        for name in names
-    }
 
 
 def _read_random_state() -> RandomState:

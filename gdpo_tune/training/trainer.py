@@ -48,16 +48,10 @@ class GDPOTrainer(MicroBatchTrainer):
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
         **arguments: Any,
     ) -> None:
-        """Build the trainer.
+        """Build the trainer from K reward functions and TRL's `arguments`.
 
-        Args:
-            normalization: mode of the advantages.
-            reward_funcs: K functions in TRL's form.
-            gamma: as in `compute_advantages`.
-            baseline: as in `compute_advantages`.
-            ranges: as in `compute_advantages`.
-            encode: maps prompts to the tokens that the policy reads; None: the tokenizer does.
-            arguments: TRL's.
+        `normalization` (the mode), `gamma`, `baseline` and `ranges` are as in `compute_advantages`.
+        `encode` maps prompts to the tokens that the policy reads; None: the tokenizer does.
         """
         self._compute_advantages = functools.partial(
             compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
@@ -137,13 +131,7 @@ class GDPOTrainer(MicroBatchTrainer):
 def compute_reward_metrics(
     rewards: Tensor, weights: Tensor, group_size: int, names: Sequence[str]
 ) -> dict[str, float]:
-    """Compute the metrics of each reward in one generation batch.
-
-    Args:
-        rewards: [N, K], NaN = not scored.
-        weights: [K].
-        group_size: G, divides N.
-        names: K names.
+    """Compute the metrics of each of K rewards [N, K] in one generation batch; NaN = not scored.
 
     Returns:
         `reward/<name>/mean` and `.../std` over the scored completions; `.../dead_groups`, the share

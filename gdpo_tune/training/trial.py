@@ -15,17 +15,16 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import Cost, Outcome, Report, TrialConfig
+from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import load_adapter
-from gdpo_tune.training.moving_parameters import MovingParameters
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.rollout import choose_held_out_sampler
-from gdpo_tune.training.step_reporter import Clock, StepReporter, report_again
+from gdpo_tune.training.step_reporter import Clock, StepReporter
 from gdpo_tune.training.worker_cache import WorkerCache, open_worker_cache
 
 
@@ -37,8 +36,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     directory if one was just written. `report` may end the trial by raising. `SystemExit` passes
     through once a checkpoint of the step just done is on disk.
 
-    A run that resumes from a checkpoint with an evaluation reports that measurement again, without
-    step metrics, because an earlier process may have been killed before its report arrived.
+    A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
+    again, without step metrics.
 
     Several processes that were launched as one group (see `ranks`) train one policy together. Each
     calls this function with the same arguments, samples and scores its part of every step and of
@@ -47,11 +46,6 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
 
     Step metrics are those of `step_reporter.select_metrics` and `gpu.read_gpu_metrics`, and
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
-
-    Args:
-        config: decides the trial.
-        resume: a checkpoint of the same trial from which to continue.
-        report: gets the measurement of every step.
 
     Raises:
         TrialFailure: the trial cannot go on, such as `NonFiniteError`; its message is the reason.
@@ -71,19 +65,18 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         steps = config.training.steps if config.train else 0
         before = Cost() if start is None else start.cost
         clock = Clock(before, config.training.completions_per_step)
+        if start is not None and start.validation:
+            # An earlier process may have been killed before its report arrived.
+            report(Measurement(start.step, {}, start.cost, start.validation), start.path)
         if config.train and (start is None or start.step < steps):
             trainer, sampler = build_trainer(config, cache)
             evaluator = Evaluator(config, cache, sampler)
-            if config.schedule:
-                trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
-            reporter = StepReporter(config, trainer, evaluator, clock, report, start)
+            reporter = StepReporter(config, trainer, evaluator, clock, report)
             trainer.add_callback(reporter)
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
             model, validation = trainer.policy, reporter.validation
             checkpoint = reporter.checkpoint
         else:
-            if start is not None:
-                report_again(start, report)
             model = _load_without_training(config, cache, start)
             evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
             validation = evaluator.evaluate(model, "validation", steps)

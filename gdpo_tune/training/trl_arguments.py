@@ -24,12 +24,7 @@ _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": 
 def build_trainer_arguments(
     config: TrialConfig, rewards: tuple[str, ...], engine: Mapping[str, Any] | None = None
 ) -> GRPOConfig:
-    """Build TRL's arguments.
-
-    Args:
-        config: of the trial.
-        rewards: names in the order of the weights.
-        engine: further arguments, for the engine that samples.
+    """Build TRL's arguments; `engine` are further ones, for the engine that samples.
 
     Raises:
         TrialFailure: the completions of a step do not divide into groups, among the processes or
@@ -40,7 +35,7 @@ def build_trainer_arguments(
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
     weights = config.reward_weights()
-    at_once, parts = _divide_step(config)
+    size, parts = _divide_step(config)
     return GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
@@ -57,7 +52,7 @@ def build_trainer_arguments(
         reward_weights=[weights[name] for name in rewards],
         # The settings that all trials share.
         max_steps=settings.steps * passes,
-        per_device_train_batch_size=at_once,
+        per_device_train_batch_size=size,
         # This is also the number of micro-batches for which TRL samples once.
         gradient_accumulation_steps=parts,
         max_completion_length=settings.max_completion_length,
@@ -69,7 +64,7 @@ def build_trainer_arguments(
         # TRL's defaults cost time on a CPU (half precision, recomputation), shuffle prompts in a
         # way that a resumed run cannot repeat, and write files and lines.
         bf16=computes_in_bfloat16(config.model),
-        gradient_checkpointing=recomputes(config.model.gradient_checkpointing, on_gpu=on_gpu),
+        gradient_checkpointing=recomputes_activations(config.model),
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
         shuffle_dataset=False,
@@ -96,9 +91,11 @@ def choose_weights_dtype(settings: ModelSettings) -> torch.dtype:
     return torch.bfloat16 if frozen and computes_in_bfloat16(settings) else torch.float32
 
 
-def recomputes(choice: str, *, on_gpu: bool) -> bool:
-    """Return whether the backward pass recomputes activations, by `gradient_checkpointing`."""
-    return on_gpu if choice == "auto" else choice == "on"
+def recomputes_activations(settings: ModelSettings) -> bool:
+    """Return whether the backward pass of a trial in this process recomputes activations."""
+    if settings.gradient_checkpointing == "auto":
+        return torch.cuda.is_available()
+    return settings.gradient_checkpointing == "on"
 
 
 def count_prompts_per_step(config: TrialConfig) -> int:

@@ -56,10 +56,7 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
 def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) -> Generator[None]:
     """Prepare for a trainer that the block builds and that starts an engine in this process.
 
-    Args:
-        config: of the trial.
-        model: its policy, on a CPU or GPU.
-        arguments: TRL's.
+    `model` is the policy, on a CPU or GPU; `arguments` are TRL's.
     """
     trl_vllm: Any = import_module("trl.generation.vllm_generation")
     plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
@@ -86,11 +83,7 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
 
 
 class ColocatedEngine:
-    """Engine that TRL started in this process, for held-out evaluation.
-
-    Args:
-        trainer: a `GRPOTrainer` with `use_vllm` and `vllm_mode` "colocate".
-    """
+    """Engine that TRL started in this process ("colocate"), for held-out evaluation."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -106,7 +99,10 @@ class ColocatedEngine:
     ) -> list[list[int]]:
         """Sample with the trainer's present weights; see `rollout.Generate`."""
         vllm: Any = import_module("vllm")
-        self._sync()
+        step = self._trainer.state.global_step
+        if self._trainer._last_loaded_step != step:  # TRL and evaluations send weights once a step
+            self._trainer.vllm_generation.sync_weights()
+            self._trainer._last_loaded_step = step
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
         settings = [
             vllm.SamplingParams(
@@ -120,13 +116,6 @@ class ColocatedEngine:
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self._trainer.vllm_generation.llm.generate(inputs, settings, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
-
-    def _sync(self) -> None:
-        """Send the weights of this step, unless TRL or an evaluation has sent them."""
-        step = self._trainer.state.global_step
-        if self._trainer._last_loaded_step != step:
-            self._trainer.vllm_generation.sync_weights()
-            self._trainer._last_loaded_step = step
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""

@@ -78,11 +78,8 @@ class WorkerCache:
         Raises:
             DataError: more than half of the prompts are too long.
         """
-        if split not in self._splits:
-            self._splits[split] = self._read_split(split)
-        return self._splits[split]
-
-    def _read_split(self, split: Split) -> ProblemSet:
+        if split in self._splits:
+            return self._splits[split]
         count: int = getattr(self.config.training, f"{split}_prompts")
         problems = self.task.problems(split, count, _PROBLEM_SEED)
         prompts = self.prompts.encode([problem.prompt for problem in problems])
@@ -102,7 +99,9 @@ class WorkerCache:
                 "%d of %d %s prompts are left out: more than data.max_prompt_length = %d tokens"
             )
             _LOGGER.warning(message, left_out, count, split, limit)
-        return ProblemSet([problems[row] for row in short], [prompts[row] for row in short])
+        chosen = ProblemSet([problems[row] for row in short], [prompts[row] for row in short])
+        self._splits[split] = chosen
+        return chosen
 
 
 _cache: WorkerCache | None = None

@@ -154,7 +154,7 @@ def test_waiting_for_a_queued_run_ends_when_it_is_skipped(tmp_path, how):
     assert status == (5 if policy == "queue" else 3)
     assert len(done) == 1
     context = scene.open()
-    assert context.state.run_for(later) is None
+    assert context.state.find_run(later) is None
     assert context.state.queued == (None if policy == "queue" else later + timedelta(minutes=1))
 
 

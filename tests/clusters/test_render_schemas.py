@@ -276,7 +276,7 @@ def test_timers_elapse_when_the_line_is_due(tmp_path, line):
     text = LOCAL.replace("30 2 * * 1-5", line).replace("Europe/Berlin", zone)
     timer = render(scheduled(tmp_path, text), "systemd")["gdpo-nightly.timer"]
     count, start = 60, datetime(2026, 1, 1, tzinfo=UTC)
-    due = CronSchedule(cron=line, timezone=zone).times_after(start)
+    due = CronSchedule(cron=line, timezone=zone).iterate_times(start)
     found = sorted({each for event in events_of(timer) for each in elapses(event, count)})
     assert found[:count] == list(itertools.islice(due, count))
 

@@ -47,22 +47,22 @@ def by_real_time(zone: ZoneInfo, hours: range, minutes: range) -> list[datetime]
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize(("hour", "minute"), [(2, 30), (2, 0), (1, 30), (0, 0), (3, 0), (23, 59)])
 def test_a_fixed_time_follows_the_wall_clock(zone, hour, minute):
-    found = CronSchedule(cron=f"{minute} {hour} * * *", timezone=zone).times_between(*YEAR)
+    found = CronSchedule(cron=f"{minute} {hour} * * *", timezone=zone).list_times(*YEAR)
     assert found == by_the_wall(ZoneInfo(zone), hour, minute)
 
 
 @pytest.mark.parametrize("zone", ZONES)
 def test_a_line_with_stars_follows_real_time(zone):
-    half_hours = CronSchedule(cron="*/30 * * * *", timezone=zone).times_between(*YEAR)
+    half_hours = CronSchedule(cron="*/30 * * * *", timezone=zone).list_times(*YEAR)
     assert half_hours == by_real_time(ZoneInfo(zone), range(24), range(0, 60, 30))
     if zone == "Australia/Lord_Howe":
         return  # shifts by half an hour, which cronsim's walk by hours steps over: see `cron`
-    quarters = CronSchedule(cron="15 */6 * * *", timezone=zone).times_between(*YEAR)
+    quarters = CronSchedule(cron="15 */6 * * *", timezone=zone).list_times(*YEAR)
     assert quarters == by_real_time(ZoneInfo(zone), range(0, 24, 6), range(15, 16))
 
 
 def test_saturdays():
-    found = CronSchedule(cron="0 20 * * 6", timezone="Europe/Berlin").times_between(*YEAR)
+    found = CronSchedule(cron="0 20 * * 6", timezone="Europe/Berlin").list_times(*YEAR)
     assert found == by_the_wall(ZoneInfo("Europe/Berlin"), 20, 0, "5")
     assert len(found) == 52
 
@@ -72,7 +72,7 @@ def test_two_times_in_the_missing_hour_are_one():
     berlin = CronSchedule(cron="0,30 2,3 * * *", timezone="Europe/Berlin")
     hours = [1, 1.5]  # 03:00 and 03:30 of summer; 02:00 and 02:30 would be 03:00
     expected = [night + timedelta(hours=hour) for hour in hours]
-    assert berlin.times_between(night, night + timedelta(hours=12)) == expected
+    assert berlin.list_times(night, night + timedelta(hours=12)) == expected
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/New_York"])
@@ -86,22 +86,24 @@ def test_where_the_search_begins_makes_no_difference(zone):
     for month, day in nights:
         start = datetime(2026, month, day, 12 if zone != "America/New_York" else 0, tzinfo=UTC)
         end = start + timedelta(hours=24)
-        whole = schedule.times_between(start, end)
+        whole = schedule.list_times(start, end)
         cuts = [start + timedelta(minutes=7) * number for number in range(24 * 60 // 7)]
-        parts = [schedule.times_between(a, b) for a, b in itertools.pairwise([*cuts, end])]
+        parts = [schedule.list_times(a, b) for a, b in itertools.pairwise([*cuts, end])]
         assert list(itertools.chain(*parts)) == whole
         assert len(whole) == len(set(whole))
 
 
 def test_the_last_time_before_a_moment():
     schedule = CronSchedule(cron="30 2 * * *", timezone="Europe/Berlin")
-    assert schedule.last_time(datetime(2026, 3, 29, 0, 59, tzinfo=UTC)) == datetime(
+    assert schedule.find_last_time(datetime(2026, 3, 29, 0, 59, tzinfo=UTC)) == datetime(
         2026, 3, 28, 1, 30, tzinfo=UTC
     )
     at = datetime(2026, 3, 29, 1, tzinfo=UTC)
-    assert schedule.last_time(at) == at
+    assert schedule.find_last_time(at) == at
     leap = CronSchedule(cron="0 0 29 2 *")
-    assert leap.last_time(datetime(2027, 1, 1, tzinfo=UTC)) == datetime(2024, 2, 29, tzinfo=UTC)
+    assert leap.find_last_time(datetime(2027, 1, 1, tzinfo=UTC)) == datetime(
+        2024, 2, 29, tzinfo=UTC
+    )
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_an_unreadable_ledger_counts_with_all_that_the_run_may_have_spent(tmp_pa
     for day in range(3):
         scene.at(24 * day + 2)
         scene.at(24 * day + 4)
-    assert scene.context.state.gpu_hours_spent(scene.clock.now) == 40 + 40 + 20
+    assert scene.context.state.sum_gpu_hours(scene.clock.now) == 40 + 40 + 20
     assert scene.at(24 * 3 + 2) == ["skipped"]
 
 
@@ -141,7 +141,7 @@ def test_hours_recorded_by_a_clock_that_was_ahead_are_spent(tmp_path):
     scene = Scene(tmp_path, GPUS + "budget: {gpu_hours_per_30d: 100}\n", a1=Plan(1, 0, 150))
     scene.at(2)
     scene.at(5)
-    assert scene.context.state.gpu_hours_spent(START) == 150
+    assert scene.context.state.sum_gpu_hours(START) == 150
     scene.clock.now = FIRST + timedelta(minutes=30)  # set back
     assert run_by_name(scene.context, scene.clock.now, wait=False) == 4
     assert scene.at(2.6) == []  # and nothing is started twice

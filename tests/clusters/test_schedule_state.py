@@ -47,13 +47,13 @@ def test_a_file_is_created_once(storage: ScheduleStorage):
     with pytest.raises(FileExistsError):
         storage.create("a/b.json", b"second")
     assert storage.read("a/b.json") == b"first"
-    assert storage.names("a") == ["b.json"]
-    assert storage.names("nothing") == []
+    assert storage.list_names("a") == ["b.json"]
+    assert storage.list_names("nothing") == []
     storage.check()
-    assert [name for name in storage.names(".schedule") if "probe" in name] == []
+    assert [name for name in storage.list_names(".schedule") if "probe" in name] == []
     storage.delete("a/b.json")
     storage.delete("a/b.json")
-    assert storage.names("a") == []
+    assert storage.list_names("a") == []
 
 
 def test_a_state_comes_back(storage: ScheduleStorage):
@@ -62,7 +62,7 @@ def test_a_state_comes_back(storage: ScheduleStorage):
     second.refresh()
     assert second.state == first.state
     assert second.state.number == 1
-    assert storage.names(".schedule/nightly") == ["00000001.json"]
+    assert storage.list_names(".schedule/nightly") == ["00000001.json"]
 
 
 def test_the_second_of_two_changes_is_refused_and_sees_the_first(storage: ScheduleStorage):
@@ -79,7 +79,7 @@ def test_the_last_states_are_kept(storage: ScheduleStorage):
     history = ScheduleHistory(storage, "nightly")
     for number in range(KEPT_STATES + 5):
         assert change(history, str(number))
-    names = storage.names(".schedule/nightly")
+    names = storage.list_names(".schedule/nightly")
     assert names == [f"{number:08}.json" for number in range(6, KEPT_STATES + 6)]
 
 
@@ -94,7 +94,7 @@ def test_a_process_that_slept_through_all_kept_states_is_too_late(storage: Sched
     assert not change(sleeper, "from a dream")
     assert sleeper.state == other.state
     assert change(sleeper, "awake")
-    assert min(storage.names(".schedule/nightly")) > "00000002.json"
+    assert min(storage.list_names(".schedule/nightly")) > "00000002.json"
 
 
 @pytest.mark.parametrize(

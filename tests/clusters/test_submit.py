@@ -128,20 +128,20 @@ def test_the_exit_status_is_that_of_the_job(head, client, status, code, exit_sta
     client.submit_job(submission_id="x")
     client.end("x", status, code)
     client.logs = [["hello\n"]]
-    assert submit.follow_job(submit.cluster_at(head.url), "x") == exit_status
+    assert submit.follow_job(submit.build_jobs_api(head.url), "x") == exit_status
     ended = capsys.readouterr().err
     assert ended.startswith("the job ended: ") is (status != "SUCCEEDED")
 
 
 def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys):
     client.logs = [[]]
-    assert submit.follow_job(submit.cluster_at(head.url), "gone") == 1
+    assert submit.follow_job(submit.build_jobs_api(head.url), "gone") == 1
     assert "does not know the job any more" in capsys.readouterr().err
 
 
 def test_a_cluster_that_stops_answering_is_given_up_after_a_while(head, client, capsys):
     waits: list[float] = []
-    away = submit.cluster_at("http://127.0.0.1:9")
+    away = submit.build_jobs_api("http://127.0.0.1:9")
     with pytest.raises(BackendUnreachableError):
         submit.follow_job(away, "x", sleep=waits.append)
     assert sum(waits) == submit.PATIENCE
@@ -205,7 +205,7 @@ def test_rays_client_gets_the_address_that_was_given(monkeypatch):
         return "client"
 
     monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", client)
-    assert submit.cluster_at("http://head:8265/").client() == "client"
+    assert submit.build_jobs_api("http://head:8265/").client() == "client"
     assert seen == [("http://head:8265", None)]
     assert os.environ["RAY_ADDRESS"] == "10.0.0.1:6379"
 

@@ -11,7 +11,7 @@ import pytest
 from gdpo_tune.core.errors import PickError
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.results.pick_language import Bound, Metric, parse_pick
-from gdpo_tune.results.picking import describe_pick, pick_trial
+from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.spec.model import ObjectiveSpec
 from tests.support.analysis import GOALS, trial
 
@@ -176,20 +176,20 @@ def test_a_metric_that_is_no_objective_can_be_picked():
     records = [with_cost(record, 5.0 - record.number) for record in FRONT]
     assert pick_number("min cost", records) == 3
     assert pick_number("max a where cost < 3.5", records) == 2
-    lines = describe_pick(pick_trial(records, SPEC, parse_pick("min cost")), SPEC)
+    lines = pick_trial(records, SPEC, parse_pick("min cost")).lines
     assert lines[0].endswith("trial 3: a 0.100 ± 0.020, b 0.900 ± 0.020, cost 2.000 ± 0.100")
 
 
 def test_a_pick_is_described():
-    lines = describe_pick(pick_trial(RECORDS, SPEC, parse_pick("max a where b >= 0.49")), SPEC)
+    lines = pick_trial(RECORDS, SPEC, parse_pick("max a where b >= 0.49")).lines
     assert lines[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
-    assert lines[1:] == ["provisional: one seed", "b >= 0.49 holds by less than its standard error"]
+    assert lines[1:] == ("provisional: one seed", "b >= 0.49 holds by less than its standard error")
 
 
 def test_the_wrong_end_of_an_objective_is_pointed_out():
     spec: Any = Spec((GOALS[0], Objective("b", "minimize", 1.0)))
     records = [trial(0, 0.9, 0.8), trial(1, 0.5, 0.2)]
     assert pick_number("min b", records, spec) == 1
-    lines = describe_pick(pick_trial(records, spec, parse_pick("max_b")), spec)
+    lines = pick_trial(records, spec, parse_pick("max_b")).lines
     assert "trial 0" in lines[0]
     assert lines[-1] == "b is to be minimized"

@@ -76,7 +76,7 @@ def test_what_shapes_changes_the_identity(load, override):
 
 
 def test_defaults_are_those_of_before(load):
-    assert load().space.later_defaults == LATER
+    assert load().space.omittable == set(LATER)
     complete = load().space.complete_baseline({})
     assert {name: complete[name] for name in LATER} == LATER
 

@@ -149,7 +149,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "epsilon_high": 0.2,
         "loss_type": "dapo",
         "num_iterations": 1,
-        **space.later_defaults,
+        **{name: space.fixed[name] for name in space.omittable},
     }
     assert complete.keys() == list_parameters(code.TASK).keys()
 

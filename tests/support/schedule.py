@@ -70,7 +70,7 @@ class MemoryStorage(ScheduleStorage):
             raise FileExistsError
         self.files[name] = content
 
-    def names(self, directory: str) -> list[str]:
+    def list_names(self, directory: str) -> list[str]:
         prefix = f"{directory}/"
         return sorted(n.removeprefix(prefix) for n in self.files if n.startswith(prefix))
 

@@ -77,7 +77,7 @@ def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, fir
 
 
 def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, monkeypatch):
-    monkeypatch.setattr("gdpo_tune.training.out_of_memory.choose", lambda *_, **__: "vllm")
+    monkeypatch.setattr("gdpo_tune.training.out_of_memory.select_engine", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
     message = list_remedies(dataclasses.replace(config, rollout=settings))
     assert "vllm_memory_share (0.3)" in message

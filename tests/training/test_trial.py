@@ -275,7 +275,7 @@ def test_a_resumed_trial_reports_the_measurement_at_its_checkpoint_again(policy,
     with pytest.raises(SystemExit):
         train(config, resume=None, report=report)
     reports, _ = run(config, resume=find_newest_checkpoint(tmp_path))
-    assert reported[0].validated
+    assert reported[0].has_validation
     again, path = reports[0]
     assert (again.step, again.validation, dict(again.metrics)) == (1, reported[0].validation, {})
     assert path == tmp_path / "checkpoint-1"

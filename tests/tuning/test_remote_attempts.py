@@ -176,7 +176,7 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
 
     monkeypatch.setattr(reporter.tune, "report", hear)
     monkeypatch.setattr(
-        Measurement, "validated", property(lambda measurement: measurement.step == 4)
+        Measurement, "has_validation", property(lambda measurement: measurement.step == 4)
     )
     assert run(tmp_path) == Interrupted()
     assert newest() == "checkpoint-4"

@@ -92,7 +92,7 @@ def build_backend(sweep: ScheduledSweep) -> Backend:
     return registry.load(BACKENDS[settings.kind])(sweep, settings)
 
 
-def jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
+def get_jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
     """Return the directory of a sweep's jobs: below the one of its file, or beside its history."""
     if directory:
         return Path(resolve_path(directory, sweep.root)) / sweep.name

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus
-from gdpo_tune.clusters.outside_calls import address_problem, call_within
+from gdpo_tune.clusters.outside_calls import call_within, find_address_problem
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.object_store import is_url
 
@@ -49,7 +49,7 @@ class JobsApi:
 
     def __post_init__(self) -> None:
         """Raise a `BackendError` for an address or a token that cannot be used."""
-        problem = address_problem(self.address)
+        problem = find_address_problem(self.address)
         if problem:
             raise BackendError(
                 f"{self.caller}: the address is not one of a dashboard: {problem}\n"
@@ -130,7 +130,7 @@ class JobsApi:
         )
 
 
-def state_of(job: Any) -> str:
+def read_job_state(job: Any) -> str:
     """Return the state of a job of Ray's client."""
     return str(getattr(job.status, "value", job.status))
 
@@ -143,7 +143,7 @@ def poll_job(client: Any, name: str) -> JobStatus:
         if NO_JOB not in str(error):
             raise
         return JobStatus(running=False, reason="the cluster does not know the job any more")
-    state, message = state_of(job), " ".join((job.message or "").split())
+    state, message = read_job_state(job), " ".join((job.message or "").split())
     if state in ACTIVE:
         return JobStatus(running=True)
     if state == "SUCCEEDED":
@@ -183,7 +183,7 @@ def list_excludes(storage: str, directory: Path) -> list[str]:
     return [*NEVER_SENT, f"/{kept.relative_to(directory)}"]
 
 
-def relative_space(directory: Path, space: Path, caller: str) -> str:
+def locate_space(directory: Path, space: Path, caller: str) -> str:
     """Return the path of the search space in the directory that is sent; refuse one outside it."""
     try:
         return str(space.resolve().relative_to(directory.resolve()))

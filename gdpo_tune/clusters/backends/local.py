@@ -34,7 +34,7 @@ SILENT_SECONDS = 8 * BEAT_SECONDS
 
 def build_backend(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
     """Build the backend of a sweep."""
-    return Local(base.jobs_directory(sweep, settings.folder))
+    return Local(base.get_jobs_directory(sweep, settings.folder))
 
 
 def build_backend_here(sweep: ScheduledSweep) -> Local:
@@ -44,7 +44,7 @@ def build_backend_here(sweep: ScheduledSweep) -> Local:
     gone.
     """
     temporary = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
-    directory = temporary if is_url(sweep.storage) else base.jobs_directory(sweep)
+    directory = temporary if is_url(sweep.storage) else base.get_jobs_directory(sweep)
     return Local(directory, others_are_gone=True)
 
 

@@ -34,7 +34,7 @@ def build_backend(sweep: ScheduledSweep, settings: RayJobBackend) -> RayJobs:
     fix = "write token_env: and the name of a variable that holds the cluster's token"
     api = jobs_api.JobsApi(address, token, CALLER, fix)
     directory = Path(resolve_path(settings.working_dir, sweep.root))
-    space = jobs_api.relative_space(directory, sweep.root / sweep.settings.space, CALLER)
+    space = jobs_api.locate_space(directory, sweep.root / sweep.settings.space, CALLER)
     return RayJobs(api, space, jobs_api.build_runtime_env(directory, sweep.storage, CALLER))
 
 

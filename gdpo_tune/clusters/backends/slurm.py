@@ -51,7 +51,7 @@ class Slurm:
     @property
     def directory(self) -> Path:
         """Directory of all jobs of the sweep."""
-        return base.jobs_directory(self.sweep, self.settings.folder)
+        return base.get_jobs_directory(self.sweep, self.settings.folder)
 
     def check(self) -> None:
         """Ask whether Slurm's controller answers."""

@@ -47,23 +47,7 @@ class Submission:
     """Directory that is sent."""
 
 
-@dataclass
-class LogPrinter:
-    """Prints a job's log once, although each connection sends it from its beginning."""
-
-    printed: int = 0
-    """Characters that were printed."""
-    received: int = 0
-    """Characters of the present connection."""
-
-    def add(self, text: str) -> None:
-        """Print the new part of `text`, the next part of the log."""
-        print(text[max(0, self.printed - self.received) :], end="", flush=True)
-        self.received += len(text)
-        self.printed = max(self.printed, self.received)
-
-
-def cluster_at(address: str) -> jobs_api.JobsApi:
+def build_jobs_api(address: str) -> jobs_api.JobsApi:
     """Return the jobs of the cluster with a dashboard at this address."""
     fix = f"export {ray_access.FILE}=FILE with the cluster's token, or {ray_access.TOKEN}=..."
     return jobs_api.JobsApi(address, ray_access.find_token(os.environ), CALLER, fix)
@@ -83,7 +67,7 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
             f"{CALLER}: following a log needs aiohttp\n"
             "    fix: pip install 'gdpo-tune[cluster]', or add --detach"
         )
-    space = jobs_api.relative_space(submission.directory, submission.space, CALLER)
+    space = jobs_api.locate_space(submission.directory, submission.space, CALLER)
     words = ["python", "-m", "gdpo_tune.sweep", space, *submission.options]
     runtime_env = jobs_api.build_runtime_env(submission.directory, submission.storage, CALLER)
     location = f"{submission.storage}/{submission.sweep}"
@@ -108,7 +92,7 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         raise
 
 
-def lost_tracking(spec: SweepSpec) -> str:
+def explain_lost_tracking(spec: SweepSpec) -> str:
     """Return why the tracking of a job on a cluster would be lost; empty if it would not."""
     uri = spec.tracking.uri
     if not uri.startswith("sqlite:///") or uri.startswith("sqlite:////"):
@@ -123,7 +107,7 @@ def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
         is_ours = (job.metadata or {}).get(METADATA_KEY) == location and job.submission_id
-        if is_ours and jobs_api.state_of(job) in jobs_api.ACTIVE:
+        if is_ours and jobs_api.read_job_state(job) in jobs_api.ACTIVE:
             return str(job.submission_id)
     return None
 
@@ -135,11 +119,10 @@ def follow_job(
 
     A cluster that does not answer for `PATIENCE` is a `BackendUnreachableError`.
     """
-    printer, missed = LogPrinter(), 0.0
+    printed, missed = 0, 0.0
     while True:
-        printer.received = 0
         try:
-            _print_log(api.ask(lambda client: client), name, printer)
+            printed = _print_log(api.ask(lambda client: client), name, printed)
             status = api.ask(lambda client: jobs_api.poll_job(client, name))
         except BackendUnreachableError as error:
             if missed >= PATIENCE:
@@ -156,14 +139,22 @@ def follow_job(
         sleep(RETRY_SECONDS if missed else 0.5)
 
 
-def _print_log(client: Any, name: str, printer: LogPrinter) -> None:
-    """Print a log as it grows, until it ends or the connection breaks."""
+def _print_log(client: Any, name: str, printed: int) -> int:
+    """Print a log as it grows, without its first `printed` characters; return how many are printed.
+
+    Each connection sends the log from its beginning, until it ends or the connection breaks.
+    """
     import aiohttp
 
+    received = 0
+
     async def print_parts() -> None:
+        nonlocal received
         async for text in client.tail_job_logs(name):
-            printer.add(text)
+            print(text[max(0, printed - received) :], end="", flush=True)
+            received += len(text)
 
     # Ray's errors are RuntimeErrors; the state of the job shows which case it is
     with suppress(aiohttp.ClientError, OSError, RuntimeError):
         asyncio.run(print_parts())
+    return max(printed, received)

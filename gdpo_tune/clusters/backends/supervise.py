@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 import psutil
@@ -63,7 +62,9 @@ def supervise(directory: Path, ready: int) -> None:
             return
         job = json.loads((directory / JOB).read_bytes())
         with subprocess.Popen(job["command"], cwd=job["root"], stdin=subprocess.DEVNULL) as sweep:
-            forward_signals(sweep)
+            for number in (signal.SIGTERM, signal.SIGINT):  # from a machine that shuts down
+                signal.signal(number, lambda received, _: sweep.send_signal(received))
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             processes = [psutil.Process(), psutil.Process(sweep.pid)]
             pids = [(process.pid, process.create_time()) for process in processes]
             state = {"machine": socket.gethostname(), "processes": pids}
@@ -94,17 +95,6 @@ def take_lock(lock: TextIO, state: Path) -> bool:
         else:
             return not state.exists()
     return False
-
-
-def forward_signals(sweep: subprocess.Popen[bytes]) -> None:
-    """Pass SIGTERM and SIGINT on to the sweep, for a machine that shuts down."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        sweep.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

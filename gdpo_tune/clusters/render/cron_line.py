@@ -85,7 +85,7 @@ def find_skipped_days(request: RenderRequest) -> list[date]:
         end = begin + timedelta(days=1)
         if begin.astimezone(zone).utcoffset() == end.astimezone(zone).utcoffset():
             continue
-        for due in schedule.times_between(begin, end):
+        for due in schedule.list_times(begin, end):
             local = due.astimezone(zone)
             if local.hour not in parsed.hours or local.minute not in parsed.minutes:
                 days.append(local.date())

@@ -120,13 +120,11 @@ class MicroBatchTrainer(GRPOTrainer):
     ) -> Tensor:
         """Return TRL's loss of a micro-batch; the losses of a step add up."""
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
-        return self._weigh(loss, *inputs[_SHARES]) if _SHARES in inputs else loss
-
-    def _weigh(self, loss: Tensor, own: float, of_all: float) -> Tensor:
-        """Weigh a micro-batch by its tokens, so that averages over micro-batches are over tokens.
-
-        Of the losses, only `bnpo` is a mean over the tokens of a process in the step.
-        """
+        if _SHARES not in inputs:
+            return loss
+        # A micro-batch weighs by its tokens, so that averages over micro-batches are over tokens.
+        # Of the losses, only `bnpo` is a mean over the tokens of a process in the step.
+        own, of_all = inputs[_SHARES]
         for name in _TOKEN_MEANS:
             if name in self._metrics["train"]:
                 self._metrics["train"][name][-1] *= of_all

@@ -23,16 +23,11 @@ PLACE = "place"
 
 
 def order_by_length(prompts: Sequence[int], completions: Sequence[int], size: int) -> list[int]:
-    """Order completions so that micro-batches hold few positions, longest first.
+    """Order n completions by length, so that micro-batches of `size` B hold few positions.
 
     The order is the best of three: by completion, by prompt, and by their sum. Both are padded
     apart, and the data decide which varies more. The longest come first, so that memory that does
     not suffice runs out at once.
-
-    Args:
-        prompts: n lengths.
-        completions: n lengths.
-        size: B, completions of a micro-batch; divides n.
     """
     rows = range(len(prompts))
     orders = [
@@ -48,12 +43,8 @@ def order_by_group(
 ) -> list[int]:
     """Order completions by prompt, for a forward pass that computes each prompt once.
 
-    The longest group comes first, and in it the longest completion.
-
-    Args:
-        prompts: n lengths.
-        completions: n lengths, those of one prompt adjacent.
-        group_size: completions of one prompt; divides n.
+    The longest group comes first, and in it the longest completion. `prompts` and `completions`
+    are n lengths, those of one group adjacent.
     """
     groups = [row // group_size for row in range(len(prompts))]
     totals = [prompts[first] for first in range(0, len(prompts), group_size)]
@@ -76,11 +67,7 @@ def count_positions(
 
 
 def rearrange(batches: Sequence[Batch]) -> list[Batch]:
-    """Fill micro-batches of the same size in the order of `PLACE` and cut their padding.
-
-    Args:
-        batches: M micro-batches that hold the completions in any order.
-    """
+    """Fill M micro-batches of the same size in the order of `PLACE` and cut their padding."""
     order = torch.cat([batch[PLACE] for batch in batches]).argsort().chunk(len(batches))
     whole = {
         name: torch.cat([batch[name] for batch in batches]) if value.dim() else value

@@ -52,18 +52,22 @@ def compute_log_probs(
         both [N, C], 0 at padding.
     """
     packed = _pack(input_ids, attention_mask, completion_width)
+    segments = torch.tensor(packed.segments)  # [R, S]
+    own = segments[:, :, None] == segments[:, None, :]
+    # [R, S, S]: a token sees what precedes it in its prompt and completion.
+    mask = (own | (segments[:, None, :] == 0)).tril()
     rows = model.model(
         input_ids=torch.tensor(packed.tokens),
         position_ids=torch.tensor(packed.positions),
-        attention_mask=_build_mask(torch.tensor(packed.segments))[:, None],
+        attention_mask=mask[:, None],
         use_cache=False,
     ).last_hidden_state
     predicting = rows.flatten(0, 1)[torch.tensor(packed.sources)]
     logits = model.lm_head(predicting) / temperature
-    every = logits.log_softmax(dim=-1)
-    chosen = every.gather(1, torch.tensor(packed.targets)[:, None])[:, 0]
+    log_probs = logits.log_softmax(dim=-1)
+    chosen = log_probs.gather(1, torch.tensor(packed.targets)[:, None])[:, 0]
     with torch.no_grad():
-        entropies = -(every.exp() * every).sum(dim=-1)
+        entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
     slots = (torch.tensor(packed.slots),)
     shape = (len(input_ids), completion_width)
     return (
@@ -90,14 +94,7 @@ class _Packed:
     def append(
         self, prompt: Sequence[int], completions: dict[int, list[int]], width: int, slots: int
     ) -> None:
-        """Append a row.
-
-        Args:
-            prompt: its tokens.
-            completions: number of a completion of that prompt -> its tokens.
-            width: S.
-            slots: C.
-        """
+        """Append a row of `width` S; `completions` are by number, each of at most `slots` C."""
         start = len(self.tokens) * width
         tokens = list(prompt)
         positions = list(range(len(prompt)))
@@ -139,11 +136,3 @@ def _pack(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> _
     for prompt, part in rows:
         packed.append(prompt, part, width, completion_width)
     return packed
-
-
-def _build_mask(segments: Tensor) -> Tensor:
-    """Build [R, S, S] from [R, S]: a token sees what precedes it in its prompt and completion."""
-    width = segments.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    same = segments[:, :, None] == segments[:, None, :]
-    return causal & (same | (segments[:, None, :] == 0))

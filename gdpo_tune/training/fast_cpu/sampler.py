@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from gdpo_tune.training.fast_cpu.llama import KeyValueCache, Llama
 
 
+@torch.no_grad()
 def sample(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -26,7 +27,7 @@ def sample(
     end_tokens: Sequence[int],
     generator: torch.Generator | None = None,
 ) -> list[list[int]]:
-    """Sample B completions.
+    """Sample B completions, each up to and including its end token.
 
     Args:
         model: a policy that `is_small_llama` accepts.
@@ -35,16 +36,40 @@ def sample(
         temperature: None takes the most likely token.
         end_tokens: each ends a completion.
         generator: source of randomness; None is the global one.
-
-    Returns:
-        B completions, each up to and including its end token.
     """
+    llama = Llama(model)
     distinct: dict[tuple[int, ...], int] = {}
     rows = torch.tensor([distinct.setdefault(tuple(p), len(distinct)) for p in prompts])
-    ends = torch.tensor(end_tokens)
-    with torch.no_grad():
-        llama = Llama(model)
-        tokens = _decode(llama, list(distinct), rows, max_new_tokens, temperature, ends, generator)
+    unique, present = pad_left(list(distinct), 0)
+    width, lengths = unique.shape[1], present.sum(dim=1)
+    cos, sin = llama.compute_angles(width + max_new_tokens)
+    cache = KeyValueCache(llama, len(distinct), width + max_new_tokens)
+    hidden = _read_prompts(llama, unique, present, (cos, sin), cache)
+
+    hidden, lengths = hidden[rows], lengths[rows]
+    cache.select(rows)
+    cache.used = width
+    visible = torch.arange(width + max_new_tokens) >= (width - lengths)[:, None]
+    tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long)
+    live = torch.arange(len(rows))
+    ends, ended = torch.tensor(end_tokens), torch.zeros(len(rows), dtype=torch.bool)
+    for step in range(max_new_tokens):
+        drawn = _draw(llama.compute_logits(hidden), temperature, generator)
+        tokens[live, step] = drawn
+        ended |= torch.isin(drawn, ends)
+        finished = int(ended.sum())
+        if finished == len(live) or step == max_new_tokens - 1:
+            break
+        # Copying the cache takes about as long as a step, so rows are dropped several at a time.
+        if finished > len(live) // 8:
+            kept = (~ended).nonzero()[:, 0]
+            live, drawn, lengths, visible = live[kept], drawn[kept], lengths[kept], visible[kept]
+            ended = ended[kept]
+            cache.select(kept)
+        cache.mask = visible[:, None, None, : cache.used + 1]
+        position = (lengths + step)[:, None]
+        hidden = llama.forward(drawn[:, None], (cos[position], sin[position]), cache)
+        cache.used += 1
     return [cut_after_end(row, end_tokens) for row in tokens.tolist()]
 
 
@@ -63,49 +88,6 @@ def cut_after_end(tokens: list[int], end_tokens: Sequence[int]) -> list[int]:
     for position, token in enumerate(tokens):
         if token in end_tokens:
             return tokens[: position + 1]
-    return tokens
-
-
-def _decode(
-    llama: Llama,
-    distinct: list[tuple[int, ...]],
-    rows: Tensor,
-    max_new_tokens: int,
-    temperature: float | None,
-    end_tokens: Tensor,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """Draw tokens [B, max_new_tokens]; what follows an end token is arbitrary."""
-    prompts, present = pad_left(distinct, 0)
-    width, lengths = prompts.shape[1], present.sum(dim=1)
-    cos, sin = llama.compute_angles(width + max_new_tokens)
-    cache = KeyValueCache(llama, len(distinct), width + max_new_tokens)
-    hidden = _read_prompts(llama, prompts, present, (cos, sin), cache)
-
-    hidden, lengths = hidden[rows], lengths[rows]
-    cache.select(rows)
-    cache.used = width
-    visible = torch.arange(width + max_new_tokens) >= (width - lengths)[:, None]
-    tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long)
-    live = torch.arange(len(rows))
-    ended = torch.zeros(len(rows), dtype=torch.bool)
-    for step in range(max_new_tokens):
-        drawn = _draw(llama.compute_logits(hidden), temperature, generator)
-        tokens[live, step] = drawn
-        ended |= torch.isin(drawn, end_tokens)
-        finished = int(ended.sum())
-        if finished == len(live) or step == max_new_tokens - 1:
-            break
-        # Copying the cache takes about as long as a step, so rows are dropped several at a time.
-        if finished > len(live) // 8:
-            kept = (~ended).nonzero()[:, 0]
-            live, drawn, lengths, visible = live[kept], drawn[kept], lengths[kept], visible[kept]
-            ended = ended[kept]
-            cache.select(kept)
-        cache.mask = visible[:, None, None, : cache.used + 1]
-        position = (lengths + step)[:, None]
-        hidden = llama.forward(drawn[:, None], (cos[position], sin[position]), cache)
-        cache.used += 1
     return tokens
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.load import expand_directory
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.spec.warm_start import expand_directory
 
 
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
