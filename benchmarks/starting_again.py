@@ -29,7 +29,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray.messages import Setup
-from gdpo_tune.tuning.schedulers import asha
+from gdpo_tune.tuning.schedulers.asha import Asha
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.schedulers.rungs import Variant
 from gdpo_tune.tuning.search import quasi_random
@@ -46,7 +46,7 @@ class KilledSweep:
 
     def __init__(self, ledger: Ledger, slots: int) -> None:
         self._ledger, self._slots = ledger, slots
-        self._scheduler = asha.build(ledger)
+        self._scheduler = Asha(ledger)
         self._rng = np.random.default_rng(0)
         self._clock = 0.0
         self._running: list[tuple[float, int, int]] = []
@@ -117,11 +117,11 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Seconds by part of a start."""
     with Ledger.open(spec) as ledger:
-        scheduler = asha.build(ledger)
+        scheduler = Asha(ledger)
         _, of_scheduler = timed(RungDecisions(ledger, scheduler).restore)
     ledger, of_ledger = timed(lambda: Ledger.open(spec))
     with ledger:
-        scheduler = asha.build(ledger)
+        scheduler = Asha(ledger)
         setup = Setup("none:none", ledger.directory / SPEC)
         searcher, of_searcher = timed(
             lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)

@@ -161,13 +161,13 @@ SAMPLERS: dict[str, SamplerInfo] = {
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {
-    "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.base:build", "every trial to its end"),
+    "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.base:Scheduler", "every trial to its end"),
     "asha": SchedulerInfo(
-        "gdpo_tune.tuning.schedulers.asha:build",
+        "gdpo_tune.tuning.schedulers.asha:Asha",
         "successive halving by dominance: trials that others dominate end at the next rung",
     ),
     "pbt": SchedulerInfo(
-        "gdpo_tune.tuning.schedulers.pbt:build",
+        "gdpo_tune.tuning.schedulers.pbt:Pbt",
         "a population whose weights and learning rate move: the last take over from the first",
     ),
 }

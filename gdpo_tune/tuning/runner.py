@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
@@ -21,7 +27,6 @@ from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
-from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
@@ -32,13 +37,14 @@ from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 if TYPE_CHECKING:
     from ray.tune import Callback, Stopper, Tuner
 
-    from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.schedulers.base import Scheduler
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 TRAIN = "gdpo_tune.training:train"
 RAY = "ray"
 """In the sweep's directory: working directory of Ray; deleted at the end."""
+PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session records."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,7 @@ class SweepResult:
 
 
 def run_sweep(
-    spec: SweepSpec,
-    *,
-    fresh: bool = False,
-    listeners: Sequence[Listener] = (),
-    train: str = TRAIN,
+    spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = TRAIN
 ) -> SweepResult:
     """Run, continue or extend a sweep until nothing is left to do.
 
@@ -106,11 +108,8 @@ def run_sweep(
         if not interrupted:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
-        reason = (
-            ""
-            if interrupted
-            else explain_end(spec, records, compute_hours(ledger.get_sessions(), records))
-        )
+        hours = compute_hours(ledger.get_sessions(), records)
+        reason = "" if interrupted else explain_end(spec, records, hours)
         emit(SweepFinished(records, interrupted, reason))
         return SweepResult(records, interrupted, reason, tuple(ledger.get_sessions()))
 
@@ -127,7 +126,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
             sampler = str(choose_sampler(spec, slots))
             session = ledger.begin_session(started, slots, describe_machine(), sampler)
             emit(SearchStarted(slots, sampler))
-            return _run_tuner(ledger, build_setup(ledger, train, slots), slots, emit, ray_cluster)
+            return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return True
     finally:
@@ -136,13 +135,18 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
 
 
 def _run_tuner(
-    ledger: Ledger, setup: Setup, slots: int, emit: Listener, ray_cluster: cluster.Cluster
+    ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
 ) -> bool:
     """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
     from gdpo_tune.tuning.ray.failures import Attempts
+    from gdpo_tune.tuning.ray.messages import Setup
+    from gdpo_tune.tuning.ray.reporter import choose_interval
     from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
+    spec_file, address = ledger.directory / SPEC, ledger.spec.address
+    each, interval = ledger.spec.resources, choose_interval(slots)
+    setup = Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
     info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(info.target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
@@ -173,16 +177,6 @@ def _run_tuner(
     if searcher.fatal is not None:
         raise searcher.fatal
     return interruption.requested
-
-
-def build_setup(ledger: Ledger, train: str, slots: int) -> Setup:
-    """Return what every trial of this run has in common."""
-    from gdpo_tune.tuning.ray.messages import Setup
-    from gdpo_tune.tuning.ray.reporter import choose_interval
-
-    spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    each, interval = ledger.spec.resources, choose_interval(slots)
-    return Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
 
 
 def build_tuner(
@@ -250,3 +244,37 @@ def find_ending(ledger: Ledger) -> str:
     spec, records = ledger.spec, ledger.get_records()
     hours = compute_hours(ledger.get_sessions(), records, time.time())
     return explain_end(spec, records, hours) if is_finished(spec, records, hours) else ""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return {
+        "git": read_git_revision(),
+        "packages": packages,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def read_git_revision() -> str:
+    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return ""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return described.stdout.strip()

@@ -293,15 +293,15 @@ def begin_population(ledger: Ledger, step: int) -> None:
 
 def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
     spec = population_in(tmp_path, spec)
-    build = registry.load(registry.SCHEDULERS["pbt"].target)
+    scheduler_class = registry.load(registry.SCHEDULERS["pbt"].target)
     with Ledger.open(spec) as ledger:
         begin_population(ledger, STEP)
-        assert build(ledger).find_promotable(alone=True) == 0
+        assert scheduler_class(ledger).find_promotable(alone=True) == 0
         decided = ledger.get_generations()
         assert [generation.step for generation in decided] == [STEP]
         assert [len(generation.exploits) for generation in decided] == [1]
     with Ledger.open(spec) as ledger:
-        scheduler = build(ledger)
+        scheduler = scheduler_class(ledger)
         assert ledger.get_generations() == decided
         assert scheduler.find_promotable() == 0
         assert ledger.get_record(3).lineage[0].donor == 0

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.core.trials import Exploit, Objective
-from gdpo_tune.spec import Choices, Uniform
+from gdpo_tune.spec import Choices, PbtSettings, Uniform
 from gdpo_tune.tuning.schedulers.population import (
-    Exploration,
     MemberStanding,
     compute_crowding,
     decide_exploits,
@@ -39,7 +38,7 @@ START = {
     "reward_weights.length": 1.0,
     "reward_weights.style": 2,
 }
-USUAL = Exploration(0.25, (0.8, 1.25), 0.25, seed=0)
+USUAL = PbtSettings()
 SHARE = st.sampled_from([i / 8 for i in range(9)])
 POPULATIONS = st.lists(
     st.tuples(SHARE, SHARE, st.sampled_from([-1.0, 0.0, 0.5, 2.0])),
@@ -79,11 +78,11 @@ def test_crowding_is_the_share_of_the_range_between_the_neighbours():
 
 @given(POPULATIONS, st.permutations(range(24)), st.sampled_from([0.1, 0.25, 0.5]))
 def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, quantile):
-    exploration = Exploration(quantile, (0.8, 1.25), 0.25, seed=3)
+    settings = PbtSettings(quantile=quantile)
     members = population(rows)
-    exploits = decide_exploits(10, members, TWO, DOMAINS, exploration)
+    exploits = decide_exploits(10, members, TWO, DOMAINS, settings, 3)
     shuffled = [members[i] for i in order if i < len(members)]
-    assert decide_exploits(10, shuffled, TWO, DOMAINS, exploration) == exploits
+    assert decide_exploits(10, shuffled, TWO, DOMAINS, settings, 3) == exploits
     assert numbers(shuffled) == numbers(members)
     ranking = numbers(members)
     count = len(exploits)
@@ -99,7 +98,7 @@ def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, 
 def test_nobody_takes_over_from_someone_who_is_worse(rows):
     members = population(rows)
     by_number = {standing.number: standing for standing in members}
-    for exploit in decide_exploits(10, members, TWO, DOMAINS, USUAL):
+    for exploit in decide_exploits(10, members, TWO, DOMAINS, USUAL, 0):
         (a, b), (c, d) = by_number[exploit.donor].values, by_number[exploit.member].values
         broken = [by_number[n].excess[0] for n in (exploit.donor, exploit.member)]
         donor, taker = (max(value, 0.0) for value in broken)
@@ -112,8 +111,8 @@ def test_decisions_follow_from_seed_and_step_alone():
     members = population([(i / 8, i / 8, 0.0) for i in range(8)])
 
     def rates(step: int, seed: int) -> list[float]:
-        exploration = Exploration(0.5, (0.8, 1.25), 0.25, seed)
-        exploits = decide_exploits(step, members, TWO, DOMAINS, exploration)
+        settings = PbtSettings(quantile=0.5)
+        exploits = decide_exploits(step, members, TWO, DOMAINS, settings, seed)
         return [float(exploit.params["learning_rate"]) for exploit in exploits]
 
     drawn = [rates(step, seed) for step in (10, 20) for seed in (0, 1)]
@@ -125,15 +124,15 @@ def test_decisions_follow_from_seed_and_step_alone():
 def test_values_are_the_donors_and_not_the_members():
     good = MemberStanding(0, (1.0, 0.0), {"learning_rate": 2e-4})
     bad = MemberStanding(1, (0.0, 1.0), {"learning_rate": 9e-4})
-    fixed = Exploration(0.5, (1.0,), 0.0, seed=0)
-    (exploit,) = decide_exploits(5, [good, bad], TWO, DOMAINS, fixed)
+    fixed = PbtSettings(quantile=0.5, factors=(1.0,), resample=0.0)
+    (exploit,) = decide_exploits(5, [good, bad], TWO, DOMAINS, fixed, 0)
     assert exploit == Exploit(1, 0, 5, {"learning_rate": 2e-4})
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.25])
 def test_without_resampling_values_move_by_the_factors(factor: float):
-    exploration = Exploration(0.25, (factor,), 0.0, seed=0)
-    values = explore(START, DOMAINS, exploration, np.random.default_rng(0))
+    settings = PbtSettings(factors=(factor,), resample=0.0)
+    values = explore(START, DOMAINS, settings, np.random.default_rng(0))
     assert values["learning_rate"] == 1e-4 * factor
     assert values["reward_weights.format"] == 0.5 * factor
     up = factor > 1
@@ -142,9 +141,9 @@ def test_without_resampling_values_move_by_the_factors(factor: float):
 
 
 def test_with_resampling_alone_values_cover_their_domains():
-    exploration = Exploration(0.25, (1.25,), 1.0, seed=0)
+    settings = PbtSettings(factors=(1.25,), resample=1.0)
     chance = np.random.default_rng(0)
-    drawn = [explore(START, DOMAINS, exploration, chance) for _ in range(200)]
+    drawn = [explore(START, DOMAINS, settings, chance) for _ in range(200)]
     rates = [values["learning_rate"] for values in drawn]
     assert min(rates) < 2e-5
     assert max(rates) > 5e-4
@@ -165,5 +164,5 @@ def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, 
 
 
 def test_a_population_of_one_or_none_has_nothing_to_decide():
-    assert decide_exploits(1, [], TWO, DOMAINS, USUAL) == ()
-    assert decide_exploits(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL) == ()
+    assert decide_exploits(1, [], TWO, DOMAINS, USUAL, 0) == ()
+    assert decide_exploits(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL, 0) == ()

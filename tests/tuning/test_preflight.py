@@ -95,7 +95,7 @@ def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes,
         ClusterError, match=r"is another directory on node two \(bbbbbbbb\)"
     ) as caught:
         check(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
-    assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
+    assert "fix: --set storage=DIRECTORY, one that is mounted on every node" in str(caught.value)
     assert os.listdir(folder) == []
 
 

@@ -7,6 +7,7 @@ from ray.tune.experiment import Trial
 from gdpo_tune.tuning.schedulers.base import Scheduler
 
 NO_CONTROLLER: Any = None
+NO_LEDGER: Any = None
 
 
 class FakeTrial:
@@ -23,7 +24,7 @@ class FakeTrial:
 
 
 def test_the_first_that_waits_is_next() -> None:
-    scheduler = Scheduler()
+    scheduler = Scheduler(NO_LEDGER)
     running, first, second = FakeTrial(Trial.RUNNING), FakeTrial(), FakeTrial()
     for one in (running, first, second):
         scheduler.on_trial_add(NO_CONTROLLER, one)
@@ -35,7 +36,7 @@ def test_the_first_that_waits_is_next() -> None:
 
 
 def test_a_trial_whose_process_died_is_chosen_again() -> None:
-    scheduler = Scheduler()
+    scheduler = Scheduler(NO_LEDGER)
     one = FakeTrial()
     scheduler.on_trial_add(NO_CONTROLLER, one)
     one.state = Trial.RUNNING
@@ -46,7 +47,7 @@ def test_a_trial_whose_process_died_is_chosen_again() -> None:
 
 
 def test_what_runs_or_has_ended_is_not_looked_at_again() -> None:
-    scheduler = Scheduler()
+    scheduler = Scheduler(NO_LEDGER)
     trials = [FakeTrial(status) for status in (Trial.RUNNING, Trial.TERMINATED) * 50]
     for one in trials:
         scheduler.on_trial_add(NO_CONTROLLER, one)

@@ -26,7 +26,7 @@ from gdpo_tune.tuning.ray.failures import Attempts, describe_error
 from gdpo_tune.tuning.ray.messages import unpack_attempt
 from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.runner import run_sweep
-from gdpo_tune.tuning.search.plan import count_planned, derive_trial_seed, is_finished
+from gdpo_tune.tuning.search.plan import count_planned, derive_seed, is_finished
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
 from tests.support.tuning import measured, outcome, spec_in, trade_off
@@ -170,9 +170,9 @@ def test_a_finished_sweep_has_nothing_more_and_a_larger_budget_extends_it(
 def test_the_seed_of_a_trial_follows_from_the_seed_of_the_search_and_its_number(tmp_path: Path):
     spec = spec_in(tmp_path, QUICK)
     other = spec_in(tmp_path, [*QUICK, "search.seed=1"])
-    assert derive_trial_seed(spec, 3) == 996794743  # printf 0:3 | sha256sum, first 31 bits
-    assert len({derive_trial_seed(s, n) for s in (spec, other) for n in range(100)}) == 200
-    assert all(0 <= derive_trial_seed(spec, n) < 2**31 for n in range(100))
+    assert derive_seed(spec, 3) == 996794743  # printf 0:3 | sha256sum, first 31 bits
+    assert len({derive_seed(s, n) for s in (spec, other) for n in range(100)}) == 200
+    assert all(0 <= derive_seed(spec, n) < 2**31 for n in range(100))
 
 
 @pytest.mark.parametrize(

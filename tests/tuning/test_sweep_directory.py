@@ -10,7 +10,7 @@ import pytest
 from gdpo_tune.core.errors import DirectoryLostError
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.tuning.ray import sweep_directory, trainable
+from gdpo_tune.tuning.ray import trainable
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     AttemptError,
@@ -20,8 +20,8 @@ from gdpo_tune.tuning.ray.messages import (
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.sweep_directory import has_directory, wait_for_directory
+from gdpo_tune.tuning.ray.reporter import Reporter, has_directory
+from gdpo_tune.tuning.ray.trainable import wait_for_directory
 from tests.support.tuning import attempt_at, trial_in
 
 
@@ -67,7 +67,7 @@ def test_it_is_waited_for(attempt: AttemptConfig, spec_file: Path, monkeypatch: 
 def test_it_is_not_waited_for_for_ever(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sweep_directory, "PATIENCE", -1.0)
+    monkeypatch.setattr(trainable, "PATIENCE", -1.0)
     spec_file.unlink()
     with pytest.raises(DirectoryLostError, match=r"is gone.*\n.*fix: mount it again"):
         wait_for_directory(attempt.setup)
@@ -92,7 +92,7 @@ def test_an_attempt_during_which_it_is_away_does_not_count(
 def test_a_directory_that_stays_away_ends_the_sweep(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sweep_directory, "PATIENCE", -1.0)
+    monkeypatch.setattr(trainable, "PATIENCE", -1.0)
     monkeypatch.setattr(trainable, "run_attempt", lambda _: spec_file.unlink())
     result = unpack_message(trainable.run_trial(pack(attempt)))
     assert isinstance(result, Fatal)

@@ -74,9 +74,8 @@ class Cluster:
 def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
     """Start a Ray cluster, or join the one that RAY_ADDRESS names.
 
-    Args:
-        processes: file that remembers the processes of a cluster of our own, some of which may
-            outlive a killed driver. The next start ends them.
+    The file `processes` remembers the processes of a cluster of our own, some of which may outlive
+    a killed driver. The next start ends them.
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.

@@ -145,13 +145,22 @@ class Attempts(Callback):
             if again:
                 self._searcher.record_incident(f"is tried again: {reason}", [name])
         if not again:
-            set_given_up(trial, LOST_AGAIN if cause == "lost" else find_outage(error) or reason)
+            outage = getattr(getattr(error, "cause", None), "outage", None)  # of a store
+            set_given_up(trial, LOST_AGAIN if cause == "lost" else outage or reason)
             history.given_up = trial
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Forget a trial whose end is in the ledger by now."""
+        """Forget a trial whose end is in the ledger by now, and free what Ray would hold of it."""
         self._histories.pop(trial.trial_id, None)
-        empty_trial(trial)
+        # Ray would write all of this to a snapshot that is not read
+        trial.config.clear()
+        trial.evaluated_params.clear()
+        trial.metric_analysis.clear()
+        trial.metric_n_steps.clear()
+        trial.run_metadata.last_result = {"ended": True}  # of an empty one Ray prints a line
+        trial.experiment_tag = ""
+        # A result that was asked for as the process started: to read it would wait for the process.
+        trial._default_result_or_future = None
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Pass on why Ray gives a trial up; its traceback stays beside the trial."""
@@ -196,18 +205,6 @@ def set_given_up(trial: Any, why: str | Exception | None) -> None:
     trial.max_failures = FOR_EVER if why is None else 0
 
 
-def empty_trial(trial: Any) -> None:
-    """Free what Ray would hold of an ended trial, and then write to a snapshot that is not read."""
-    trial.config.clear()
-    trial.evaluated_params.clear()
-    trial.metric_analysis.clear()
-    trial.metric_n_steps.clear()
-    trial.run_metadata.last_result = {"ended": True}  # of an empty one Ray prints a line
-    trial.experiment_tag = ""
-    # A result that was asked for as the process started: to read it would wait for the process.
-    trial._default_result_or_future = None
-
-
 def read_error(trial: Any) -> BaseException | None:
     """Return the error of a Ray trial's last attempt; None if Ray kept none."""
     # Ray's own accessor reads the uploaded copy, which does not exist before a snapshot
@@ -240,9 +237,3 @@ def describe_error(error: BaseException | None) -> str:
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
         return "the trial's process died (killed, out of memory, or crashed)"
     return f"{type(raised).__name__}: {raised}" if raised else "unknown"
-
-
-def find_outage(error: BaseException | None) -> Exception | None:
-    """Return the outage of a store that an attempt ended of; None if it was something else."""
-    raised = error.cause if isinstance(error, RayTaskError) else None
-    return raised.outage if isinstance(raised, AttemptError) else None

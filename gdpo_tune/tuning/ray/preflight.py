@@ -44,10 +44,8 @@ Answers = Mapping[str, NodeAnswer | ClusterError]
 def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswer:
     """Return what is wrong on this node; runs there.
 
-    Args:
-        mark: a file that the driver has written; or the address of an object store.
-        reply: name of the file to write beside the first one.
-        needed: paths that trials need.
+    `mark` is a file that the driver has written, beside which it writes `reply`; or the address of
+    an object store.
     """
     lacks = tuple(path for path in needed if not Path(path).expanduser().exists())
     try:
@@ -133,7 +131,7 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
         raise ClusterError(
             f"storage = {spec.storage}: {directory} is another directory on node "
             f"{', '.join(blind)}, and trials that move between nodes would lose their checkpoints\n"
-            "    fix: --set storage=FOLDER, one that is mounted on every node"
+            "    fix: --set storage=DIRECTORY, one that is mounted on every node"
         )
     if problems:
         raise ClusterError(

@@ -47,6 +47,10 @@ def run_remote_attempt(
     attempt: AttemptConfig, train: Callable[[AttemptConfig, Reporter], TrialResult]
 ) -> TrialResult:
     """Train a trial, with `train`, in a copy of its directory; see `trainable.run_attempt`."""
+
+    def send_notice(text: str) -> None:
+        tune.report(pack(TrialNotice(text)))
+
     trial, directory = attempt.trial, make_attempt_directory()
     local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
@@ -71,11 +75,6 @@ def run_remote_attempt(
         checkpoint = trial.directory / result.outcome.checkpoint.name  # as the driver sees it
         return Finished(replace(result.outcome, checkpoint=checkpoint))
     return result
-
-
-def send_notice(text: str) -> None:
-    """Tell the driver what this trial waits for."""
-    tune.report(pack(TrialNotice(text)))
 
 
 def make_attempt_directory() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,8 @@ from ray import tune
 
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Measurement
-from gdpo_tune.tuning.ray.messages import AttemptConfig, AttemptError, TrialUpdate, pack
+from gdpo_tune.tuning.ray.messages import AttemptConfig, AttemptError, Setup, TrialUpdate, pack
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
-from gdpo_tune.tuning.ray.sweep_directory import has_directory
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
@@ -25,6 +25,20 @@ millisecond of CPU for one where a thousand trials run, see docs/scale.md."""
 def choose_interval(slots: int) -> float:
     """Return the seconds between results of each of so many trials that the driver can handle."""
     return slots / RESULTS_A_SECOND if slots > RESULTS_A_SECOND else 0.0
+
+
+def has_directory(setup: Setup) -> bool:
+    """Return whether this process can write to the sweep's directory, if the sweep has one.
+
+    A lost mount leaves an empty directory behind, in which a trial could continue without anybody
+    ever seeing its files again. So the directory counts only while the sweep's spec is in it.
+    """
+    try:
+        return bool(setup.address) or (
+            setup.spec_file.exists() and os.access(setup.spec_file.parent, os.W_OK)
+        )
+    except OSError:  # of a mount whose server is gone
+        return False
 
 
 class Reporter:

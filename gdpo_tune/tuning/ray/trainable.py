@@ -21,6 +21,7 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import build_disk_full_error, is_disk_full
+from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.core.system import read_machine_memory
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.tuning.ray.messages import (
@@ -30,13 +31,13 @@ from gdpo_tune.tuning.ray.messages import (
     Fatal,
     Finished,
     Interrupted,
+    Setup,
     TrialResult,
     pack,
     unpack_attempt,
 )
 from gdpo_tune.tuning.ray.remote_attempts import run_remote_attempt
-from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.sweep_directory import has_directory, wait_for_directory
+from gdpo_tune.tuning.ray.reporter import Reporter, has_directory
 
 MEMORY_SHARE = 0.6
 """Share of a node's memory that all reused trial processes on it together may grow to."""
@@ -64,6 +65,27 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     except DirectoryLostError as error:
         return pack(Fatal(error))
     raise AttemptError("directory", waited) from cause
+
+
+def wait_for_directory(setup: Setup) -> str:
+    """Wait until the sweep's directory is there again; return what has happened, for a person.
+
+    Raises:
+        DirectoryLostError: it stays away.
+    """
+    from tenacity import RetryError, retry_if_result
+
+    retrying = build_retrying(PATIENCE, retry=retry_if_result(lambda there: not there))
+    try:
+        retrying(has_directory, setup)
+    except RetryError:
+        raise DirectoryLostError(
+            f"{setup.spec_file.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
+            "    fix: mount it again and give the same command again, which goes on from "
+            "the last whole checkpoints"
+        ) from None
+    waited = retrying.statistics["idle_for"]
+    return f"the sweep's directory was away; waited {waited:.0f} s for it"
 
 
 def run_attempt(attempt: AttemptConfig) -> TrialResult:

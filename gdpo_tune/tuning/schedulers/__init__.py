@@ -1,1 +1,1 @@
-"""Schedulers that stop trials early: one file each, with a `build(ledger)`."""
+"""Schedulers that stop trials early: one class each, built from the ledger."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import AshaSettings, SweepSpec
+from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler, read_values
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 
@@ -12,26 +12,20 @@ MAX_NAMED = 3
 """Number of dominating trials that an explanation names."""
 
 
-def build(ledger: Ledger) -> Scheduler:
-    """Build the scheduler of a sweep that stops trials at rungs."""
-    assert isinstance(ledger.spec.search.scheduler, AshaSettings)
-    return Asha(ledger.spec, ledger.spec.search.scheduler)
-
-
 class Asha(Scheduler):
     """Scheduler that compares search trials at rungs; baselines and replicates run to their end."""
 
-    def __init__(self, spec: SweepSpec, settings: AshaSettings) -> None:
-        super().__init__()
-        training = spec.training
-        self._steps = settings.list_rungs(training.steps)
-        self._spec = spec
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._spec, settings = ledger.spec, ledger.spec.search.scheduler
+        assert isinstance(settings, AshaSettings)
+        self._steps = settings.list_rungs(self._spec.training.steps)
         self._rungs = Rungs(
-            spec.list_objectives(),
-            [step * training.completions_per_step for step in self._steps],
+            self._spec.list_objectives(),
+            [step * self._spec.training.completions_per_step for step in self._steps],
             settings.reduction_factor,
             settings.variant,
-            len(spec.constraints),
+            len(self._spec.constraints),
         )
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ while it writes its checkpoint. So to Ray every scheduler is first in, first out
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler
@@ -22,11 +24,21 @@ class Scheduler(FIFOScheduler):
 
     promotes_beyond_budget = False
     """True if waiting trials go on when the budget is spent, as running ones do."""
+    ends_at_evaluations = False
+    """True if a trial always ends its process after an evaluation step, and waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         super().__init__()
+        self._ledger = ledger
         self._waiting: dict[Trial, None] = {}
         """Ray's trials that are not known to have a slot, in order of arrival."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return an empty state for Ray's snapshots, which are never restored.
+
+        A connection to a database cannot be written to a file.
+        """
+        return {}
 
     def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
         """Note a trial that Ray is to start, or to start again."""
@@ -49,10 +61,6 @@ class Scheduler(FIFOScheduler):
         """Return the steps at which a trial must be evaluated."""
         return ()
 
-    def list_ending_steps(self, record: TrialRecord) -> tuple[int, ...]:
-        """Return the evaluation steps after which a trial always ends its process and waits."""
-        return ()
-
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
         """Return the verdict on a trial after a rung that is in the ledger.
 
@@ -67,8 +75,7 @@ class Scheduler(FIFOScheduler):
     def find_promotable(self, *, alone: bool = False) -> int | None:
         """Return the number of the waiting trial that may go on now; None if there is none.
 
-        Args:
-            alone: no other trial can be started at present.
+        `alone` says that no other trial can be started at present.
         """
         return None
 
@@ -78,12 +85,6 @@ class Scheduler(FIFOScheduler):
     def explain(self, number: int, rung: Rung) -> str:
         """Explain in one line why a trial does not go on from a rung."""
         return f"stopped at rung {rung.completions:,}"
-
-
-def build(ledger: Ledger) -> Scheduler:
-    """Build the scheduler of a sweep that stops no trial early."""
-    del ledger
-    return Scheduler()
 
 
 def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -9,22 +9,15 @@ decisions do not depend on the speed of trials, the number of slots, or kills of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from gdpo_tune.analysis.lineage import trace_training
-from gdpo_tune.core.trials import MOVABLE, Generation, Params, Rung, TrialRecord
+from gdpo_tune.core.trials import MOVABLE, Generation, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler, read_values
 from gdpo_tune.tuning.schedulers.exploits import apply_exploit
-from gdpo_tune.tuning.schedulers.population import Exploration, MemberStanding, decide_exploits
+from gdpo_tune.tuning.schedulers.population import MemberStanding, decide_exploits
 from gdpo_tune.tuning.schedulers.rungs import Verdict
-
-
-def build(ledger: Ledger) -> Scheduler:
-    """Build the scheduler of a sweep whose trials are a population."""
-    assert isinstance(ledger.spec.search.scheduler, PbtSettings)
-    return Pbt(ledger, ledger.spec.search.scheduler)
 
 
 class Pbt(Scheduler):
@@ -34,24 +27,17 @@ class Pbt(Scheduler):
     """
 
     promotes_beyond_budget = True
+    ends_at_evaluations = True
 
-    def __init__(self, ledger: Ledger, settings: PbtSettings) -> None:
-        super().__init__()
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
         self._spec = ledger.spec
-        self._meetings = settings.list_meetings(ledger.spec.training.steps)
-        self._exploration = Exploration(
-            settings.quantile, settings.factors, settings.resample, self._spec.search.seed
-        )
+        settings = self._spec.search.scheduler
+        assert isinstance(settings, PbtSettings)
+        self._settings = settings
+        self._meetings = settings.list_meetings(self._spec.training.steps)
         searched = self._spec.space.searched.items()
         self._domains = {name: domain for name, domain in searched if name.startswith(MOVABLE)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return an empty state for Ray's snapshots, which are never restored.
-
-        A connection to a database cannot be written to a file.
-        """
-        return {}
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
         """Return the steps of the meetings that a member has not reached yet."""
@@ -59,10 +45,6 @@ class Pbt(Scheduler):
             return ()
         met = self._ledger.find_last_meeting(record.number)
         return tuple(step for step in self._meetings if step > met)
-
-    def list_ending_steps(self, record: TrialRecord) -> tuple[int, ...]:
-        """Return the steps of the coming meetings, since a member waits at each of them."""
-        return self.list_evaluation_steps(record)
 
     def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
         """Let a member wait at each coming meeting."""
@@ -88,9 +70,8 @@ class Pbt(Scheduler):
         steps = {record.number: self._find_meeting(record) or 0 for record in waiting}
         step = min(steps.values())
         standings = [self._build_standing(r, step) for r in waiting if steps[r.number] == step]
-        exploits = decide_exploits(
-            step, standings, self._spec.list_objectives(), self._domains, self._exploration
-        )
+        objectives, seed = self._spec.list_objectives(), self._spec.search.seed
+        exploits = decide_exploits(step, standings, objectives, self._domains, self._settings, seed)
         generation = Generation(step, tuple(s.number for s in standings), exploits)
         self._ledger.record_generation(generation)
         for exploit in exploits:
@@ -100,13 +81,10 @@ class Pbt(Scheduler):
     def _build_standing(self, record: TrialRecord, step: int) -> MemberStanding:
         rung = next(rung for rung in record.rungs if rung.step == step)
         values, excess = read_values(self._spec, rung)
-        return MemberStanding(record.number, values, self._get_movable_params(record), excess)
-
-    def _get_movable_params(self, record: TrialRecord) -> Params:
-        """Return the present values of movable parameters that are searched and have an effect."""
         training = trace_training(self._ledger.get_records(), record.number)
         params = dict(training.params)
         for segment in training.schedule:
             params |= segment.params
         active = self._spec.space.select_active(training.params)
-        return {name: params[name] for name in self._domains if name in active}
+        movable = {name: params[name] for name in self._domains if name in active}
+        return MemberStanding(record.number, values, movable, excess)

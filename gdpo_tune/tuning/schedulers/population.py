@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.trials import Exploit, Objective, Params, ParamValue
-from gdpo_tune.spec import Choices, Uniform
+from gdpo_tune.spec import Choices, PbtSettings, Uniform
 from gdpo_tune.tuning.schedulers.priority import compute_ranks, sum_excess
 from gdpo_tune.tuning.search.quasi_random import map_share
 
@@ -38,22 +38,9 @@ class MemberStanding:
     values: tuple[float, ...]
     """M, in the units and directions of the objectives."""
     params: Params
-    """Present values of the movable parameters."""
+    """Present values of the movable parameters that are searched and have an effect."""
     excess: tuple[float, ...] = ()
     """C, excess over each constraint; 0 or less: it is met."""
-
-
-@dataclass(frozen=True)
-class Exploration:
-    """Settings of how values move."""
-
-    quantile: float
-    """Share of the population that takes over, and of its donors; at most half."""
-    factors: Sequence[float]
-    """Factors of a value; in a domain that lists its values, only the factor's direction counts."""
-    resample: float
-    """Probability with which a value is drawn again instead."""
-    seed: int
 
 
 def decide_exploits(
@@ -61,29 +48,25 @@ def decide_exploits(
     members: Sequence[MemberStanding],
     objectives: Sequence[Objective],
     domains: Mapping[str, MovableDomain],
-    exploration: Exploration,
+    settings: PbtSettings,
+    seed: int,
 ) -> tuple[Exploit, ...]:
-    """Decide which members take over from which donors.
+    """Decide which of the T members, in any order, take over from which donors.
 
-    Args:
-        step: of the meeting.
-        members: T of them, in any order.
-        objectives: M of them.
-        domains: of the movable parameters.
-        exploration: how values move.
+    `domains` are those of the movable parameters, and `seed` is the sweep's.
 
     Returns:
         Exploits by number of the member that takes over. None of these members is a donor. A
         population of one has no exploit; any other has at least one.
     """
     ranked = order_members(members, objectives)
-    count = min(len(ranked) // 2, max(1, int(exploration.quantile * len(ranked))))
+    count = min(len(ranked) // 2, max(1, int(settings.quantile * len(ranked))))
     exploits: list[Exploit] = []
     for member in sorted(ranked[len(ranked) - count :], key=lambda standing: standing.number):
         # a random stream for each member, so that it does not depend on the number of others
-        rng = np.random.default_rng([exploration.seed, step, member.number])
+        rng = np.random.default_rng([seed, step, member.number])
         donor = ranked[int(rng.integers(count))]
-        params = explore(donor.params, domains, exploration, rng)
+        params = explore(donor.params, domains, settings, rng)
         exploits.append(Exploit(member.number, donor.number, step, params))
     return tuple(exploits)
 
@@ -131,14 +114,17 @@ def compute_crowding(front: Floats) -> NDArray[np.float64]:
 def explore(
     params: Params,
     domains: Mapping[str, MovableDomain],
-    exploration: Exploration,
+    settings: PbtSettings,
     rng: np.random.Generator,
 ) -> dict[str, ParamValue]:
-    """Return new values for the movable parameters, each inside of its domain."""
+    """Return new values for the movable parameters, each inside of its domain.
+
+    In a domain that lists its values, only a factor's direction counts.
+    """
     return {
         name: map_share(domains[name], float(rng.random()))
-        if rng.random() < exploration.resample
-        else perturb(float(value), float(rng.choice(exploration.factors)), domains[name])
+        if rng.random() < settings.resample
+        else perturb(float(value), float(rng.choice(settings.factors)), domains[name])
         for name, value in params.items()
     }
 

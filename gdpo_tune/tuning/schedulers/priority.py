@@ -4,7 +4,8 @@ A trial that meets the constraints comes before one that does not; among infeasi
 closer one comes first. Feasible trials are ordered front by front. Within a front, every prefix of
 the order covers the front evenly. Everything is a loss (smaller is better); values are finite.
 
-Shapes: T trials, M objectives, C constraints.
+Shapes: T trials, M objectives, C constraints. Below, `losses` are `[T, M]`, `broken` is the total
+excess `[T]`, and `rank` is as from `compute_ranks`.
 """
 
 from __future__ import annotations
@@ -23,17 +24,9 @@ def find_first(
 ) -> int | None:
     """Return the candidate that is first in the order of all trials; None if it is too late.
 
-    Only the candidate's front is ordered, and only if the place within it matters.
-
-    Args:
-        losses: [T, M].
-        broken: [T], total excess.
-        rank: [T], see `compute_ranks`.
-        candidates: rows, at least one.
-        room: first place, counted from 0, that is too late.
-
-    Returns:
-        Its row. Equal trials stand in the order of their rows.
+    Candidates, at least one, and the result are rows; `room` is the first place, counted from 0,
+    that is too late. Equal trials stand in the order of their rows. Only the candidate's front is
+    ordered, and only if the place within it matters.
     """
     lead = candidates[np.lexsort((candidates, rank[candidates], broken[candidates]))[0]]
     level = broken == broken[lead]
@@ -49,12 +42,7 @@ def find_first(
 
 
 def compute_ranks(losses: Floats, broken: Floats) -> Ranks:
-    """Compute the front of each trial, `int[T]`, counted from 0; 0 for an infeasible trial.
-
-    Args:
-        losses: [T, M].
-        broken: [T], total excess.
-    """
+    """Compute the front of each trial, `int[T]`, counted from 0; 0 for an infeasible trial."""
     rank = np.zeros(len(losses), dtype=np.int64)
     if (broken == 0).any():
         rank[broken == 0] = moocore.pareto_rank(losses[broken == 0])
@@ -62,14 +50,9 @@ def compute_ranks(losses: Floats, broken: Floats) -> Ranks:
 
 
 def update_ranks(losses: Floats, broken: Floats, rank: Ranks) -> None:
-    """Update ranks for the last trial: as `compute_ranks`, but with a few comparisons.
+    """Update in place ranks that are right for all but the last trial, with few comparisons.
 
     Trials of its front that it dominates move one front back, and push others there back in turn.
-
-    Args:
-        losses: [T, M].
-        broken: [T], total excess.
-        rank: [T], right for all but the last; changed.
 
     Source: Li et al. 2017, Efficient nondomination level update method for steady-state
     evolutionary multiobjective optimization.
@@ -117,11 +100,6 @@ def find_dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool
 
     A feasible trial dominates an infeasible one; of two infeasible ones, the one with less total
     excess dominates.
-
-    Args:
-        losses: [T, M].
-        broken: [T], total excess.
-        row: index of the trial.
     """
     if broken[row] > 0:
         return broken < broken[row]

@@ -6,6 +6,8 @@ ledger decides the same, and the next process executes a decision that a kill in
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
@@ -108,15 +110,10 @@ class RungDecisions:
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         reason = prefix + self._scheduler.explain(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
-        if self._ledger.spec.keep != "all":
-            self._remove_checkpoints(record.number)
-        return pruned
-
-    def _remove_checkpoints(self, number: int) -> None:
         spec = self._ledger.spec
-        if spec.address:
-            try:
-                SweepStore(spec, patience=0.0).keep_only({number: None})
-            except StoreUnreachableError:
-                return  # the end of the sweep removes them
-        remove_all_but(self._ledger.get_trial_directory(number), None)
+        if spec.keep != "all":
+            with suppress(StoreUnreachableError):  # the end of the sweep removes them
+                if spec.address:
+                    SweepStore(spec, patience=0.0).keep_only({record.number: None})
+                remove_all_but(self._ledger.get_trial_directory(record.number), None)
+        return pruned

@@ -26,7 +26,6 @@ from gdpo_tune.analysis.pareto import compute_losses
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning.schedulers.priority import (
     Floats,
-    Ranks,
     compute_ranks,
     find_dominating,
     find_first,
@@ -52,14 +51,10 @@ class Rungs:
         variant: Variant = "stop",
         constraints: int = 0,
     ) -> None:
-        """Create empty levels.
+        """Create empty levels, given as completions at which trials are compared.
 
-        Args:
-            objectives: M of them.
-            levels: completions at which trials are compared.
-            reduction_factor: inverse of the share of trials that go on besides the front.
-            variant: decides whether a trial that does not go on ends or waits.
-            constraints: number of constraints, C.
+        `reduction_factor` is the inverse of the share of trials that go on besides the front, and
+        `constraints` is the number C.
         """
         self._objectives = tuple(objectives)
         self._variant: Variant = variant
@@ -73,44 +68,31 @@ class Rungs:
     ) -> Verdict:
         """Take in a trial's measurement and return the verdict.
 
-        A second record at the same level changes nothing.
-
-        Args:
-            number: of the trial.
-            completions: sampled so far; if this is not a level, the trial goes on.
-            values: M, in the units and directions of the objectives; finite.
-            excess: C, excess over each constraint; finite; 0 or less: it is met.
+        A second record at the same level changes nothing. Elsewhere than at a level it goes on.
+        All numbers are finite. The M `values` are in the units and directions of the objectives.
+        Of the C excesses over constraints, one of 0 or less means that the constraint is met.
         """
         level = self._levels.get(completions)
         if level is None:
             return "continue"
         if number not in level.verdicts:
-            level.add(number, self._row(values, excess))
-            verdict: Verdict = "stop" if self._variant == "stop" else "pause"
-            if level.does_last_go_on():
-                verdict = "continue"
             self.promote(number)  # it does not wait at a lower level any more
-            level.set_verdict(number, verdict)
+            level.add(number, self._row(values, excess))
+            level.judge_last("stop" if self._variant == "stop" else "pause")
         return level.verdicts[number]
 
     def replay(
         self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
     ) -> None:
-        """Take in the measurement of a trial that has ended: others are compared with it.
-
-        Arguments are those of `record`.
-        """
+        """Take in, as `record` does, a trial that has ended: others are compared with it."""
         level = self._levels.get(completions)
         if level is not None:
             level.add(number, self._row(values, excess))
 
     def find_promotable(self) -> int | None:
         """Return the first waiting trial in priority, from the highest level that has room."""
-        for level in reversed(self._levels.values()):
-            number = level.find_promotable()
-            if number is not None:
-                return number
-        return None
+        numbers = (level.find_promotable() for level in reversed(self._levels.values()))
+        return next((number for number in numbers if number is not None), None)
 
     def promote(self, number: int) -> None:
         """Let a waiting trial go on."""
@@ -158,20 +140,15 @@ class _Level:
         self._numbers.append(number)
         self._row_of[number] = last
 
-    def does_last_go_on(self) -> bool:
-        """Return whether the trial that was added last goes on."""
+    def judge_last(self, otherwise: Verdict) -> None:
+        """Store the verdict on the trial that was added last; `otherwise`: if it does not go on."""
         last, broken = len(self._numbers) - 1, sum_excess(self._excess)
         ahead = int(np.count_nonzero(find_dominating(self._losses, broken, last)))
-        if not ahead:
-            return True
         # trials that dominate it come before it: often this makes ranks unnecessary
-        return ahead < self._room and self._first_of([last], broken) is not None
-
-    def set_verdict(self, number: int, verdict: Verdict) -> None:
-        """Store the verdict on a trial that was added."""
-        self.verdicts[number] = verdict
-        if verdict == "pause":
-            self._waiting[number] = self._row_of[number]
+        goes_on = not ahead or (ahead < self._room and self._first_of([last], broken) is not None)
+        self.verdicts[self._numbers[last]] = "continue" if goes_on else otherwise
+        if not goes_on and otherwise == "pause":
+            self._waiting[self._numbers[last]] = last
 
     def promote(self, number: int) -> None:
         """Let a trial go on if it waits here."""
@@ -209,12 +186,10 @@ class _Level:
         return self._rows[: len(self._numbers), self._objectives :]
 
     def _first_of(self, rows: Sequence[int], broken: Floats) -> int | None:
-        """Return the first of some rows in the order of all; None if there is no room for it."""
-        rank = self._rank_all(broken)
-        return find_first(self._losses, broken, rank, np.asarray(rows), self._room)
+        """Return the first of some rows in the order of all; None if there is no room for it.
 
-    def _rank_all(self, broken: Floats) -> Ranks:
-        """Return the ranks of all trials; compute only what new trials change."""
+        Of the ranks, compute only what new trials change.
+        """
         count = len(self._numbers)
         rank = self._rank[:count]
         if count - self._ranked >= RERANK_FROM:
@@ -223,4 +198,4 @@ class _Level:
             for end in range(self._ranked + 1, count + 1):
                 update_ranks(self._losses[:end], broken[:end], rank[:end])
         self._ranked = count
-        return rank
+        return find_first(self._losses, broken, rank, np.asarray(rows), self._room)

@@ -17,13 +17,7 @@ from gdpo_tune.spec import SweepSpec
 def compute_spending(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float
 ) -> dict[str, float]:
-    """Sum the costs of trials, by the names and in the units of `search.budget`.
-
-    Args:
-        spec: gives the number of GPUs of a trial.
-        records: every trial.
-        hours: running time of the sweep, see `compute_hours`.
-    """
+    """Sum the costs of trials, by the names and in the units of `search.budget`."""
     return {
         "trials": len(records),
         "completions": sum(record.cost.completions for record in records),
@@ -47,18 +41,12 @@ def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours
 
 
 def compute_hours(
-    sessions: Sequence[Mapping[str, Any]],
-    records: Sequence[TrialRecord],
-    now: float | None = None,
+    sessions: Sequence[Mapping[str, Any]], records: Sequence[TrialRecord], now: float | None = None
 ) -> float:
-    """Sum the hours of a sweep's sessions.
+    """Sum the hours of a sweep's sessions, which are in order.
 
-    A killed session counts until its last recorded start, rung or end of a trial.
-
-    Args:
-        sessions: in order; each has `started` and, unless it was killed or runs, `finished`.
-        records: every trial.
-        now: in Unix seconds, as all times here, if the last session still runs; else None.
+    Each has `started` and, unless it was killed or runs, `finished`, in Unix seconds. A killed one
+    counts until its last recorded start, rung or end of a trial, a running one until `now`.
     """
     total = 0.0
     for index, session in enumerate(sessions):
@@ -70,13 +58,11 @@ def compute_hours(
             end = now
         else:
             following = math.inf if last else float(sessions[index + 1]["started"])
-            recorded = (time for record in records for time in _list_times(record))
-            end = max((time for time in recorded if time < following), default=start)
+            times = (
+                time
+                for record in records
+                for time in (record.started, *(r.recorded for r in record.rungs), record.finished)
+            )
+            end = max((t for t in times if t is not None and t < following), default=start)
         total += max(0.0, end - start)
     return total / HOUR
-
-
-def _list_times(record: TrialRecord) -> list[float]:
-    """Return the times of a trial's start, rungs and end, in Unix seconds."""
-    times = (record.started, *(rung.recorded for rung in record.rungs), record.finished)
-    return [time for time in times if time is not None]

@@ -54,7 +54,10 @@ class Drift:
     def _change(self, completions: int, name: str) -> float:
         key = (completions, name)
         if key not in self._changes:
-            by_end = sorted(self._complete.values(), key=_get_end)
+            by_end = sorted(
+                self._complete.values(),
+                key=lambda r: (math.inf if r.finished is None else r.finished, r.number),
+            )
             changes = [
                 record.validation[name].mean - rung.validation[name].mean
                 for record in by_end[: self._used]
@@ -63,10 +66,6 @@ class Drift:
             ]
             self._changes[key] = median(changes) if changes else 0.0
         return self._changes[key]
-
-
-def _get_end(record: TrialRecord) -> tuple[float, int]:
-    return math.inf if record.finished is None else record.finished, record.number
 
 
 def count_used(count: int) -> int:
@@ -80,9 +79,7 @@ def count_used(count: int) -> int:
 def find_last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
     """Return the newest rung of a stopped, waiting or running trial; None if it has none.
 
-    Args:
-        record: the trial.
-        under_way: True if a running trial that has never waited counts, too.
+    A running trial that has never waited counts only if `under_way`.
     """
     counts = record.state in ("pruned", "paused")
     if record.state == "running":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -14,7 +12,9 @@ from gdpo_tune.spec.model import SPEC
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Load the usable trials of the sweeps that the spec names, by directory and number.
 
-    The ledgers are only read, so an earlier sweep may still run.
+    A usable trial is complete and has every judged metric. The untrained policy and members of a
+    population are left out, and so are replicates of members: their parameters moved while they
+    trained. The ledgers are only read, so an earlier sweep may still run.
 
     Raises:
         SpecError: the file of an earlier sweep is not valid any more.
@@ -26,19 +26,11 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         # the directory may have moved since the sweep ran
         location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
         with Ledger.open(earlier.model_copy(update=location), read_only=True) as ledger:
-            trials += select_usable(ledger.get_records(), spec.judged_metrics)
+            records = ledger.get_records()
+        members = {record.number for record in records if record.role == "member"}
+        for record in records:
+            trained = record.state == "complete" and record.role != "untrained"
+            moved = record.number in members or record.replicate_of in members
+            if trained and not moved and record.validation.keys() >= set(spec.judged_metrics):
+                trials.append(record)
     return trials
-
-
-def select_usable(records: Sequence[TrialRecord], judged: Sequence[str]) -> Iterator[TrialRecord]:
-    """Yield the complete trials of one sweep that have every judged metric.
-
-    The untrained policy and members of a population are left out, and so are replicates of members:
-    their parameters moved while they trained.
-    """
-    members = {record.number for record in records if record.role == "member"}
-    for record in records:
-        trained = record.state == "complete" and record.role != "untrained"
-        moved = record.number in members or record.replicate_of in members
-        if trained and not moved and all(name in record.validation for name in judged):
-            yield record

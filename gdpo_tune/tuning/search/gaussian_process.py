@@ -44,12 +44,9 @@ class GaussianProcess(GPSampler):
     """
 
     def __init__(self, objectives: Sequence[Objective], seed: int, startup: int) -> None:
-        """Set up the sampler of one proposal.
+        """Set up the sampler of one proposal: random before `startup` complete trials.
 
-        Args:
-            objectives: of the study; their references define the hypervolume.
-            seed: of this proposal.
-            startup: number of complete trials before which it proposes at random.
+        The references of the study's objectives define the hypervolume.
         """
         super().__init__(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
         self._n_preliminary_samples = CANDIDATES

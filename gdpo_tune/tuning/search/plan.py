@@ -41,12 +41,8 @@ def find_next_step(
 ) -> Step | None:
     """Find the next trial to start; None if there is none at present.
 
-    While trials run, a replicate may follow once they end.
-
-    Args:
-        spec: the sweep.
-        records: every trial.
-        hours: running time of the sweep so far, for its budget.
+    While trials run, a replicate may follow once they end. `hours` is the running time of the sweep
+    so far, for its budget.
     """
     if describe_spent_budget(spec, records, hours):
         return None
@@ -57,7 +53,12 @@ def find_next_step(
     if few or count_started(records) < spec.search.trials:
         enqueued = _find_enqueued_step(spec, records)
         if isinstance(spec.search.scheduler, PbtSettings):
-            return replace(enqueued, role="member") if enqueued else _build_member(spec, records)
+            if enqueued is not None:
+                return replace(enqueued, role="member")
+            # together the members cover the space evenly
+            drawn = sum(r.role == "member" and r.proposer == "startup" for r in records)
+            params = spec.space.complete(quasi_random.draw_point(spec, drawn))
+            return Step("member", "startup", params)
         if enqueued is not None:
             return enqueued
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
@@ -91,13 +92,6 @@ def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step
     return None
 
 
-def _build_member(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step:
-    """Build a further member of a population; together the members cover the space evenly."""
-    count = sum(record.role == "member" and record.proposer == "startup" for record in records)
-    params = spec.space.complete(quasi_random.draw_point(spec, count))
-    return Step("member", "startup", params)
-
-
 def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
     """Return whether no trial is open and none is left to run; `hours` as for `find_next_step`."""
     open_trials = any(record.is_open for record in records)
@@ -106,8 +100,7 @@ def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
 
 def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
     """Explain why no trial is left to run; `hours` as for `find_next_step`."""
-    reason = describe_spent_budget(spec, records, hours)
-    if reason:
+    if reason := describe_spent_budget(spec, records, hours):
         return reason
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
@@ -128,13 +121,14 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
 
 def build_published(spec: SweepSpec) -> Params:
     """Return the setting of the method's paper, completed from the space."""
-    return spec.space.complete_baseline(
-        task_files.load_task_info(spec.task, spec.space.domains).published
-    )
+    info = task_files.load_task_info(spec.task, spec.space.domains)
+    return spec.space.complete_baseline(info.published)
 
 
-def derive_trial_seed(spec: SweepSpec, number: int) -> int:
-    """Derive the seed of a trial: the first 31 bits of SHA-256 of `<search.seed>:<number>`.
+def derive_seed(spec: SweepSpec, number: int) -> int:
+    """Derive the seed of a trial, or of the sampler of a proposal, from its number.
+
+    It is the first 31 bits of SHA-256 of `<search.seed>:<number>`.
 
     So a replicate, which has its own number, has a new seed, and a trial that goes on in another
     process keeps its seed.
@@ -174,11 +168,7 @@ class PlanCache:
         self._is_step_valid &= stopped and self._step is None
 
     def get_step(self, *, idle: bool) -> Step | None:
-        """Return the next step; None if no trial can start at present.
-
-        Args:
-            idle: True if no trial is under way.
-        """
+        """Return the next step; None if no trial can start now. `idle`: no trial is under way."""
         # hours pass by themselves
         may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
         if not self._is_step_valid or (self._step is None and idle):

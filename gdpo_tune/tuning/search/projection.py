@@ -24,7 +24,6 @@ Every entry has a value in every dimension; a parameter without effect has its d
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +33,11 @@ from optuna.samplers import BaseSampler
 from optuna.trial import Trial
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import Params, ParamValue, Proposer, Rung, TrialRecord
+from gdpo_tune.core.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.spec import SweepSpec, choose_sampler, count_affordable_trials
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.drift import Drift, find_last_rung
+from gdpo_tune.tuning.search.plan import derive_seed
 from gdpo_tune.tuning.search.sampler_study import Point, SamplerStudy
 from gdpo_tune.tuning.search.samplers import SamplerFactory
 
@@ -62,12 +62,7 @@ class Projection:
     """Study behind the proposals. Pass every new or changed record to `observe`."""
 
     def __init__(self, spec: SweepSpec, slots: int | None = None) -> None:
-        """Create an empty projection.
-
-        Args:
-            spec: the sweep.
-            slots: number of trials at the same time, for `auto`; None if not known.
-        """
+        """Create an empty projection; `slots`: trials side by side, for `auto`, if known."""
         self.spec = spec
         self.sampler = choose_sampler(spec, slots)
         target = registry.SAMPLERS[self.sampler.name].target
@@ -95,7 +90,10 @@ class Projection:
     def study(self) -> Study:
         """Study as the sampler sees it."""
         if self._outdated:
-            self._rebuild()
+            self._study = SamplerStudy(self.spec, self._domains)
+            self._outdated = False
+            for point in dict.fromkeys((*self._earlier, *self._records)):
+                self._update_study(point)
         return self._study.study
 
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
@@ -108,10 +106,9 @@ class Projection:
         self._outdated |= estimates_changed
         if point is None or self._outdated:
             return
-        values = self._study.get_values(point)
-        if not values:
+        if point not in self._study.finished:
             self._update_study(point)
-        elif values != self._study.compute_mean(self._list_seed_values(point)):
+        elif self._study.finished[point] != self._study.compute_mean(self._list_seed_values(point)):
             self._outdated = True
 
     def load_earlier(self, records: Iterable[TrialRecord]) -> None:
@@ -139,7 +136,7 @@ class Projection:
         proposes the same. Only genetic algorithms then produce other children of a generation.
         """
         study = self.study
-        startup = self._study.completed < self._factory.startup
+        startup = len(self._study.finished) < self._factory.startup
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._factory.quasi_random:
@@ -191,32 +188,22 @@ class Projection:
         self.known += is_new
         records[record.number] = record
         self._states.setdefault(point, sampler_state)
-        if self._find_last_rung(record) is not None:
+        if find_last_rung(record, under_way=self._under_way) is not None:
             self._has_estimates = True
         learned = record.state == "complete" and self._drift.add(record)
         return point, learned and self._has_estimates
-
-    def _rebuild(self) -> None:
-        self._study = SamplerStudy(self.spec, self._domains)
-        self._outdated = False
-        for point in dict.fromkeys((*self._earlier, *self._records)):
-            self._update_study(point)
 
     def _build_sampler(self) -> BaseSampler:
         """Build the sampler of the next proposal, with its own seed and without a memory.
 
         So the proposal is the same after a restart.
         """
-        seed = hashlib.sha256(f"{self.spec.search.seed}:{self.known}".encode()).digest()
-        return self._factory.build(int.from_bytes(seed[:4], "big") >> 1)
+        return self._factory.build(derive_seed(self.spec, self.known))
 
     def _update_study(self, point: Point) -> None:
         if self._factory.has_model:
             attrs = {**self._factory.attrs, **self._states.get(point, {})}
             self._study.update(point, self._list_seed_values(point), attrs)
-
-    def _find_last_rung(self, record: TrialRecord) -> Rung | None:
-        return find_last_rung(record, under_way=self._under_way)
 
     def _list_seed_values(self, point: Point) -> list[dict[str, float]]:
         """Return metric -> value for each complete seed of a point.
@@ -226,9 +213,9 @@ class Projection:
         """
         records = self._records.get(point, {}).values()
         complete = [record for record in records if record.state == "complete"]
-        rungs = [rung for record in records if (rung := self._find_last_rung(record)) is not None]
-        if rungs and not complete:
-            return [self._drift.estimate_final(rung) for rung in rungs]
+        rungs = [find_last_rung(record, under_way=self._under_way) for record in records]
+        if any(rungs) and not complete:
+            return [self._drift.estimate_final(rung) for rung in rungs if rung is not None]
         measured = complete or self._earlier.get(point, [])
         return [{name: e.mean for name, e in record.validation.items()} for record in measured]
 

@@ -8,7 +8,7 @@ beside many known ones do not count: with a thousand trials some always arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -39,10 +39,6 @@ class Proposals(Closing):
         self._missed: list[tuple[TrialRecord, Mapping[str, Any]]] = []
         """Records and sampler states that arrived during the computation."""
 
-    def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
-        """Take in the records of a ledger, before the first proposal."""
-        self._projection.load(records)
-
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
         """Take in a record that is new or has changed, now or after the computation."""
         if self._future is None:
@@ -53,8 +49,7 @@ class Proposals(Closing):
     def poll(self, *, idle: bool) -> Suggestion | None:
         """Return a proposal, or None if it is not ready. `observe` its record before the next call.
 
-        Args:
-            idle: True if no trial runs.
+        It waits longer if `idle`, which says that no trial runs.
 
         Raises:
             Exception: an error of the sampler.

@@ -29,15 +29,8 @@ class SamplerStudy:
     """
 
     def __init__(self, spec: SweepSpec, domains: Mapping[str, Choices | Uniform]) -> None:
-        """Create an empty study.
-
-        Args:
-            spec: the sweep.
-            domains: the dimensions of a point, in their order.
-        """
+        """Create an empty study; `domains` are the dimensions of a point, in their order."""
         self.distributions = {name: to_distribution(domain) for name, domain in domains.items()}
-        self.completed = 0
-        """Number of finished configurations."""
         self._spec = spec
         self._storage = InMemoryStorage()
         # a placeholder: each proposal has a sampler of its own
@@ -45,16 +38,12 @@ class SamplerStudy:
         self._study_id = self._storage.get_study_id_from_name(STUDY)
         self._numbers: dict[Point, int] = {}
         """Point -> number of its trial in the study."""
-        self._finished: dict[Point, tuple[float, ...]] = {}
-        """Point -> values of its finished trial."""
+        self.finished: dict[Point, tuple[float, ...]] = {}
+        """Finished configuration -> values of its objectives."""
 
     def __contains__(self, point: Point) -> bool:
         """Return whether the study has a point, pending or finished."""
         return point in self._numbers
-
-    def get_values(self, point: Point) -> tuple[float, ...]:
-        """Return the values of a point's objectives; empty if it is not finished."""
-        return self._finished.get(point, ())
 
     def compute_mean(self, seed_values: SeedValues) -> tuple[float, ...]:
         """Return the mean over seeds of each objective; empty without a seed."""
@@ -67,10 +56,8 @@ class SamplerStudy:
     def update(self, point: Point, seed_values: SeedValues, attrs: Mapping[str, Any]) -> None:
         """Add a point that is absent, or finish one that is pending.
 
-        Args:
-            point: the configuration.
-            seed_values: of each of its seeds; empty: it is pending.
-            attrs: system attributes of the sampler, for a point that is absent.
+        Without `seed_values` it is pending. `attrs` are system attributes of the sampler, for a
+        point that is absent.
         """
         mean = self.compute_mean(seed_values)
         broken = {
@@ -98,8 +85,7 @@ class SamplerStudy:
             # not by `tell`, which copies the whole trial
             self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, mean)
         if seed_values:
-            self._finished[point] = mean
-            self.completed += 1
+            self.finished[point] = mean
 
     def draw(self, sampler: BaseSampler) -> dict[str, ParamValue]:
         """Draw a value for each dimension from a sampler without a model."""
@@ -115,7 +101,7 @@ class SamplerStudy:
 
     def withdraw(self, point: Point) -> None:
         """Remove a pending point; ignore one that is absent or finished."""
-        if point in self and not self.get_values(point):
+        if point in self and point not in self.finished:
             self.fail(self._numbers.pop(point))
 
     def fail(self, number: int) -> None:

@@ -15,13 +15,7 @@ from typing import Any
 from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import (
-    BaseSampler,
-    NSGAIIISampler,
-    NSGAIISampler,
-    RandomSampler,
-    TPESampler,
-)
+from optuna.samplers import BaseSampler, NSGAIIISampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
 from gdpo_tune.ledger import to_distribution
@@ -72,13 +66,7 @@ class ParzenEstimator(TPESampler):
     """
 
     def __init__(self, dimensions: Mapping[str, BaseDistribution], seed: int, startup: int) -> None:
-        """Set up the sampler of one proposal.
-
-        Args:
-            dimensions: name -> distribution.
-            seed: of this proposal.
-            startup: number of complete trials before which it proposes at random.
-        """
+        """Set up the sampler of one proposal: random before `startup` complete trials."""
         super().__init__(seed=seed, n_startup_trials=startup, multivariate=True)
         self._dimensions = dimensions
 
@@ -123,15 +111,13 @@ def build_nsga3(spec: SweepSpec) -> SamplerFactory:
     return SamplerFactory(build, population, quasi_random=False, attrs=FIRST_GENERATION)
 
 
-def build_random(spec: SweepSpec) -> SamplerFactory:
+def build_random(_: SweepSpec) -> SamplerFactory:
     """Build the sampler that draws uniformly over the space, without a model."""
-    del spec
     return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
 
 
-def build_qmc(spec: SweepSpec) -> SamplerFactory:
+def build_qmc(_: SweepSpec) -> SamplerFactory:
     """Build our Sobol sequence to the end, more even than uniform draws, without a model."""
-    del spec
     return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
 
 

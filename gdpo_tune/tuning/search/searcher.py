@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -53,7 +52,7 @@ from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.exploits import write_schedule
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from gdpo_tune.tuning.search.plan import PlanCache, derive_trial_seed
+from gdpo_tune.tuning.search.plan import PlanCache, derive_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
@@ -78,14 +77,9 @@ class LedgerSearcher(Searcher):
         emit: Callable[[Event], None],
         scheduler: Scheduler,
     ) -> None:
-        """Restore the state of the sweep from its ledger.
+        """Restore the state of the sweep from its ledger, which is open for writing.
 
-        Args:
-            ledger: open for writing.
-            setup: goes to every trial.
-            slots: number of trials that fit side by side.
-            emit: takes events.
-            scheduler: decides which trials go on from a rung.
+        `slots` is the number of trials that fit side by side.
         """
         super().__init__()
         self.fatal: Exception | None = None
@@ -109,8 +103,8 @@ class LedgerSearcher(Searcher):
         self._unfinished = ledger.list_unfinished()
         projection = Projection(ledger.spec, slots)
         projection.load_earlier(load_earlier_trials(ledger.spec))
+        projection.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
         self._proposals = Proposals(projection)
-        self._proposals.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
         self._is_proposing = False
         """True if a free slot waits for a proposal."""
         self._plan = PlanCache(ledger)
@@ -153,11 +147,16 @@ class LedgerSearcher(Searcher):
         if self._stopping:
             return self.FINISHED
         if record is None:
-            return None if self._numbers or self._is_proposing else self._finish()
+            if self._numbers or self._is_proposing:
+                return None
+            with self._write_guard():
+                for pruned in self._decisions.prune_waiting():
+                    self._handle_end(pruned)
+            return self.FINISHED
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
-        ending_steps = self._scheduler.list_ending_steps(record)
         config = self._build_config(record)
+        ending_steps = config.evaluate_at if self._scheduler.ends_at_evaluations else ()
         return pack(AttemptConfig(config, self._setup, ending_steps, str(record.started)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -183,9 +182,8 @@ class LedgerSearcher(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Record how a trial ended; `on_failure` records errors."""
-        if error or trial_id not in self._numbers:
-            return
-        self._record_end(self._numbers.pop(trial_id), unpack_message(result))
+        if not error and trial_id in self._numbers:
+            self._record_end(self._numbers.pop(trial_id), unpack_message(result))
 
     def on_failure(self, trial_id: str, reason: str) -> None:
         """Record that a trial failed for good, unless it was told to end anyway."""
@@ -235,12 +233,6 @@ class LedgerSearcher(Searcher):
             )
             self.stop()
 
-    def _finish(self) -> str:
-        with self._write_guard():
-            for record in self._decisions.prune_waiting():
-                self._handle_end(record)
-        return self.FINISHED
-
     def _handle_end(self, record: TrialRecord) -> None:
         self._spent.pop(record.number, None)
         self._plan.note_end(record)
@@ -272,7 +264,7 @@ class LedgerSearcher(Searcher):
             params, proposer = suggestion.params, suggestion.proposer
             sampler_state = suggestion.sampler_state
         self._plan.note_start()
-        seed = derive_trial_seed(self._spec, len(self._ledger.get_records()))
+        seed = derive_seed(self._spec, len(self._ledger.get_records()))
         record = self._ledger.start(
             params, step.role, proposer, seed, step.replicate_of, sampler_state
         )
@@ -280,7 +272,7 @@ class LedgerSearcher(Searcher):
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
-        directory = Path(self._ledger.get_trial_directory(record.number))
+        directory = self._ledger.get_trial_directory(record.number)
         if record.role == "member":
             write_schedule(self._ledger, record.number)
         training = trace_training(self._ledger.get_records(), record.number)
