@@ -50,7 +50,7 @@ class Stopwatch:
             self._lengths.append(mean_length)
             self._ended = now
 
-    def block(self, peak_mib: float | None = None, device: str = "cpu") -> Block:
+    def build_block(self, peak_mib: float | None = None, device: str = "cpu") -> Block:
         """What was measured.
 
         Raises:
@@ -69,11 +69,11 @@ class Side:
 
     blocks: list[Block] = field(default_factory=list)
 
-    def seconds(self) -> float:
+    def compute_seconds(self) -> float:
         """Median over the blocks of seconds a step."""
         return statistics.median(block.seconds for block in self.blocks)
 
-    def length(self) -> float:
+    def compute_length(self) -> float:
         """Mean tokens over all counted steps."""
         return statistics.fmean(length for block in self.blocks for length in block.lengths)
 
@@ -85,11 +85,11 @@ class Pair:
     ours: Side = field(default_factory=Side)
     plain: Side = field(default_factory=Side)
 
-    def apart(self) -> float:
+    def compute_length_gap(self) -> float:
         """How much longer or shorter our completions are than TRL's."""
-        return abs(self.ours.length() / self.plain.length() - 1)
+        return abs(self.ours.compute_length() / self.plain.compute_length() - 1)
 
-    def figures(self, unit: str) -> dict[str, object]:
+    def build_figures(self, unit: str) -> dict[str, object]:
         """For a line of JSON; the spread of the ratio is that over the pairs of blocks.
 
         Args:
@@ -101,11 +101,11 @@ class Pair:
             "ratio": round(statistics.median(ratios), 3),
             "ratio_low": round(min(ratios), 3),
             "ratio_high": round(max(ratios), 3),
-            f"ours_{unit}": round(self.ours.seconds(), 4),
-            f"trl_{unit}": round(self.plain.seconds(), 4),
-            "ours_mean_length": round(self.ours.length(), 2),
-            "trl_mean_length": round(self.plain.length(), 2),
-            "lengths_apart": round(self.apart(), 4),
+            f"ours_{unit}": round(self.ours.compute_seconds(), 4),
+            f"trl_{unit}": round(self.plain.compute_seconds(), 4),
+            "ours_mean_length": round(self.ours.compute_length(), 2),
+            "trl_mean_length": round(self.plain.compute_length(), 2),
+            "lengths_apart": round(self.compute_length_gap(), 4),
             "blocks": len(ratios),
         }
 
@@ -123,6 +123,6 @@ def alternate(run: Callable[[bool, int], Block], blocks: int, most: int) -> Pair
         order = [(True, pair.ours), (False, pair.plain)]
         for is_ours, side in order if seed % 2 else reversed(order):
             side.blocks.append(run(is_ours, seed))
-        if seed + 1 >= blocks and pair.apart() <= LENGTH_TOLERANCE:
+        if seed + 1 >= blocks and pair.compute_length_gap() <= LENGTH_TOLERANCE:
             break
     return pair

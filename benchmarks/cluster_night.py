@@ -36,12 +36,12 @@ from night import (
     PATIENCE,
     Night,
     Watch,
-    back_seconds,
-    incidents,
-    lost_trials,
-    running,
-    scheduled,
-    told,
+    compute_return_seconds,
+    find_lost_trials,
+    list_incidents,
+    list_running_trials,
+    read_output,
+    run_schedule,
     wait,
     write_files,
 )
@@ -68,12 +68,12 @@ LIMIT_SECONDS = 120.0
 """Until back at work."""
 
 
-def trials_on(node: RayNode) -> list[psutil.Process]:
+def list_trial_processes(node: RayNode) -> list[psutil.Process]:
     """Processes of trials that run there."""
     return [process for process in node.processes() if read_command(process).startswith(TRIAL)]
 
 
-def driver_on(node: RayNode) -> psutil.Process:
+def find_driver(node: RayNode) -> psutil.Process:
     """The driver of the sweep, which is the job itself and not the shell that started it."""
     (driver,) = [
         process
@@ -83,11 +83,11 @@ def driver_on(node: RayNode) -> psutil.Process:
     return driver
 
 
-def well_under_way(night: Night, cluster: RayCluster) -> bool:
+def is_ready_for_fault(night: Night, cluster: RayCluster) -> bool:
     """Whether all slots are taken, and half of the trials have a checkpoint."""
-    if any(len(trials_on(node)) < ON_A_NODE for node in cluster.nodes):
+    if any(len(list_trial_processes(node)) < ON_A_NODE for node in cluster.nodes):
         return False
-    numbers = running(night)
+    numbers = list_running_trials(night)
     folders = [night.spec.directory / "trials" / str(number) for number in numbers]
     have = sum(find_newest_checkpoint(folder) is not None for folder in folders)
     return len(numbers) == SLOTS and have >= SLOTS // 2
@@ -98,27 +98,32 @@ def disturb(
 ) -> dict[str, Any]:
     """Kill the node and then the driver; return what was lost, and for how long."""
     head, other = cluster.nodes
-    wait(night, process, watch, lambda: well_under_way(night, cluster))
-    watch.look()
+    wait(night, process, watch, lambda: is_ready_for_fault(night, cluster))
+    watch.record_progress()
     other.kill()
     cluster.nodes.remove(other)
     killed = time.monotonic()
-    watch.look()
+    watch.record_progress()
 
     # with half of the slots gone, the others wait until those that run have ended
-    wait(night, process, watch, lambda: bool(lost_trials(night) & watch.after(killed).keys()))
-    lost, again = sorted(map(int, lost_trials(night))), watch.repeated()
-    under_way = running(night)
-    driver_on(head).kill()
+    wait(
+        night,
+        process,
+        watch,
+        lambda: bool(find_lost_trials(night) & watch.find_first_writes(killed).keys()),
+    )
+    lost, again = sorted(map(int, find_lost_trials(night))), watch.count_repeated_steps()
+    under_way = list_running_trials(night)
+    find_driver(head).kill()
     driver_killed = time.monotonic()
     wait(night, process, watch, lambda: process.poll() is not None)
-    node = {"trials": lost, "steps_again": again, **back_seconds(watch, killed, lost)}
-    driver = {"trials": under_way, "steps_again": watch.repeated() - again}
-    driver |= back_seconds(watch, driver_killed, under_way)
+    node = {"trials": lost, "steps_again": again, **compute_return_seconds(watch, killed, lost)}
+    driver = {"trials": under_way, "steps_again": watch.count_repeated_steps() - again}
+    driver |= compute_return_seconds(watch, driver_killed, under_way)
     return {"node": node, "driver": driver}
 
 
-def differences(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+def list_differences(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """In what trials of two runs differ, one line each."""
     found = [
         f"trial {one['number']}: {key} = {one[key]}, not {other[key]}"
@@ -141,20 +146,23 @@ def run(
         night = write_files(folder, cluster.url, steps, trials)
         watch = Watch(night.spec.directory / "trials")
         began = time.monotonic()
-        with scheduled(night) as process:
+        with run_schedule(night) as process:
             if disturbed:
                 found = disturb(night, process, cluster, watch)
             status = process.wait(PATIENCE)
         if status:
-            raise SystemExit(f"the run ended with {status}\n{told(night)}")
+            raise SystemExit(f"the run ended with {status}\n{read_output(night)}")
         found["wall_seconds"] = round(time.monotonic() - began, 1)
-        left = [*trials_on(head), *(p for p in head.processes() if p.status() == "zombie")]
+        left = [
+            *list_trial_processes(head),
+            *(p for p in head.processes() if p.status() == "zombie"),
+        ]
         found["processes_left"] = len(left)
     check_every_trial_once(night)
     check_no_trial_goes_back(night)
     found["trials"] = len(list(watch.trials.iterdir()))
-    found["steps_again"] = watch.repeated()
-    print(told(night), *(str(incident) for incident in incidents(night)), sep="\n")
+    found["steps_again"] = watch.count_repeated_steps()
+    print(read_output(night), *(str(incident) for incident in list_incidents(night)), sep="\n")
     return night, found
 
 
@@ -172,7 +180,7 @@ def main() -> None:
         whole, undisturbed = run(folder / "whole", short / "a", **size, disturbed=False)
         cut, found = run(folder / "cut", short / "b", **size, disturbed=True)
         same = not (
-            differing := differences(collect_search_facts(cut), collect_search_facts(whole))
+            differing := list_differences(collect_search_facts(cut), collect_search_facts(whole))
         )
     back = max(found["node"]["first_back_seconds"], found["driver"]["first_back_seconds"])
     clean = not found["processes_left"]

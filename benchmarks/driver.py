@@ -53,7 +53,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     """An instant trial: a result at each of its rungs and at its end, then an outcome."""
     del resume
     rng = np.random.default_rng(config.seed)
-    values = worth(config)
+    values = compute_worth(config)
     steps = sorted({*config.evaluate_at, config.training.steps})
     for step in steps:
         share = step / config.training.steps
@@ -67,7 +67,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     return Outcome(found, found, cost, None)
 
 
-def worth(config: TrialConfig) -> dict[str, float]:
+def compute_worth(config: TrialConfig) -> dict[str, float]:
     """What it would measure without noise: weights trade objectives off, the rate scales them."""
     weights = config.reward_weights()
     rate = float(config.params["learning_rate"])
@@ -92,13 +92,13 @@ class Samples:
             self.cpu.append(time.process_time())
             self.mib.append(psutil.Process().memory_info().rss / 2**20)
 
-    def ms_a_trial(self, start: float, end: float) -> float:
+    def compute_ms_per_trial(self, start: float, end: float) -> float:
         """CPU milliseconds a trial between two shares of the sweep."""
         first, last = (round(share * (len(self.trials) - 1)) for share in (start, end))
         cpu = self.cpu[last] - self.cpu[first]
         return 1000 * cpu / (self.trials[last] - self.trials[first])
 
-    def growth(self) -> float:
+    def compute_growth(self) -> float:
         """MiB for each 1,000 trials, once warm."""
         first = round(WARM_UP * (len(self.trials) - 1))
         return 1000 * float(np.polyfit(self.trials[first:], self.mib[first:], 1)[0])
@@ -116,7 +116,7 @@ class Run:
     results: Counter[int]
     """Trials by the number of their results."""
 
-    def figures(self) -> dict[str, Any]:
+    def build_figures(self) -> dict[str, Any]:
         """For the line of JSON."""
         trials = self.states.total()
         results = sum(count * having for count, having in self.results.items())
@@ -124,11 +124,11 @@ class Run:
             "trials": dict(+self.states),
             "results_per_trial": round(results / trials, 2),
             "cpu_ms_per_trial": round(1000 * self.cpu / trials, 2),
-            "cpu_ms_per_trial_of_first_tenth": round(self.samples.ms_a_trial(0, 0.1), 2),
-            "cpu_ms_per_trial_of_last_tenth": round(self.samples.ms_a_trial(0.9, 1), 2),
+            "cpu_ms_per_trial_of_first_tenth": round(self.samples.compute_ms_per_trial(0, 0.1), 2),
+            "cpu_ms_per_trial_of_last_tenth": round(self.samples.compute_ms_per_trial(0.9, 1), 2),
             "mib_at_start": round(self.samples.mib[0]),
             "mib_at_end": round(self.samples.mib[-1]),
-            "mib_per_1000_trials": round(self.samples.growth(), 2),
+            "mib_per_1000_trials": round(self.samples.compute_growth(), 2),
             "wall_seconds": round(self.wall, 1),
         }
 
@@ -209,19 +209,19 @@ def report_only(config: dict[str, Any]) -> dict[str, float]:
     return {"loss": 0.5}
 
 
-def sweep(folder: str, trials: int) -> SweepSpec:
+def load_sweep(folder: str, trials: int) -> SweepSpec:
     """The shipped search space as a sweep of instant trials."""
     changes = [f"storage={folder}", f"search.trials={trials}", "search.sampler=random"]
     return load_spec(SPACE, changes)
 
 
-def alone(work: Callable[..., Run], *arguments: Any) -> Run:
+def run_in_process(work: Callable[..., Run], *arguments: Any) -> Run:
     """Do it in a process of its own, so that neither memory nor imports are another one's."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 
 
-def shown(name: str, run: Run) -> Run:
+def print_run(name: str, run: Run) -> Run:
     """Print how a sweep went."""
     if run.states["failed"]:
         raise SystemExit(f"{name}: {run.states['failed']} trials failed: no figure holds")
@@ -246,16 +246,16 @@ def main() -> None:
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
     with tempfile.TemporaryDirectory() as folder:
-        ours = shown("ours", alone(run_ours, sweep(f"{folder}/ours", trials)))
+        ours = print_run("ours", run_in_process(run_ours, load_sweep(f"{folder}/ours", trials)))
         counts = [count for count, many in ours.results.items() for _ in range(many)]
-        ray = shown("Ray", alone(run_ray, sweep(f"{folder}/ray", trials), counts))
+        ray = print_run("Ray", run_in_process(run_ray, load_sweep(f"{folder}/ray", trials), counts))
     spent = 1000 * ours.cpu / ours.states.total()
     result = {
         "benchmark": "driver",
         "sampler": "random",
         "scheduler": "asha",
-        **ours.figures(),
-        "ray_alone": ray.figures(),
+        **ours.build_figures(),
+        "ray_alone": ray.build_figures(),
         "limit_cpu_ms_per_trial": LIMIT_MS,
         "ok": spent <= LIMIT_MS,
     }

@@ -26,7 +26,7 @@ def require_gpu() -> None:
         )
 
 
-def at_least(lowest: int) -> Callable[[str], int]:
+def build_integer_type(lowest: int) -> Callable[[str], int]:
     """The type of a command line option."""
 
     def number(text: str) -> int:
@@ -38,7 +38,7 @@ def at_least(lowest: int) -> Callable[[str], int]:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """An error that is meant for a person ends the command with its words and exit status."""
     try:
         yield

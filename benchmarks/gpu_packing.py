@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_options import at_least, refusals, require_gpu
-from peaks import Peak, ask_gpu, used_below, used_on_gpu
+from gpu_options import build_integer_type, exit_on_error, require_gpu
+from peaks import Peak, measure_gpu_memory, measure_process_memory, query_gpu
 from utilisation import measure as measure_sweep
 
 from gdpo_tune import cli
@@ -51,7 +51,7 @@ class Plan:
     shares: Sequence[float] = SHARES
     overrides: Sequence[str] = field(default_factory=list)
 
-    def sweep(self, share: float, folder: str) -> SweepSpec:
+    def load_sweep(self, share: float, folder: str) -> SweepSpec:
         """The sweep in which every trial has this share of the GPU, or of the cores."""
         return load_spec(
             SPACE,
@@ -96,12 +96,14 @@ def measure(plan: Plan) -> dict[str, object]:
     shares: dict[str, dict[str, object]] = {}
     trained = []
     with tempfile.TemporaryDirectory() as folder:
-        specs = [plan.sweep(share, folder) for share in plan.shares]
+        specs = [plan.load_sweep(share, folder) for share in plan.shares]
         for spec in specs:
             check_resources(spec)
             cli.probe_environment(spec, tracked=False)
         for share, spec in zip(plan.shares, specs, strict=True):
-            figures, records = run(spec, used_on_gpu if plan.on_gpu else used_below)
+            figures, records = run(
+                spec, measure_gpu_memory if plan.on_gpu else measure_process_memory
+            )
             shares[f"{share:g}"] = figures
             trained.append([(record.params, record.seed) for record in records])
             print(json.dumps({"share": share, **figures}), flush=True)
@@ -112,8 +114,8 @@ def measure(plan: Plan) -> dict[str, object]:
         figures["ratio"] = round(figures["trials_per_hour"] / first, 3)
     return {
         "benchmark": "gpu_packing",
-        "device": ask_gpu("name") if plan.on_gpu else "cpu",
-        "engine": engine(spec, on_gpu=plan.on_gpu),
+        "device": query_gpu("name") if plan.on_gpu else "cpu",
+        "engine": choose_engine(spec, on_gpu=plan.on_gpu),
         "policy": spec.policy,
         "trials": plan.trials,
         "steps": spec.training.steps,
@@ -143,14 +145,14 @@ def run(
     whole = measure_sweep(spec)
     figures = {
         "side_by_side": whole["slots"][0],
-        "trials_per_hour": round(trials_per_hour(result.records), 1),
+        "trials_per_hour": round(compute_trials_per_hour(result.records), 1),
         "utilisation": whole["utilisation"],
         "peak_mib": round(memory.highest),
     }
     return figures, trained
 
 
-def trials_per_hour(records: Sequence[TrialRecord]) -> float:
+def compute_trials_per_hour(records: Sequence[TrialRecord]) -> float:
     """Trials that trained over the hours in which any trial ran, the untrained one included."""
     trained = sum(record.role != "untrained" for record in records)
     started = min(record.started for record in records)
@@ -158,12 +160,12 @@ def trials_per_hour(records: Sequence[TrialRecord]) -> float:
     return trained / (finished - started) * HOUR
 
 
-def engine(spec: SweepSpec, *, on_gpu: bool) -> str:
+def choose_engine(spec: SweepSpec, *, on_gpu: bool) -> str:
     """What samples completions; the policy that ships is one for our own sampler on a CPU."""
     return select_engine(spec.rollout, gpu=on_gpu, lean=not on_gpu, vllm=find_vllm())
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -172,13 +174,15 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", default="Qwen/Qwen2.5-0.5B-Instruct")
     shares = {"nargs": "+", "type": float, "choices": SHARES, "default": SHARES}
     parser.add_argument("--shares", **shares, help="ratios are to the first one")
-    parser.add_argument("--trials", type=at_least(2), default=8, help="that train, for each share")
-    parser.add_argument("--steps", type=at_least(1), default=20)
+    parser.add_argument(
+        "--trials", type=build_integer_type(2), default=8, help="that train, for each share"
+    )
+    parser.add_argument("--steps", type=build_integer_type(1), default=20)
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides")
     return parser
 
 
-def full_plan(options: argparse.Namespace) -> Plan:
+def build_full_plan(options: argparse.Namespace) -> Plan:
     """What the options ask for.
 
     Raises:
@@ -200,9 +204,9 @@ def full_plan(options: argparse.Namespace) -> Plan:
 
 def main() -> None:
     """Measure and print."""
-    options = parser().parse_args()
-    with refusals():
-        figures = measure(SMALL if options.small else full_plan(options))
+    options = build_parser().parse_args()
+    with exit_on_error():
+        figures = measure(SMALL if options.small else build_full_plan(options))
     print(json.dumps(figures))
 
 

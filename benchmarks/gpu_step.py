@@ -24,7 +24,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 from alternation import Block, Side, alternate
-from gpu_options import at_least, refusals, require_gpu
+from gpu_options import build_integer_type, exit_on_error, require_gpu
 from gpu_step_plan import Plan
 
 from gdpo_tune.core.engines import find_vllm, select_engine
@@ -63,36 +63,36 @@ def measure(plan: Plan, blocks: int, most: int, preload: Sequence[str] = ()) -> 
     context.set_forkserver_preload(list(preload))
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
         pair = alternate(
-            lambda ours, seed: processes.submit(block, plan, ours, seed).result(), blocks, most
+            lambda ours, seed: processes.submit(run_block, plan, ours, seed).result(), blocks, most
         )
     return {
         "benchmark": "gpu_step",
         "device": pair.ours.blocks[0].device,
         "engine": plan.engine,
         "policy": plan.policy,
-        **pair.figures("seconds"),
-        "ours_peak_mib": peak(pair.ours),
-        "trl_peak_mib": peak(pair.plain),
+        **pair.build_figures("seconds"),
+        "ours_peak_mib": find_peak(pair.ours),
+        "trl_peak_mib": find_peak(pair.plain),
         "completions_per_step": plan.prompts * plan.group_size,
         "max_completion_length": plan.tokens,
         "steps_per_block": plan.steps,
     }
 
 
-def block(plan: Plan, ours: bool, seed: int) -> Block:
+def run_block(plan: Plan, ours: bool, seed: int) -> Block:
     """One block, in this process; what it imports, only this process does."""
     from gpu_step_block import run
 
     return run(plan, ours, seed)
 
 
-def peak(side: Side) -> int | None:
+def find_peak(side: Side) -> int | None:
     """The most MiB of a GPU that a block allocated; None on a CPU."""
     known = [one.peak_mib for one in side.blocks if one.peak_mib is not None]
     return round(max(known)) if known else None
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -100,15 +100,21 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--small", action="store_true", help="on a CPU; other options have no say")
     parser.add_argument("--policy", default="Qwen/Qwen2.5-1.5B-Instruct")
     parser.add_argument("--engine", choices=["auto", "transformers", "vllm"], default="auto")
-    parser.add_argument("--prompts", type=at_least(1), default=16, help="a step")
-    parser.add_argument("--group-size", type=at_least(2), default=8)
-    parser.add_argument("--tokens", type=at_least(1), default=256, help="longest completion")
-    parser.add_argument("--blocks", type=at_least(1), default=3, help="of each side, at least")
-    parser.add_argument("--steps", type=at_least(1), default=8, help="of a block that count")
+    parser.add_argument("--prompts", type=build_integer_type(1), default=16, help="a step")
+    parser.add_argument("--group-size", type=build_integer_type(2), default=8)
+    parser.add_argument(
+        "--tokens", type=build_integer_type(1), default=256, help="longest completion"
+    )
+    parser.add_argument(
+        "--blocks", type=build_integer_type(1), default=3, help="of each side, at least"
+    )
+    parser.add_argument(
+        "--steps", type=build_integer_type(1), default=8, help="of a block that count"
+    )
     return parser
 
 
-def full_plan(options: argparse.Namespace) -> Plan:
+def build_full_plan(options: argparse.Namespace) -> Plan:
     """What the options ask for.
 
     Raises:
@@ -135,13 +141,13 @@ def full_plan(options: argparse.Namespace) -> Plan:
 
 def main() -> None:
     """Measure, print a line of text and a line of JSON."""
-    options = parser().parse_args()
-    with refusals():
+    options = build_parser().parse_args()
+    with exit_on_error():
         if options.small:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
             figures = measure(SMALL, blocks=2, most=2, preload=IMPORTED_ONCE)
         else:
-            figures = measure(full_plan(options), options.blocks, 2 * options.blocks)
+            figures = measure(build_full_plan(options), options.blocks, 2 * options.blocks)
     print(
         f"ours {figures['ours_seconds']} s, TRL {figures['trl_seconds']} s a step on "
         f"{figures['device']} with {figures['engine']}: ratio {figures['ratio']}"

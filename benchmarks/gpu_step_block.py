@@ -55,17 +55,17 @@ class MeasuredError(Exception):
 def run(plan: Plan, ours: bool, seed: int) -> Block:
     """Train a fresh trainer for a few steps and measure all but the first ones."""
     transformers_logging.disable_progress_bar()
-    watch = Stopwatch(plan.steps, finished, plan.warm_up)
+    watch = Stopwatch(plan.steps, read_finish_time, plan.warm_up)
     with tempfile.TemporaryDirectory() as folder:
-        config = plan.config(seed, Path(folder))
+        config = plan.build_config(seed, Path(folder))
         (train_ours if ours else train_plain)(config, watch)
     if not torch.cuda.is_available():
-        return watch.block()
+        return watch.build_block()
     peak = torch.cuda.max_memory_allocated() / 2**20
-    return watch.block(peak, torch.cuda.get_device_name())
+    return watch.build_block(peak, torch.cuda.get_device_name())
 
 
-def finished() -> float:
+def read_finish_time() -> float:
     """The time at which all that was asked of the GPU is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

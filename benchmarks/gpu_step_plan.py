@@ -34,7 +34,7 @@ class Plan:
     vllm_memory_share: float = 0.3
     """Both trainers hold every weight and its optimizer state, so less than half is left."""
 
-    def config(self, seed: int, folder: Path) -> TrialConfig:
+    def build_config(self, seed: int, folder: Path) -> TrialConfig:
         """The trial that is timed; it would go on for one more step, and evaluate after that."""
         known = list_parameters(task_files.load_task_info(TASK))
         params = {name: parameter.default for name, parameter in known.items()}

@@ -51,28 +51,28 @@ class Watch:
     """How far trials have come, looked at again and again."""
 
     trials: Path
-    seen: dict[str, int] = field(default_factory=dict)
+    line_counts: dict[str, int] = field(default_factory=dict)
     """Lines that each trial has written."""
-    grown: list[tuple[float, str]] = field(default_factory=list)
+    writes: list[tuple[float, str]] = field(default_factory=list)
     """When a trial was seen to have written more."""
 
-    def look(self) -> None:
+    def record_progress(self) -> None:
         """Look once more."""
         for folder in self.trials.glob("*"):
             count = len(read_steps_written(folder))
-            if count > self.seen.get(folder.name, 0):
-                self.seen[folder.name] = count
-                self.grown.append((time.monotonic(), folder.name))
+            if count > self.line_counts.get(folder.name, 0):
+                self.line_counts[folder.name] = count
+                self.writes.append((time.monotonic(), folder.name))
 
-    def after(self, moment: float) -> dict[str, float]:
+    def find_first_writes(self, moment: float) -> dict[str, float]:
         """Trials that wrote something after a kill, and the seconds until they first did."""
         first: dict[str, float] = {}
-        for when, trial in self.grown:
+        for when, trial in self.writes:
             if when > moment + DYING_SECONDS:
                 first.setdefault(trial, when - moment)
         return first
 
-    def repeated(self) -> int:
+    def count_repeated_steps(self) -> int:
         """Steps that were done again so far."""
         lines = [read_steps_written(folder) for folder in self.trials.glob("*")]
         return sum(len(steps) - len(set(steps)) for steps in lines)
@@ -92,7 +92,7 @@ def write_files(folder: Path, url: str, steps: int, trials: int) -> Night:
 
 
 @contextmanager
-def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
+def run_schedule(night: Night) -> Iterator[subprocess.Popen[bytes]]:
     """The command that begins the run and looks after it."""
     command = ["-m", "gdpo_tune.schedule", "sweeps/", "run", "night", "--at", TICK, "--wait"]
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
@@ -112,7 +112,7 @@ def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def told(night: Night) -> str:
+def read_output(night: Night) -> str:
     """What the command has said."""
     return (night.folder / "told.txt").read_text()
 
@@ -123,38 +123,42 @@ def wait(
     """Wait for a moment in the life of a run."""
     deadline = time.monotonic() + PATIENCE
     while not moment():
-        watch.look()
+        watch.record_progress()
         ended = process.poll() is not None
         if (ended and not moment()) or time.monotonic() > deadline:
-            raise SystemExit(f"waited in vain\n{told(night)}")
+            raise SystemExit(f"waited in vain\n{read_output(night)}")
         time.sleep(0.2)
 
 
-def running(night: Night) -> list[int]:
+def list_running_trials(night: Night) -> list[int]:
     """Trials under way."""
     with Ledger.open(night.spec, read_only=True) as ledger:
         return [record.number for record in ledger.get_records() if record.state == "running"]
 
 
-def incidents(night: Night) -> list[Any]:
+def list_incidents(night: Night) -> list[Any]:
     """What befell the sweep, in order."""
     with Ledger.open(night.spec, read_only=True) as ledger:
         return [incident for session in ledger.get_sessions() for incident in session["incidents"]]
 
 
-def lost_trials(night: Night) -> set[str]:
+def find_lost_trials(night: Night) -> set[str]:
     """Trials that ran on the node that was lost."""
     return {
         str(trial)
-        for incident in incidents(night)
+        for incident in list_incidents(night)
         if "was lost" in incident.what or "was cut off" in incident.what
         for trial in incident.trials
     }
 
 
-def back_seconds(watch: Watch, moment: float, trials: Sequence[int]) -> dict[str, float]:
+def compute_return_seconds(watch: Watch, moment: float, trials: Sequence[int]) -> dict[str, float]:
     """When the first and the last of these trials wrote again."""
-    back = [seconds for trial, seconds in watch.after(moment).items() if int(trial) in trials]
+    back = [
+        seconds
+        for trial, seconds in watch.find_first_writes(moment).items()
+        if int(trial) in trials
+    ]
     return {
         "first_back_seconds": round(min(back), 1),
         "all_back_seconds": round(max(back), 1),

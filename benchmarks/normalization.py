@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from normalization_fronts import hypervolume
-from normalization_report import BOXES, Cell, figures, markdown
-from normalization_trials import LENGTHS, MODES, RANGES, Result, Setting, run, training_of
+from normalization_fronts import compute_hypervolume
+from normalization_report import BOXES, Cell, build_figures, render_markdown
+from normalization_trials import LENGTHS, MODES, RANGES, Result, Setting, build_training, run
 
 from gdpo_tune.core.settings import TrainingSettings
 
@@ -55,7 +55,7 @@ class Plan:
         """Both ends and the middle."""
         return sorted({self.weights[i] for i in (0, len(self.weights) // 2, -1)})
 
-    def pilot(self) -> list[Setting]:
+    def list_pilot_settings(self) -> list[Setting]:
         """What the learning rates are chosen by."""
         return [
             setting
@@ -63,10 +63,10 @@ class Plan:
             for rate in self.learning_rates
             for mode in MODES
             for ranges in RANGES
-            for setting in self._trial_of_rate(task, ranges, mode, rate)
+            for setting in self._list_rate_trials(task, ranges, mode, rate)
         ]
 
-    def rate(self, task: str, mode: str) -> float | None:
+    def choose_rate(self, task: str, mode: str) -> float | None:
         """The learning rate of the greatest validation hypervolume; None if none has been tried.
 
         Both forms of ranges count, and get the same one: their comparison is not to hang on what is
@@ -74,19 +74,19 @@ class Plan:
         """
         volumes: dict[float, float] = {}
         for rate in self.learning_rates:
-            settings = [self._trial_of_rate(task, ranges, mode, rate) for ranges in RANGES]
+            settings = [self._list_rate_trials(task, ranges, mode, rate) for ranges in RANGES]
             if all(setting in self.done for form in settings for setting in form):
-                volumes[rate] = sum(map(self._validated, settings))
+                volumes[rate] = sum(map(self._compute_validation_hypervolume, settings))
         return max(volumes, key=lambda rate: volumes[rate], default=None)
 
-    def _trial_of_rate(self, task: str, ranges: str, mode: str, rate: float) -> list[Setting]:
+    def _list_rate_trials(self, task: str, ranges: str, mode: str, rate: float) -> list[Setting]:
         return [Setting(task, ranges, mode, weight, rate, 0) for weight in self.pilot_weights]
 
-    def _validated(self, settings: Sequence[Setting]) -> float:
-        shares = [BOXES[one.task].shares(self.done[one].validation) for one in settings]
-        return hypervolume(np.array(shares))
+    def _compute_validation_hypervolume(self, settings: Sequence[Setting]) -> float:
+        shares = [BOXES[one.task].compute_shares(self.done[one].validation) for one in settings]
+        return compute_hypervolume(np.array(shares))
 
-    def rest(self) -> list[Setting]:
+    def list_remaining_settings(self) -> list[Setting]:
         """Everything else, so ordered that what is there at any time is as whole as can be."""
         few = self.pilot_weights
         further = [weight for weight in self.weights if weight not in few]
@@ -98,15 +98,15 @@ class Plan:
             for weight in weights
             for ranges in RANGES
             for mode in MODES
-            if (rate := self.rate(task, mode)) is not None
+            if (rate := self.choose_rate(task, mode)) is not None
         ]
 
-    def cells(self) -> list[Cell]:
+    def build_cells(self) -> list[Cell]:
         """Test values of every mode with every form of ranges, weights without a gap alone."""
-        return [cell for task in self.tasks for cell in self._cells(task)]
+        return [cell for task in self.tasks for cell in self._build_cells(task)]
 
-    def _cells(self, task: str) -> list[Cell]:
-        rates = {mode: rate for mode in MODES if (rate := self.rate(task, mode)) is not None}
+    def _build_cells(self, task: str) -> list[Cell]:
+        rates = {mode: rate for mode in MODES if (rate := self.choose_rate(task, mode)) is not None}
         if len(rates) < len(MODES):
             return []
         forms = [(ranges, mode) for ranges in RANGES for mode in MODES]
@@ -137,9 +137,9 @@ class Plan:
 def train_all(settings: Iterable[Setting], plan: Plan, workers: int, kept: Path) -> None:
     """Train what is not done yet; each result is on disk before the next one is awaited."""
     missing = [setting for setting in settings if setting not in plan.done]
-    jobs = [(s, training_of(s.task, plan.steps, plan.prompts)) for s in missing]
+    jobs = [(s, build_training(s.task, plan.steps, plan.prompts)) for s in missing]
     started = time.perf_counter()
-    for count, result in enumerate(_results(jobs, workers), 1):
+    for count, result in enumerate(_run_jobs(jobs, workers), 1):
         with kept.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         plan.done[result.setting] = result
@@ -151,7 +151,7 @@ def train_all(settings: Iterable[Setting], plan: Plan, workers: int, kept: Path)
         )
 
 
-def _results(jobs: Sequence[tuple[Setting, TrainingSettings]], workers: int) -> Iterator[Result]:
+def _run_jobs(jobs: Sequence[tuple[Setting, TrainingSettings]], workers: int) -> Iterator[Result]:
     if workers == 1:
         yield from map(run, jobs)
         return
@@ -159,7 +159,7 @@ def _results(jobs: Sequence[tuple[Setting, TrainingSettings]], workers: int) -> 
         yield from pool.imap_unordered(run, jobs)
 
 
-def read(kept: Path, plan: Plan) -> None:
+def read_results(kept: Path, plan: Plan) -> None:
     """Results of an earlier run with the same training; a line that was cut off is removed."""
     if not kept.exists():
         return
@@ -168,7 +168,7 @@ def read(kept: Path, plan: Plan) -> None:
     for line in whole.splitlines():
         entry = json.loads(line)
         result = Result(**{**entry, "setting": Setting(**entry["setting"])})
-        training = training_of(result.setting.task, plan.steps, plan.prompts)
+        training = build_training(result.setting.task, plan.steps, plan.prompts)
         if result.training == asdict(training):
             plan.done[result.setting] = result
 
@@ -191,26 +191,26 @@ def main() -> None:
     if options.small:
         plan = Plan(["math"], weights=WEIGHTS[1::2], seeds=2, steps=1, prompts=8)
         with tempfile.TemporaryDirectory() as folder:
-            work(plan, options.workers, Path(folder), options.only_report)
+            run_plan(plan, options.workers, Path(folder), options.only_report)
     else:
         plan = Plan(options.tasks, learning_rates=options.learning_rates, seeds=options.seeds)
-        work(plan, options.workers, options.out, options.only_report)
+        run_plan(plan, options.workers, options.out, options.only_report)
 
 
-def work(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
+def run_plan(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
     """Go on with what is in a folder and report on it."""
     from normalization_picture import write_picture
 
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "trainings.jsonl"
-    read(kept, plan)
+    read_results(kept, plan)
     if not only_report:
-        train_all(plan.pilot(), plan, workers, kept)
-        train_all(plan.rest(), plan, workers, kept)
-    cells = plan.cells()
+        train_all(plan.list_pilot_settings(), plan, workers, kept)
+        train_all(plan.list_remaining_settings(), plan, workers, kept)
+    cells = plan.build_cells()
     if not cells:
         raise SystemExit(f"{len(plan.done)} trainings in {kept} are too few for any figure")
-    table = markdown(cells, plan.done.values())
+    table = render_markdown(cells, plan.done.values())
     (out / "table.md").write_text(table, encoding="utf-8")
     write_picture(cells, out / "normalization.png")
     print(table)
@@ -220,7 +220,7 @@ def work(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
         "steps": plan.steps,
         "seeds": plan.seeds,
         "cpu_seconds": round(sum(result.cpu_seconds for result in plan.done.values()), 1),
-        **figures(cells, plan.done.values()),
+        **build_figures(cells, plan.done.values()),
     }
     print(json.dumps(result))
 

@@ -36,13 +36,13 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def distinct(values: Sequence[float], tolerance: float = TOLERANCE) -> int:
+def count_distinct(values: Sequence[float], tolerance: float = TOLERANCE) -> int:
     """How many different values there are; neighbours within `tolerance` are the same one."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     return int((np.diff(ordered) > tolerance).sum()) + 1 if ordered.size else 0
 
 
-def hypervolume(points: Floats) -> float:
+def compute_hypervolume(points: Floats) -> float:
     """Share of the unit box that the points `[W, M]` dominate."""
     inside = points[(points > 0).all(axis=1)]
     if not len(inside):
@@ -50,7 +50,7 @@ def hypervolume(points: Floats) -> float:
     return float(moocore.hypervolume(-inside, ref=np.zeros(points.shape[1])))
 
 
-def front(means: Floats) -> NDArray[np.bool_]:
+def find_front(means: Floats) -> NDArray[np.bool_]:
     """Which of the points `[W, M]` no other one dominates."""
     return moocore.is_nondominated(-means, keep_weakly=True)
 
@@ -80,13 +80,13 @@ def bootstrap(
     return Interval(statistic(np.arange(count)), float(low), float(high))
 
 
-def goals(objectives: int, grid: int = GRID) -> Floats:
+def build_goals(objectives: int, grid: int = GRID) -> Floats:
     """Midpoints of a regular grid over the unit box, `[Q, M]`."""
     middle = (np.arange(grid) + 0.5) / grid
     return np.array(list(itertools.product(middle, repeat=objectives)))
 
 
-def attainment(values: Floats, wanted: Floats) -> Floats:
+def compute_attainment(values: Floats, wanted: Floats) -> Floats:
     """For each goal, the share of seeds in which some setting reaches it in every objective.
 
     Source: Grunert da Fonseca, Fonseca and Hall 2001, Inferential performance assessment of
@@ -103,13 +103,13 @@ def attainment(values: Floats, wanted: Floats) -> Floats:
     return reached.mean(axis=0)
 
 
-def attainment_difference(values: Floats, others: Floats) -> tuple[float, float]:
+def compute_attainment_difference(values: Floats, others: Floats) -> tuple[float, float]:
     """How much more often goals are attained by the one side, and by the other.
 
     Returns:
         Means over all goals of the positive and of the negative part of the difference of both
         attainments. Their difference is that of the sides' mean hypervolumes, up to the grid.
     """
-    wanted = goals(values.shape[2])
-    difference = attainment(values, wanted) - attainment(others, wanted)
+    wanted = build_goals(values.shape[2])
+    difference = compute_attainment(values, wanted) - compute_attainment(others, wanted)
     return float(difference.clip(min=0).mean()), float((-difference).clip(min=0).mean())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from normalization_fronts import distinct
+from normalization_fronts import count_distinct
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
@@ -56,7 +56,7 @@ class _Ranged:
     ) -> Scores:
         """The task's own metrics; correctness as a reward is mapped to the wanted range."""
         scores: Scores = super().score(problems, completions, lengths)
-        values = rescaled(scores.rewards["correctness"], self.natural, self.wanted)
+        values = rescale(scores.rewards["correctness"], self.natural, self.wanted)
         rewards = {**scores.rewards, "correctness": values}
         if problems[0].prompt in self._trained_on:
             _BATCHES.append(rewards)
@@ -109,7 +109,7 @@ _TASKS = {
 }
 
 
-def info_of(task: str, ranges: str) -> registry.TaskInfo:
+def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
     """A task of the package with correctness in another range."""
     own = registry.describe_task(task)
     return replace(
@@ -120,7 +120,7 @@ def info_of(task: str, ranges: str) -> registry.TaskInfo:
 
 
 @contextmanager
-def registered(name: str, info: registry.TaskInfo) -> Iterator[None]:
+def register_task(name: str, info: registry.TaskInfo) -> Iterator[None]:
     """Let the trainer find a task that only this benchmark has."""
     globals()["REGISTERED"] = info
     registry.TASKS[name] = f"{__name__}:REGISTERED"
@@ -165,7 +165,7 @@ class Result:
     cpu_seconds: float
 
 
-def training_of(task: str, steps: int, prompts: int) -> TrainingSettings:
+def build_training(task: str, steps: int, prompts: int) -> TrainingSettings:
     """What every training of a task shares; `prompts` are the held-out ones for the test."""
     longest, limit = LENGTHS[task]
     return TrainingSettings(
@@ -182,7 +182,7 @@ def training_of(task: str, steps: int, prompts: int) -> TrainingSettings:
 def run(job: tuple[Setting, TrainingSettings]) -> Result:
     """Train one setting and evaluate it."""
     setting, training = job
-    info = info_of(setting.task, setting.ranges)
+    info = build_task_info(setting.task, setting.ranges)
     name = f"{setting.task} {setting.ranges}"
     params = {name: parameter.default for name, parameter in list_parameters(info).items()}
     params |= {
@@ -193,7 +193,7 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
         "reward_weights.length": setting.weight,
     }
     _BATCHES.clear()
-    with tempfile.TemporaryDirectory() as folder, registered(name, info):
+    with tempfile.TemporaryDirectory() as folder, register_task(name, info):
         config = TrialConfig(
             task=name,
             policy=info.embedded,
@@ -209,12 +209,12 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
         training=asdict(training),
         validation={name: estimate.mean for name, estimate in outcome.validation.items()},
         test={name: estimate.mean for name, estimate in outcome.test.items()},
-        distinct=distinct_advantages(_BATCHES, weights),
+        distinct=count_distinct_advantages(_BATCHES, weights),
         cpu_seconds=outcome.cost.cpu_seconds,
     )
 
 
-def rescaled(
+def rescale(
     values: Sequence[float | None], natural: tuple[float, float], wanted: tuple[float, float]
 ) -> list[float | None]:
     """Values of one range in another one; what is not scored (None) stays so."""
@@ -222,7 +222,7 @@ def rescaled(
     return [None if v is None else wanted[0] + (v - natural[0]) * scale for v in values]
 
 
-def distinct_advantages(
+def count_distinct_advantages(
     batches: Sequence[Mapping[str, Sequence[float | None]]], weights: Sequence[float]
 ) -> dict[str, float]:
     """Mode -> distinct advantages a batch, averaged over the batches."""
@@ -232,7 +232,7 @@ def distinct_advantages(
         rewards = torch.tensor(columns).T
         for mode in MODES:
             advantages = compute_advantages(rewards, torch.tensor(weights), GROUP_SIZE, mode)
-            totals[mode] += distinct(advantages.tolist())
+            totals[mode] += count_distinct(advantages.tolist())
     return {mode: total / len(batches) for mode, total in totals.items()}
 
 

@@ -47,16 +47,16 @@ class Peak:
             self.highest = max(self.highest, self._read())
 
 
-def used_on_gpu() -> float:
+def measure_gpu_memory() -> float:
     """MiB that all processes together take of the one GPU that may be used.
 
     Raises:
         subprocess.CalledProcessError: NVIDIA's tool finds no such GPU.
     """
-    return float(ask_gpu("memory.used"))
+    return float(query_gpu("memory.used"))
 
 
-def ask_gpu(what: str) -> str:
+def query_gpu(what: str) -> str:
     """What NVIDIA's tool says of the one GPU that may be used."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     # The tool itself does not know of this variable.
@@ -66,7 +66,7 @@ def ask_gpu(what: str) -> str:
     return answer.stdout.strip()
 
 
-def used_below() -> float:
+def measure_process_memory() -> float:
     """MiB of this process and everything below it; shared pages count once a process."""
     own = psutil.Process()
     total = 0

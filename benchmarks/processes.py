@@ -22,7 +22,7 @@ class Process:
     """Of the process and of every child that it has waited for, to a clock tick."""
 
 
-def tree(root: int) -> list[Process]:
+def list_processes(root: int) -> list[Process]:
     """The process `root` and all of its descendants, zombies included."""
     table: dict[int, Process] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
@@ -36,26 +36,26 @@ def tree(root: int) -> list[Process]:
     return [table[pid] for pid in sorted(found) if pid in table]
 
 
-def cpu_seconds() -> float:
+def measure_cpu_seconds() -> float:
     """CPU time of this process and everything below it, whether it still lives or not."""
-    return sum(process.cpu_seconds for process in tree(os.getpid()))
+    return sum(process.cpu_seconds for process in list_processes(os.getpid()))
 
 
-def memory_mib(pid: int) -> dict[str, float]:
+def measure_memory(pid: int) -> dict[str, float]:
     """Resident memory of a process, and its proportional share (PSS) where that may be read."""
     status = Path(f"/proc/{pid}/status").read_text()
-    sizes = {"rss": _kib(status, "VmRSS:") / 1024}
+    sizes = {"rss": _read_kib(status, "VmRSS:") / 1024}
     with contextlib.suppress(*_VANISHED):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        sizes["pss"] = _kib(rollup, "Pss:") / 1024
+        sizes["pss"] = _read_kib(rollup, "Pss:") / 1024
     return sizes
 
 
-def _kib(text: str, key: str) -> int:
+def _read_kib(text: str, key: str) -> int:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(key)), 0)
 
 
-def open_descriptors(pid: int) -> int | None:
+def count_open_descriptors(pid: int) -> int | None:
     """How many descriptors a process has open, 0 if it has ended; None where nobody may ask."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))

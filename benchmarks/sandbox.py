@@ -41,7 +41,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-from processes import cpu_seconds
+from processes import measure_cpu_seconds
 from sandbox_guards import Guard, GuardWithPipe
 from sandbox_peers import LIMIT_SECONDS, Boxed, Candidate, Fork, PythonC, PythonCHere, Side
 
@@ -83,7 +83,7 @@ class Row:
     late: int = 0
 
 
-def candidates(count: int, first: int, *, loops: bool) -> list[Candidate]:
+def build_candidates(count: int, first: int, *, loops: bool) -> list[Candidate]:
     """Fresh candidates: the tests differ from group to group and from block to block."""
     made: list[Candidate] = []
     for index in range(count):
@@ -98,18 +98,18 @@ def candidates(count: int, first: int, *, loops: bool) -> list[Candidate]:
     return made
 
 
-def block(row: Row, count: int, first: int, *, loops: bool) -> None:
+def run_block(row: Row, count: int, first: int, *, loops: bool) -> None:
     """Run one block, check its verdicts and note its figures."""
-    batch = candidates(count, first, loops=loops)
-    cpu, wall = cpu_seconds(), time.perf_counter()
+    batch = build_candidates(count, first, loops=loops)
+    cpu, wall = measure_cpu_seconds(), time.perf_counter()
     verdicts = row.side.run(batch)
-    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    wall, cpu = time.perf_counter() - wall, measure_cpu_seconds() - cpu
     for candidate, verdict in zip(batch, verdicts, strict=True):
         if verdict == "timeout" != candidate.expected:
             row.late += 1
         elif verdict != candidate.expected:
             raise SystemExit(
-                f"{row.name}: {verdict} where {candidate.expected} is right:\n{candidate.program()}"
+                f"{row.name}: {verdict} where {candidate.expected} is right:\n{candidate.build_program()}"
             )
     if loops:
         row.rates_with_loops.append(count / wall)
@@ -121,13 +121,13 @@ def block(row: Row, count: int, first: int, *, loops: bool) -> None:
 def measure(rows: list[Row], rounds: int, rounds_with_loops: int) -> None:
     """Let the sides take turns, in the other order every other round."""
     for row in rows:
-        row.side.run(candidates(GROUP * row.lanes, 0, loops=False))
+        row.side.run(build_candidates(GROUP * row.lanes, 0, loops=False))
     for turn in range(rounds):
         for row in rows if turn % 2 else reversed(rows):
             first = 1000 * (turn + 1)
-            block(row, row.size * row.lanes, first, loops=False)
+            run_block(row, row.size * row.lanes, first, loops=False)
             if turn < rounds_with_loops:
-                block(row, PERIOD * row.lanes, first, loops=True)
+                run_block(row, PERIOD * row.lanes, first, loops=True)
 
 
 def compare(rates: list[float], others: list[float]) -> float:
@@ -135,7 +135,7 @@ def compare(rates: list[float], others: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
-def figures(table: dict[tuple[str, int], Row], box: Boxed) -> dict[str, object]:
+def build_figures(table: dict[tuple[str, int], Row], box: Boxed) -> dict[str, object]:
     """Everything as one JSON object; rows by name and lanes."""
     unit = table[UNIT]
     ratio = {lanes: compare(table["locked", lanes].rates, unit.rates) for lanes in LEAST_RATIO}
@@ -159,12 +159,12 @@ def figures(table: dict[tuple[str, int], Row], box: Boxed) -> dict[str, object]:
         "loop_limit_seconds": LIMIT_SECONDS,
         "sides": {f"{row.name}_{row.lanes}": describe(row, unit) for row in table.values()},
         "unit": f"{unit.name}_{unit.lanes}",
-        "ratio": rounded(ratio),
-        "ratio_to_python_here": rounded(ratio_here),
+        "ratio": round_values(ratio),
+        "ratio_to_python_here": round_values(ratio_here),
         "least_ratio": LEAST_RATIO,
         "ratio_ok": all(ratio[lanes] >= least for lanes, least in LEAST_RATIO.items()),
-        "hardening": rounded(hardening),
-        "over_minimal_fork": rounded(over_minimal_fork),
+        "hardening": round_values(hardening),
+        "over_minimal_fork": round_values(over_minimal_fork),
         "most_hardening": MOST_HARDENING,
         "hardening_ok": max(hardening.values()) <= MOST_HARDENING,
     }
@@ -183,12 +183,12 @@ def describe(row: Row, unit: Row) -> dict[str, object]:
     }
 
 
-def rounded(by_lanes: dict[int, float]) -> dict[int, float]:
+def round_values(by_lanes: dict[int, float]) -> dict[int, float]:
     """Three digits are more than such a measurement has."""
     return {lanes: round(value, 3) for lanes, value in by_lanes.items()}
 
 
-def report(result: dict[str, object]) -> None:
+def print_report(result: dict[str, object]) -> None:
     """A table for people, then the verdicts on the limits, then JSON."""
     heads = ("per_second", "low", "high", "of_unit", "cpu_ms", "per_second_with_loops", "late")
     print(f"{'':14}" + "".join(f"{head.replace('per_second', '/s'):>14}" for head in heads))
@@ -198,14 +198,14 @@ def report(result: dict[str, object]) -> None:
         ratio, cost = result["ratio"][lanes], result["hardening"][lanes]
         print(
             f"{lanes} worker(s): {ratio} x {result['unit']}, at least {least}: "
-            f"{told(ratio >= least)}; hardening {cost}, at most {MOST_HARDENING}: "
-            f"{told(cost <= MOST_HARDENING)}; over a minimal fork "
+            f"{format_verdict(ratio >= least)}; hardening {cost}, at most {MOST_HARDENING}: "
+            f"{format_verdict(cost <= MOST_HARDENING)}; over a minimal fork "
             f"{result['over_minimal_fork'][lanes]}"
         )
     print(json.dumps(result))
 
 
-def told(met: bool) -> str:
+def format_verdict(met: bool) -> str:
     """A word for people."""
     return "met" if met else "not met"
 
@@ -227,7 +227,7 @@ def main() -> None:
         ]
         measure(rows, *((2, 1) if small else (9, 5)))
         table = {(row.name, row.lanes): row for row in rows}
-        report(figures(table, table["locked", 1].side))
+        print_report(build_figures(table, table["locked", 1].side))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The jobs are a mix of every ending: passes, wrong values, exceptions, free-form 
 on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
 status is checked. Processes, zombies, descriptors and memory of the trainer and of every process
 of the sandbox are read between batches. Growth is the slope of a straight line through the
-samples after the first fifth, in MiB per 10,000 jobs. `leaks` names what has more processes,
+samples after the first fifth, in MiB per 10,000 jobs. `find_leaks` names what has more processes,
 zombies or descriptors at the end than after the first batch, and memory that grows by more than
 the limit (in a short run: by more than a MiB, since a slope means nothing there).
 
@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from processes import memory_mib, open_descriptors, tree
+from processes import count_open_descriptors, list_processes, measure_memory
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Sandbox, Stream
 
@@ -38,7 +38,7 @@ STREAMS = tuple(Stream(f"{x}\n", f"{x + 1}\n") for x in range(5))
 CALLS = tuple(Call("f", (x,), x + 1) for x in range(5))
 
 
-def mix() -> list[tuple[Job, str]]:
+def build_mix() -> list[tuple[Job, str]]:
     """Fifty jobs with the status that each must have."""
     good = "def f(x):\n    return x + 1\n"
     value = "def f(x):\n    return list(range(x * 1000))\n"
@@ -88,13 +88,13 @@ class Sample:
     """Of all processes, trainer included; 0 where the kernel does not show it."""
 
 
-def sample(jobs: int) -> Sample:
+def take_sample(jobs: int) -> Sample:
     """Look at this process and everything below it."""
-    processes = tree(os.getpid())
+    processes = list_processes(os.getpid())
     living = [process.pid for process in processes if process.state != "Z"]
-    memory = {pid: memory_mib(pid) for pid in living}
+    memory = {pid: measure_memory(pid) for pid in living}
     trainer = memory[os.getpid()]["rss"]
-    descriptors = [open_descriptors(pid) for pid in living]
+    descriptors = [count_open_descriptors(pid) for pid in living]
     return Sample(
         jobs=jobs,
         processes=len(living),
@@ -112,7 +112,7 @@ def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Count
     Raises:
         SystemExit: a job has another status than it must have.
     """
-    batch = mix()
+    batch = build_mix()
     samples: list[Sample] = []
     counts: Counter[str] = Counter()
     done = 0
@@ -124,18 +124,18 @@ def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Count
             counts[result.status] += 1
         done += len(batch)
         if len(samples) < 1 + done // every:
-            samples.append(sample(done))
+            samples.append(take_sample(done))
     return samples, counts
 
 
-def slope(samples: list[Sample], name: str) -> float:
+def fit_slope(samples: list[Sample], name: str) -> float:
     """Growth per 10,000 jobs after the first fifth."""
     settled = [one for one in samples if one.jobs >= samples[-1].jobs / 5]
     jobs = [one.jobs for one in settled]
     return 10_000 * statistics.linear_regression(jobs, [getattr(one, name) for one in settled])[0]
 
 
-def leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
+def find_leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
     """What has grown more than it may."""
     first, last = samples[0], samples[-1]
     counts = ("processes", "zombies", "descriptors")
@@ -161,7 +161,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     for one in samples:
         print("  ".join(f"{name} {value}" for name, value in asdict(one).items()))
-    growth = {name: slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
+    growth = {name: fit_slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
     first, last = samples[0], samples[-1]
     result = {
         "benchmark": "sandbox_endurance",
@@ -175,7 +175,7 @@ def main() -> None:
         "last": asdict(last),
         "growth_mib_per_10000_jobs": {name: round(value, 3) for name, value in growth.items()},
         "most_growth": MOST_GROWTH,
-        "leaks": leaks(samples, growth),
+        "leaks": find_leaks(samples, growth),
     }
     print(json.dumps(result))
 

@@ -36,8 +36,8 @@ class Guard(InThreads):
     def _run(self, candidate: Candidate) -> str:
         with _FORKS.Manager() as manager:
             verdicts = manager.list()
-            arguments = (candidate.program(), verdicts.append)
-            process = _FORKS.Process(target=_guarded, args=arguments)
+            arguments = (candidate.build_program(), verdicts.append)
+            process = _FORKS.Process(target=_run_guarded, args=arguments)
             process.start()
             process.join(LIMIT_SECONDS + 1)
             if process.is_alive():
@@ -59,8 +59,8 @@ class GuardWithPipe(InThreads):
         receiving, sending = _FORKS.Pipe(duplex=False)
         with receiving:
             with sending:
-                arguments = (candidate.program(), sending.send)
-                process = _FORKS.Process(target=_guarded, args=arguments)
+                arguments = (candidate.build_program(), sending.send)
+                process = _FORKS.Process(target=_run_guarded, args=arguments)
                 process.start()
             process.join(LIMIT_SECONDS + 1)
             if process.is_alive():
@@ -75,7 +75,7 @@ class _OutOfTime(Exception):
     """Raised by the clock of a guarded child."""
 
 
-def _guarded(program: str, tell: Callable[[str], None]) -> None:
+def _run_guarded(program: str, tell: Callable[[str], None]) -> None:
     """Body of a guarded child: run the program here and tell how it went."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

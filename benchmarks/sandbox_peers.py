@@ -37,7 +37,7 @@ class Candidate:
     asserts: tuple[str, ...]
     expected: str
 
-    def program(self) -> str:
+    def build_program(self) -> str:
         """Code and tests in one, as harnesses that grade in the candidate's process run it."""
         return "\n".join([self.code, *self.asserts])
 
@@ -88,7 +88,7 @@ class PythonC(InThreads):
 
     def _run(self, candidate: Candidate) -> str:
         nowhere = subprocess.DEVNULL
-        command = [self._python, "-c", candidate.program()]
+        command = [self._python, "-c", candidate.build_program()]
         with subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere) as process:
             # NOTE: `subprocess` looks at its clock in steps of up to 50 ms, which would cost this
             # side a third of its speed.
@@ -130,7 +130,7 @@ class Fork(InThreads):
     def _run(self, candidate: Candidate) -> str:
         process = self._free.get()
         try:
-            return process.ask(candidate.program())
+            return process.ask(candidate.build_program())
         finally:
             self._free.put(process)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from scale_driver import resume_ours, run_peer, start_ours
 from scale_end import finish_ours
-from scale_ray import loop_costs
+from scale_ray import measure_loop
 
 from gdpo_tune.spec import load_spec
 
@@ -36,7 +36,7 @@ NOBODY = "http://127.0.0.1:9"
 """A tracking server that never answers."""
 
 
-def changes(folder: str, options: argparse.Namespace) -> list[str]:
+def list_overrides(folder: str, options: argparse.Namespace) -> list[str]:
     """What makes the shipped search space a large one."""
     return [
         f"storage={folder}",
@@ -48,7 +48,7 @@ def changes(folder: str, options: argparse.Namespace) -> list[str]:
     ]
 
 
-def alone(work: Callable[..., None], folder: str, *arguments: Any) -> dict[str, Any]:
+def run_in_process(work: Callable[..., None], folder: str, *arguments: Any) -> dict[str, Any]:
     """Do it in a process of its own, which writes down what it found and may die of it."""
     told = Path(folder) / f"{work.__name__}.json"
     process = multiprocessing.get_context("spawn").Process(target=work, args=(told, *arguments))
@@ -81,12 +81,14 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # nobody answers, ever
     with tempfile.TemporaryDirectory() as folder:
-        spec = load_spec(SPACE, changes(f"{folder}/runs", options))
-        first = alone(start_ours, folder, spec, options.slots, options.trials // 2)
-        second = alone(resume_ours, folder, spec, options.slots)
-        end = alone(finish_ours, folder, spec)
-        peer = alone(run_peer, folder, spec, options.slots, options.peer_trials)
-        loop = alone(loop_costs, folder, [1, 10] if options.small else [1, 10, 100, 1000])
+        spec = load_spec(SPACE, list_overrides(f"{folder}/runs", options))
+        first = run_in_process(start_ours, folder, spec, options.slots, options.trials // 2)
+        second = run_in_process(resume_ours, folder, spec, options.slots)
+        end = run_in_process(finish_ours, folder, spec)
+        peer = run_in_process(run_peer, folder, spec, options.slots, options.peer_trials)
+        loop = run_in_process(
+            measure_loop, folder, [1, 10] if options.small else [1, 10, 100, 1000]
+        )
     result = {
         "benchmark": "scale",
         "trials": options.trials,

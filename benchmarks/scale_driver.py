@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from scale_executor import CLOCK, TALLY, SimulatedActors
 from scale_parts import Parts
-from scale_trials import flat_results, results_of
+from scale_trials import generate_flat_results, simulate_results
 
 from gdpo_tune.core.events import Event, TrialFinished, TrialStarted
 from gdpo_tune.spec import SweepSpec
@@ -38,7 +38,7 @@ class Watch:
     def __call__(self, event: Event) -> None:
         """Take in an event."""
         if isinstance(event, TrialStarted) and not self._back:
-            self._back = {"cpu_seconds": time.process_time() - self._began, "mib": mib()}
+            self._back = {"cpu_seconds": time.process_time() - self._began, "mib": measure_mib()}
         if isinstance(event, TrialFinished):
             self._ended += 1
             if self._ended % self._every == 0:
@@ -54,14 +54,14 @@ class Watch:
                 "results": TALLY.results,
                 "driver": CLOCK.driver,
                 "now": CLOCK.now,
-                "mib": mib(),
+                "mib": measure_mib(),
             }
         )
 
     def write(self) -> None:
         """Write down what was found."""
         self._sample()
-        seconds = self._parts.taken()
+        seconds = self._parts.get_seconds()
         seconds["unpickling results"] = TALLY.decoded
         driver = CLOCK.driver
         slots = SimulatedActors.slots
@@ -78,7 +78,7 @@ class Watch:
             "ended": self._ended,
             "results": TALLY.results,
             "events": TALLY.events,
-            "until_first_trial": rounded(self._back),
+            "until_first_trial": round_values(self._back),
             "driver_cpu_seconds": round(driver, 1),
             "driver_us_per_result": round(1e6 * driver / max(1, TALLY.results), 1),
             "driver_ms_per_trial": round(1e3 * driver / max(1, self._ended), 2),
@@ -88,23 +88,23 @@ class Watch:
             "utilisation": round(TALLY.trained / (slots * CLOCK.now), 3),
             "mean_lateness_seconds": round(TALLY.waited / max(1, TALLY.events), 3),
             "parts": by_part,
-            "samples": [rounded(sample) for sample in self.samples],
-            "bytes": sizes(self._spec),
+            "samples": [round_values(sample) for sample in self.samples],
+            "bytes": measure_sizes(self._spec),
         }
         self._told.write_text(json.dumps(found))
 
 
-def rounded(values: dict[str, float]) -> dict[str, float]:
+def round_values(values: dict[str, float]) -> dict[str, float]:
     """Numbers for a person."""
     return {name: round(value, 2) for name, value in values.items()}
 
 
-def mib() -> float:
+def measure_mib() -> float:
     """Resident memory of this process."""
     return psutil.Process().memory_info().rss / 2**20
 
 
-def sizes(spec: SweepSpec) -> dict[str, int]:
+def measure_sizes(spec: SweepSpec) -> dict[str, int]:
     """Bytes of what a sweep keeps."""
     folder = spec.directory
     steps = sum(file.stat().st_size for file in folder.glob("trials/*/steps.jsonl"))
@@ -116,7 +116,7 @@ def sizes(spec: SweepSpec) -> dict[str, int]:
 
 
 @contextmanager
-def simulated(slots: int, make: Any) -> Generator[None]:
+def simulate_processes(slots: int, make: Any) -> Generator[None]:
     """Ray Tune with simulated processes on one node that holds all of them."""
     from ray.tune.execution import tune_controller
 
@@ -145,7 +145,7 @@ def simulated(slots: int, make: Any) -> Generator[None]:
         tune_controller.RayActorManager, cluster.open_cluster = real_manager, real_cluster
 
 
-def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> None:
+def run_watched_sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> None:
     """A sweep as the command runs it, with tracking and display."""
     parts = Parts()
     watch = Watch(told, spec, parts, kill_after)
@@ -169,7 +169,7 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
     Projection.propose = thinking
     with (
         Path(os.devnull).open("w") as nowhere,
-        simulated(slots, results_of),
+        simulate_processes(slots, simulate_results),
         MlflowSink(spec) as sink,
         LiveDisplay(spec, Console(file=nowhere), sink.get_state) as display,
     ):
@@ -179,12 +179,12 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
 
 def start_ours(told: Path, spec: SweepSpec, slots: int, kill_after: int) -> None:
     """The first half, killed."""
-    sweep(told, spec, slots, kill_after)
+    run_watched_sweep(told, spec, slots, kill_after)
 
 
 def resume_ours(told: Path, spec: SweepSpec, slots: int) -> None:
     """The other half."""
-    sweep(told, spec, slots, None)
+    run_watched_sweep(told, spec, slots, None)
 
 
 def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
@@ -225,9 +225,9 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     storage = spec.directory.parent / "ray"
     storage.mkdir(parents=True)
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    with open_cluster(storage / "processes"), simulated(slots, flat_results):
+    with open_cluster(storage / "processes"), simulate_processes(slots, generate_flat_results):
         tune.Tuner(
-            tune.with_resources(nothing, {"cpu": 1}),
+            tune.with_resources(do_nothing, {"cpu": 1}),
             tune_config=tune.TuneConfig(search_alg=Yes(), num_samples=-1, reuse_actors=True),
             run_config=tune.RunConfig(name="alone", storage_path=str(storage), verbose=0),
         ).fit()
@@ -238,11 +238,11 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
         "driver_us_per_result": round(1e6 * CLOCK.driver / TALLY.results, 1),
         "driver_ms_per_trial": round(1e3 * CLOCK.driver / trials, 2),
         "simulated_seconds": round(CLOCK.now, 1),
-        "parts": {part: round(spent, 2) for part, spent in parts.taken().items()},
-        "samples": [rounded(sample) for sample in samples],
+        "parts": {part: round(spent, 2) for part, spent in parts.get_seconds().items()},
+        "samples": [round_values(sample) for sample in samples],
     }
     told.write_text(json.dumps(found))
 
 
-def nothing(config: dict[str, Any]) -> None:
+def do_nothing(config: dict[str, Any]) -> None:
     """Never called: its processes are simulated."""

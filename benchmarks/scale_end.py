@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scale_driver import mib
+from scale_driver import measure_mib
 
 from gdpo_tune.spec import SweepSpec
 
@@ -26,7 +26,10 @@ def finish_ours(told: Path, spec: SweepSpec) -> None:
     def measured(what: str) -> Generator[None]:
         before = time.process_time()
         yield
-        found[what] = {"cpu_seconds": round(time.process_time() - before, 2), "mib": round(mib())}
+        found[what] = {
+            "cpu_seconds": round(time.process_time() - before, 2),
+            "mib": round(measure_mib()),
+        }
 
     with measured("reading the ledger"):
         ledger = Ledger.open(spec, read_only=True)
@@ -43,7 +46,7 @@ def finish_ours(told: Path, spec: SweepSpec) -> None:
     }
     with measured("one picture of the live display"):
         draw(spec, records)
-    found["spool"] = messages(spec)
+    found["spool"] = count_messages(spec)
     told.write_text(json.dumps(found))
 
 
@@ -61,7 +64,7 @@ def draw(spec: SweepSpec, records: Any) -> None:
         console.print(display.render())
 
 
-def messages(spec: SweepSpec) -> dict[str, int]:
+def count_messages(spec: SweepSpec) -> dict[str, int]:
     """What MLflow would be told."""
     count = metrics = 0
     with (spec.directory / "spool.jsonl").open() as lines:

@@ -45,7 +45,7 @@ class Clock:
     """Proposals that are being thought about: meanwhile nobody may jump ahead in time."""
     _mark: float = 0.0
 
-    def pass_on(self) -> None:
+    def advance(self) -> None:
         """What was spent since `resume` has passed in the simulation, too."""
         spent = time.process_time() - self._mark
         self.now += spent
@@ -53,13 +53,13 @@ class Clock:
         self._mark += spent
 
     def resume(self) -> None:
-        """From here on the driver works; what was spent since `pass_on` is the simulation's own."""
+        """From here on the driver works; what was spent since `advance` is the simulation's own."""
         self._mark = time.process_time()
 
     @contextmanager
-    def stopped(self) -> Generator[None]:
+    def pause(self) -> Generator[None]:
         """What is spent in here is the simulation's own."""
-        self.pass_on()
+        self.advance()
         yield
         self.resume()
 
@@ -67,7 +67,7 @@ class Clock:
         """Nothing happens before `due`; a sampler uses the time."""
         while self.thinking and self.now < due:
             time.sleep(NAP)
-            self.pass_on()
+            self.advance()
         self.now = max(self.now, due)
 
 
@@ -162,7 +162,7 @@ class SimulatedActors:
         """Ask for a process."""
         from ray.air.execution._internal import TrackedActor
 
-        with self.clock.stopped():
+        with self.clock.pause():
             actor = TrackedActor(next(self._order), **on)
             self._configs[actor] = kwargs["config"]
             self._pending[actor] = []
@@ -175,12 +175,12 @@ class SimulatedActors:
                 return
             tasks = self._pending.pop(actor)
             self._live_actors_to_ray_actors_resources[actor] = (Handle(), None)
-            self._happens(START, actor, lambda actor=actor: self._started(actor))
+            self._schedule(START, actor, lambda actor=actor: self._finish_start(actor))
             self._starting.add(actor)
             for method, arguments, on_result in tasks:
-                self._task(actor, method, arguments, on_result)
+                self._start_task(actor, method, arguments, on_result)
 
-    def _started(self, actor: Any) -> None:
+    def _finish_start(self, actor: Any) -> None:
         self._starting.discard(actor)
         actor._on_start(actor)
 
@@ -195,17 +195,19 @@ class SimulatedActors:
         _return_future: bool = False,
     ) -> None:
         """Ask something of a process, once it is up."""
-        with self.clock.stopped():
+        with self.clock.pause():
             if tracked_actor in self._pending:
                 self._pending[tracked_actor].append((method_name, args, on_result))
             else:
-                self._task(tracked_actor, method_name, args, on_result)
+                self._start_task(tracked_actor, method_name, args, on_result)
 
-    def _task(self, actor: Any, method: str, arguments: tuple[Any, ...], on_result: Any) -> None:
+    def _start_task(
+        self, actor: Any, method: str, arguments: tuple[Any, ...], on_result: Any
+    ) -> None:
         if method == "reset":
             self._configs[actor] = arguments[0]
             self._results.pop(actor, None)
-            self._happens(0.01, actor, lambda: on_result(actor, True))
+            self._schedule(0.01, actor, lambda: on_result(actor, True))
         elif method == "train":
             self._train(actor, on_result)
         else:
@@ -232,16 +234,16 @@ class SimulatedActors:
             self.tally.decoded += time.thread_time() - before
             on_result(actor, result)
 
-        self._happens(seconds, actor, told)
+        self._schedule(seconds, actor, told)
 
-    def _happens(self, seconds: float, actor: Any, then: Callable[[], None]) -> None:
+    def _schedule(self, seconds: float, actor: Any, then: Callable[[], None]) -> None:
         number = next(self._order)
         heapq.heappush(self._events, (self.clock.now + seconds, number, actor, then))
         self._tasks.setdefault(actor, set()).add(number)
 
     def next(self, timeout: float | None = None) -> bool:
         """Let the next thing happen; False if nothing does within `timeout` seconds."""
-        self.clock.pass_on()
+        self.clock.advance()
         while self._events and self._events[0][1] in self._cancelled:
             self._cancelled.discard(heapq.heappop(self._events)[1])
         limit = self.clock.now + (math.inf if timeout is None else timeout)
@@ -279,7 +281,7 @@ class SimulatedActors:
                 tracked_actor._on_stop(tracked_actor)
             self._start()
 
-        self._happens(0.0, tracked_actor, stopped)
+        self._schedule(0.0, tracked_actor, stopped)
         self._tasks.pop(tracked_actor)  # nothing takes that back
         return True
 

@@ -70,9 +70,9 @@ class Parts:
                 *outer, name = path.split(".")
                 for step in outer:
                     owner = getattr(owner, step)
-                setattr(owner, name, self._timed(part, getattr(owner, name)))
+                setattr(owner, name, self._time_calls(part, getattr(owner, name)))
 
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_calls(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def timed(*arguments: Any, **options: Any) -> Any:
             local = self._local
@@ -89,6 +89,6 @@ class Parts:
 
         return timed
 
-    def taken(self) -> dict[str, float]:
+    def get_seconds(self) -> dict[str, float]:
         """CPU seconds by part so far."""
         return dict(self.seconds)

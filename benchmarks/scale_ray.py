@@ -29,22 +29,22 @@ class Slots:
         return self._result
 
 
-def loop_costs(told: Path, slots: list[int]) -> None:
+def measure_loop(told: Path, slots: list[int]) -> None:
     """CPU of the driver an event, by slots."""
     import ray
-    from scale_trials import METRICS, filled
+    from scale_trials import METRICS, add_ray_fields
 
     from gdpo_tune.tuning.ray.cluster import open_cluster
 
-    result = filled({f"train/{name}": 0.5 for name in METRICS}, 1, {"results": 30})
+    result = add_ray_fields({f"train/{name}": 0.5 for name in METRICS}, 1, {"results": 30})
     with open_cluster(told.with_suffix(".processes")):
         handle = ray.remote(Slots).options(max_concurrency=2000, num_cpus=0).remote(result)
         ray.get(handle.train.remote(0))
-        found = {str(count): round(event_cost(handle, count), 1) for count in slots}
+        found = {str(count): round(measure_event(handle, count), 1) for count in slots}
     told.write_text(json.dumps({"driver_us_per_event_by_slots": found}))
 
 
-def event_cost(handle: Any, slots: int) -> float:
+def measure_event(handle: Any, slots: int) -> float:
     """CPU microseconds of an event that is followed by the next task of the same slot."""
     from ray.air.execution import FixedResourceManager
     from ray.air.execution._internal import RayActorManager, TrackedActor

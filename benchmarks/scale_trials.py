@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from driver import worth
+from driver import compute_worth
 from scale_executor import CLOCK
 
 from gdpo_tune.core.steps import STEPS_FILE
@@ -39,7 +39,7 @@ METRICS = (
 
 
 @cache
-def step_of(step: int) -> tuple[dict[str, float], bytes]:
+def build_step(step: int) -> tuple[dict[str, float], bytes]:
     """What a step measures, in every trial alike, and its line in the trial's file."""
     numbers = np.random.default_rng(step).random(len(METRICS)).tolist()
     metrics = {f"train/{name}": number for name, number in zip(METRICS, numbers, strict=True)}
@@ -48,7 +48,7 @@ def step_of(step: int) -> tuple[dict[str, float], bytes]:
     return metrics, line.encode() + b"\n"
 
 
-def keep(trial: TrialConfig, lines: list[bytes]) -> None:
+def append_lines(trial: TrialConfig, lines: list[bytes]) -> None:
     """Append what trials write by themselves, as `append_step` does line by line."""
     trial.directory.mkdir(parents=True, exist_ok=True)
     with (trial.directory / STEPS_FILE).open("ab") as file:
@@ -69,19 +69,19 @@ class Simulated(Reporter):
         return CLOCK.now + self.seconds
 
 
-def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def simulate_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What the process of a trial would answer, one `train` of Ray's after the other."""
     attempt = unpack_attempt(config)
     trial = attempt.trial
     rng = np.random.default_rng(trial.seed)
-    values, steps = worth(trial), trial.training.steps
+    values, steps = compute_worth(trial), trial.training.steps
     known = pack(attempt)
     found: dict[str, Estimate] = {}
     cost = Cost()
     reporter, written = Simulated(attempt), []
     for step in range(1, steps + 1) if trial.train else ():
         validated = step == steps or step in trial.evaluate_at
-        metrics, line = step_of(step)
+        metrics, line = build_step(step)
         written.append(line)
         cost = Cost(step * trial.training.completions_per_step, float(step), float(step))
         if validated:
@@ -100,28 +100,28 @@ def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not due:
             reporter.hold(measurement)
             continue
-        keep(trial, written)
-        result = filled(pack(reporter.build_update(measurement)), step, known)
+        append_lines(trial, written)
+        result = add_ray_fields(pack(reporter.build_update(measurement)), step, known)
         yield result | {"time_this_iter_s": reporter.seconds}
         reporter.seconds = 0.0
         if stop or (validated and reporter.is_halted()):
-            yield filled(pack(Interrupted()), 0, known)
+            yield add_ray_fields(pack(Interrupted()), 0, known)
             yield {"__duplicate__": True}
             return
     found = found or {name: Estimate(0.1, 0.02) for name in values}
-    yield filled(pack(Finished(Outcome(found, found, cost, None))), 0, known)
+    yield add_ray_fields(pack(Finished(Outcome(found, found, cost, None))), 0, known)
     yield {"__duplicate__": True}
 
 
-def flat_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def generate_flat_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The same for a trial of nobody's: as many results, their metrics as Ray wants them."""
     numbers = {f"train/{name}": 0.5 for name in METRICS}
     for step in range(1, config["results"] + 1):
-        yield filled(dict(numbers), step, {"results": config["results"]})
+        yield add_ray_fields(dict(numbers), step, {"results": config["results"]})
     yield {"__duplicate__": True}
 
 
-def filled(result: dict[str, Any], step: int, config: dict[str, Any]) -> dict[str, Any]:
+def add_ray_fields(result: dict[str, Any], step: int, config: dict[str, Any]) -> dict[str, Any]:
     """A result with what Ray's `Trainable.train` adds; without a step it takes no time."""
     added = {
         "done": False,

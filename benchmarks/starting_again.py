@@ -60,21 +60,21 @@ class KilledSweep:
                 waiting = self._scheduler.find_promotable()
                 if waiting is not None:
                     self._scheduler.promote(waiting)
-                    self._go_on(self._ledger.resume(waiting))
+                    self._schedule_next_step(self._ledger.resume(waiting))
                 elif len(self._worth) < trials:
-                    self._go_on(self._new())
+                    self._schedule_next_step(self._start_trial())
                 else:
                     return
             self._clock, number, step = heapq.heappop(self._running)
-            self._come_to(number, step)
+            self._handle_step(number, step)
 
-    def _new(self) -> TrialRecord:
+    def _start_trial(self) -> TrialRecord:
         number, spec = len(self._worth), self._ledger.spec
         self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
         params = spec.space.complete(quasi_random.draw_point(spec, number))
         return self._ledger.start(params, "search", "startup", seed=number)
 
-    def _go_on(self, record: TrialRecord) -> None:
+    def _schedule_next_step(self, record: TrialRecord) -> None:
         at = record.rungs[-1].step if record.rungs else 0
         step = next(
             step for step in (*self._scheduler.list_evaluation_steps(record), STEPS) if step > at
@@ -82,8 +82,8 @@ class KilledSweep:
         due = self._clock + (step - at) * self._rng.uniform(0.8, 1.2)
         heapq.heappush(self._running, (due, record.number, step))
 
-    def _come_to(self, number: int, step: int) -> None:
-        found = self._measured(number, step)
+    def _handle_step(self, number: int, step: int) -> None:
+        found = self._measure(number, step)
         if step == STEPS:
             outcome = Outcome(found.validation, found.validation, found.cost, None, {})
             self._ledger.complete(number, outcome)
@@ -97,9 +97,9 @@ class KilledSweep:
         elif verdict == "pause":
             self._ledger.pause(number)
         else:
-            self._go_on(record)
+            self._schedule_next_step(record)
 
-    def _measured(self, number: int, step: int) -> Measurement:
+    def _measure(self, number: int, step: int) -> Measurement:
         means = np.array(self._worth[number]) * (1 + step / STEPS) / 2
         noisy = np.clip(means + self._rng.normal(0, 0.05, len(means)), 0, 1).tolist()
         names = self._ledger.spec.objectives
@@ -107,7 +107,7 @@ class KilledSweep:
         return Measurement(step, {}, Cost(completions=64 * step, seconds=step), found)
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
+def measure_cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
     """What it gives, and the CPU seconds that it takes."""
     gc.collect()
     start = time.process_time()
@@ -118,15 +118,15 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Seconds by part of a start."""
     with Ledger.open(spec) as ledger:
         scheduler = asha.build(ledger)
-        _, of_scheduler = timed(RungDecisions(ledger, scheduler).restore)
-    ledger, of_ledger = timed(lambda: Ledger.open(spec))
+        _, of_scheduler = measure_cpu_seconds(RungDecisions(ledger, scheduler).restore)
+    ledger, of_ledger = measure_cpu_seconds(lambda: Ledger.open(spec))
     with ledger:
         scheduler = asha.build(ledger)
         setup = Setup("none:none", ledger.directory / SPEC)
-        searcher, of_searcher = timed(
+        searcher, of_searcher = measure_cpu_seconds(
             lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
         )
-        _, of_answer = timed(lambda: searcher.suggest("first"))
+        _, of_answer = measure_cpu_seconds(lambda: searcher.suggest("first"))
         searcher.close()
     return {
         "ledger": of_ledger,
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for variant in get_args(Variant):
         for trials in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                spec = load_spec(SPACE, changes(folder, variant, trials))
+                spec = load_spec(SPACE, list_overrides(folder, variant, trials))
                 with Ledger.open(spec) as ledger:
                     KilledSweep(ledger, slots).run(trials)
                 found = start_again(spec, slots)
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps({"benchmark": "starting_again", "slots": slots, "rows": rows}))
 
 
-def changes(folder: str, variant: str, trials: int) -> list[str]:
+def list_overrides(folder: str, variant: str, trials: int) -> list[str]:
     """What makes the shipped search space a sweep that goes on beyond `trials`."""
     return [
         f"storage={folder}",

@@ -53,7 +53,7 @@ BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer)
 SHUFFLED = partial(GRPOTrainer, rollout_func=sample_for_trainer)
 
 
-def block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
+def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
     """Train a fresh trainer for a few steps and measure all but the first.
 
     Args:
@@ -97,10 +97,10 @@ def block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return watch.block()
+    return watch.build_block()
 
 
-def floor(steps: int, length: float) -> float:
+def measure_floor(steps: int, length: float) -> float:
     """CPU seconds of the forward and backward pass alone, padded as TRL pads."""
     model, tokenizer = load_policy("embedded")
     problems = generate("train", PROMPTS, 0)
@@ -125,16 +125,16 @@ def measure(blocks: int, steps: int) -> dict[str, object]:
 
     def turns(ours, plain, at_once):
         def run(is_ours, seed):
-            return block(ours if is_ours else plain, steps, seed, at_once)
+            return run_block(ours if is_ours else plain, steps, seed, at_once)
 
         return alternate(run, blocks, 3 * blocks)
 
     pair = turns(OURS, GRPOTrainer, PROMPTS * GROUP)
     return {
-        **pair.figures("cpu_seconds"),
-        "floor_cpu_seconds": round(floor(steps, pair.plain.length()), 4),
+        **pair.build_figures("cpu_seconds"),
+        "floor_cpu_seconds": round(measure_floor(steps, pair.plain.compute_length()), 4),
         "steps_per_block": steps,
-        "micro_batches": turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).figures("cpu_seconds"),
+        "micro_batches": turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).build_figures("cpu_seconds"),
     }
 
 

@@ -20,7 +20,7 @@ class Timed(TrainerCallback):
             self.watch.end_step(state.global_step, logs["completions/mean_length"])
 
 
-def lookup(name: str):
+def build_lookup_reward(name: str):
     """A reward that costs nothing: 0 or 1 from the prompt's and completion's bytes."""
 
     def reward(prompts, completions, **_):
@@ -33,4 +33,8 @@ def lookup(name: str):
     return reward
 
 
-REWARDS = [lookup("correctness"), lookup("format"), lookup("length")]
+REWARDS = [
+    build_lookup_reward("correctness"),
+    build_lookup_reward("format"),
+    build_lookup_reward("length"),
+]

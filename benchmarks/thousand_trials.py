@@ -31,7 +31,7 @@ SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 60
 
 
-def sweep(spec: SweepSpec, trials: int) -> list[TrialRecord]:
+def build_records(spec: SweepSpec, trials: int) -> list[TrialRecord]:
     """Records with their folders; equal arguments give equal ones."""
     rng = np.random.default_rng(0)
     records: list[TrialRecord] = []
@@ -53,11 +53,11 @@ def sweep(spec: SweepSpec, trials: int) -> list[TrialRecord]:
         state: State = "complete"
         if rng.random() < 0.1:
             state = "pruned" if rng.random() < 0.8 else "failed"
-        records.append(_record(spec, number, role, state, params, of, rng))
+        records.append(_build_record(spec, number, role, state, params, of, rng))
     return records
 
 
-def _record(
+def _build_record(
     spec: SweepSpec,
     number: int,
     role: Role,
@@ -74,7 +74,7 @@ def _record(
     }
     seconds = float(rng.uniform(20, 40))
     directory = spec.directory / "trials" / str(number)
-    _write_folder(directory, rng)
+    _write_directory(directory, rng)
     return TrialRecord(
         number=number,
         role=role,
@@ -94,7 +94,7 @@ def _record(
     )
 
 
-def _write_folder(directory: Path, rng: np.random.Generator) -> None:
+def _write_directory(directory: Path, rng: np.random.Generator) -> None:
     for step in range(1, STEPS + 1):
         metrics = {
             f"train/reward/{reward}/{kind}": float(rng.random())
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trials = 50 if options.small else options.trials
     with tempfile.TemporaryDirectory() as folder:
         spec = load_spec(SPACE, [f"storage={folder}"])
-        records = sweep(spec, trials)
+        records = build_records(spec, trials)
         wall, cpu = time.perf_counter(), time.process_time()
         path = write_report(spec, records)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -60,7 +60,7 @@ def measure(way: str, load: Load) -> dict[str, Any]:
         server.start()
         try:
             blocked, seconds, failed = _send(way, load, server, folder)
-            stored, twice = _stored(folder / DATABASE)
+            stored, twice = _count_stored(folder / DATABASE)
         finally:
             server.kill()
     return {
@@ -98,7 +98,11 @@ def _send(
     for trial in range(load.trials):
         call(sender.start, trial)
     values = {f"train/m{index:02d}": 0.1 * index for index in range(METRICS)}
-    with _absence(server, load, folder) if load.away else nullcontext(lambda _: None) as progress:
+    with (
+        _simulate_absence(server, load, folder)
+        if load.away
+        else nullcontext(lambda _: None) as progress
+    ):
         for step in range(1, load.steps + 1):
             for trial in range(load.trials):
                 call(sender.result, trial, step, values)
@@ -111,7 +115,9 @@ def _send(
 
 
 @contextmanager
-def _absence(server: MlflowServer, load: Load, folder: Path) -> Iterator[Callable[[float], None]]:
+def _simulate_absence(
+    server: MlflowServer, load: Load, folder: Path
+) -> Iterator[Callable[[float], None]]:
     """Lets the server fail once a third is sent, and work again `away` seconds later."""
 
     def fail() -> None:
@@ -129,7 +135,7 @@ def _absence(server: MlflowServer, load: Load, folder: Path) -> Iterator[Callabl
     absence.join()
 
 
-def _stored(database: Path) -> tuple[int, int]:
+def _count_stored(database: Path) -> tuple[int, int]:
     """Metrics of results in the database, and how many of them repeat another one."""
     query = """
         select count(*),
@@ -142,7 +148,7 @@ def _stored(database: Path) -> tuple[int, int]:
     return stored, twice
 
 
-def alone(way: str, load: Load) -> dict[str, Any]:
+def measure_in_process(way: str, load: Load) -> dict[str, Any]:
     """Measure in a process of its own, so that neither imports nor threads are another's."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (way, load))
@@ -167,7 +173,7 @@ def main() -> None:
         for name, load in {**loads, **(faults if way == "ours" else {})}.items():
             if options.small and (name in faults or (load.away and way != "ours")):
                 continue  # the others stand still for ten seconds and more
-            found[way][name] = alone(way, load)
+            found[way][name] = measure_in_process(way, load)
             print(f"{way}, {name}: {found[way][name]}", flush=True)
     ours = found["ours"].values()
     result = {

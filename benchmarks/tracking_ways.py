@@ -67,7 +67,7 @@ class Ours:
         """A trial begins."""
         from gdpo_tune.core.events import TrialStarted
 
-        self._records.append(_record(trial))
+        self._records.append(_build_record(trial))
         self._sink(TrialStarted(self._records[trial]))
 
     def result(self, trial: int, step: int, values: dict[str, float]) -> None:
@@ -81,7 +81,7 @@ class Ours:
         """A trial ends."""
         from gdpo_tune.core.events import TrialFinished
 
-        self._records[trial] = _record(trial, ended=True)
+        self._records[trial] = _build_record(trial, ended=True)
         self._sink(TrialFinished(self._records[trial]))
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Ours:
             raise SystemExit(problem)
 
 
-def _record(number: int, *, ended: bool = False) -> Any:
+def _build_record(number: int, *, ended: bool = False) -> Any:
     from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 
     draw = np.random.default_rng(number)

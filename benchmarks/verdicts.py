@@ -74,7 +74,9 @@ CASES = (
 SMALL = (Case("random", (12, 12)), Case("random", (24,)), Case("random", (24, 24), gain=1.5))
 
 
-def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[TrialRecord]:
+def simulate_sweep(
+    sampler: str, trials: int, seed: int, gains: Sequence[float]
+) -> list[TrialRecord]:
     """A simulated sweep; with several gains, its normalization is searched and has these."""
     rng = np.random.default_rng(seed)
     with warnings.catch_warnings():
@@ -90,7 +92,9 @@ def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[
         ]
         rate = trial.suggest_float("learning_rate", 3e-5, 3e-4, log=True)
         mode = trial.suggest_categorical("mode", MODES) if len(gains) > 1 else MODES[0]
-        worth = _worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(0, NOISE, len(GOALS))
+        worth = _compute_worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(
+            0, NOISE, len(GOALS)
+        )
         study.tell(trial, list(worth))
         found = {goal.name: Estimate(float(v), NOISE) for goal, v in zip(GOALS, worth, strict=True)}
         records.append(
@@ -109,21 +113,21 @@ def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[
     return records
 
 
-def _worth(weights: Sequence[float], rate: float) -> np.ndarray:
+def _compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
     """Objectives in 0 to about .8: what a weight's share buys, less with a rate off 1.5e-4."""
     shares = np.array(weights) / sum(weights)
     return 0.8 * np.sqrt(shares) * (1 - 0.3 * math.log10(rate / 1.5e-4) ** 2)
 
 
-def sides_of(case: Case, seed: int) -> list[Side]:
+def build_sides(case: Case, seed: int) -> list[Side]:
     """One pair of a case."""
     if len(case.trials) == 1:
-        records = sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
+        records = simulate_sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
         groups = [[r for r in records if r.params["normalization"] == mode] for mode in MODES]
     else:
         gains = (case.gain, 1.0)
         groups = [
-            sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
+            simulate_sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
             for side, trials in enumerate(case.trials)
         ]
     shared = len(case.trials) == 1
@@ -138,7 +142,7 @@ def measure(case: Case, pairs: int) -> dict[str, float]:
     called = volume = 0
     held: list[bool] = []
     for seed in range(pairs):
-        left, right = sides_of(case, seed)
+        left, right = build_sides(case, seed)
         corrected = correct_p_values(compute_p_values(left, right))
         if min(corrected) <= ALPHA:  # without that no verdict calls anything, and it takes longer
             called += judge(compare(left, right)).differs

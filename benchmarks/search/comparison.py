@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contestants import CONTESTANTS, PROBLEMS, missing
+from contestants import CONTESTANTS, PROBLEMS, find_missing_package
 from kept import finish
-from measures import Share, completed, continuations, trace
+from measures import Share, count_continuations, find_completed, trace_hypervolume
 from problems import Problem
 from product import Product
 from simulator import Simulation
@@ -34,7 +34,7 @@ class Plan:
     workers: int = 4
     """Trials in flight."""
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def list_jobs(self) -> list[dict[str, Any]]:
         """One for each sweep, seeds outermost, so that what is there at any time is even."""
         return [
             {
@@ -50,10 +50,10 @@ class Plan:
             if seed < (CONTESTANTS[contestant].most_seeds or self.seeds)
         ]
 
-    def installed(self) -> tuple[Plan, dict[str, str]]:
+    def drop_missing(self) -> tuple[Plan, dict[str, str]]:
         """The plan with what can take part, and what the others lack."""
         names = (*self.problems, *self.contestants)
-        lacking = {name: package for name in names if (package := missing(name))}
+        lacking = {name: package for name in names if (package := find_missing_package(name))}
         return (
             replace(
                 self,
@@ -84,33 +84,33 @@ class Sweep:
 
 
 @lru_cache(maxsize=1)
-def problem_of(name: str) -> Problem:
+def load_problem(name: str) -> Problem:
     """A problem, kept from one job to the next: some take a while to make."""
     return PROBLEMS[name]()
 
 
 def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run one sweep; the result is what JSON can hold of a `Sweep`."""
-    problem = problem_of(job["problem"])
+    problem = load_problem(job["problem"])
     full = problem.levels[-1]
     with warnings.catch_warnings():
         # Peers warn of what they try out and of matrices; nothing of it changes what is compared.
         warnings.simplefilter("ignore")
         tuner = CONTESTANTS[job["contestant"]].build(problem, job["budget"], job["seed"])
         history = Simulation(tuner, problem, job["workers"], job["seed"]).run(job["budget"] * full)
-    shares = continuations(history, problem)
+    shares = count_continuations(history, problem)
     return {
-        "steps": [(spent / full, volume) for spent, volume in trace(history, problem)],
+        "steps": [(spent / full, volume) for spent, volume in trace_hypervolume(history, problem)],
         "started": len(history.params),
-        "complete": len(completed(history)),
-        "model_share": tuner.model_share() if isinstance(tuner, Product) else None,
+        "complete": len(find_completed(history)),
+        "model_share": tuner.compute_model_share() if isinstance(tuner, Product) else None,
         "continued": {name: (share.hits, share.of) for name, share in shares.items()},
         "slowest_ask": max(history.asks),
         "usual_ask": median(history.asks),
     }
 
 
-def read(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
+def read_sweep(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
     """A job and its result as a `Sweep`."""
     known = {name: job[name] for name in ("problem", "contestant", "seed")}
     continued = {name: Share(*counts) for name, counts in result["continued"].items()}
@@ -118,7 +118,7 @@ def read(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
     return Sweep(**{**result, **known, "continued": continued, "steps": steps})
 
 
-def asked(description: str, full: Plan, small: Plan) -> argparse.Namespace:
+def parse_arguments(description: str, full: Plan, small: Plan) -> argparse.Namespace:
     """The command line that the scripts share; its `plan` is what to compare."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -153,15 +153,15 @@ def compare(options: argparse.Namespace) -> tuple[list[Sweep], dict[str, Any]]:
 
 def _compare(asked: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[str, Any]]:
     from picture import write_picture
-    from report import figures, markdown
+    from report import build_figures, render_markdown
 
-    plan, lacking = asked.installed()
+    plan, lacking = asked.drop_missing()
     for name, package in lacking.items():
         print(f"left out: {name}, which needs {package} (pip install -e '.[bench]')")
-    jobs = plan.jobs()
+    jobs = plan.list_jobs()
     results = finish(jobs, simulate, out / "sweeps.jsonl", processes)
-    sweeps = [read(job, result) for job, result in zip(jobs, results, strict=True)]
-    table = markdown(sweeps, plan.budget)
+    sweeps = [read_sweep(job, result) for job, result in zip(jobs, results, strict=True)]
+    table = render_markdown(sweeps, plan.budget)
     (out / "table.md").write_text(table, encoding="utf-8")
     write_picture(sweeps, plan.budget, out / f"{plan.name}.png")
     print(table)
@@ -171,10 +171,10 @@ def _compare(asked: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[
         "in_flight": plan.workers,
         "seeds": plan.seeds,
         "left_out": lacking,
-        "figures": figures(sweeps, plan.budget),
+        "figures": build_figures(sweeps, plan.budget),
     }
 
 
-def show(figures: Mapping[str, Any]) -> None:
+def print_figures(figures: Mapping[str, Any]) -> None:
     """The last line of a script."""
     print(json.dumps(figures))

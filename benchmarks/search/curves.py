@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kept import done_in, finish, key_of
+from kept import build_key, finish, read_done
 from sheet import write_sheet
 from table import SHIPPED, write_table
 
@@ -56,17 +56,19 @@ def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
         outcome = train(replace(config, evaluate_at=tuple(job["steps"])), resume=None, report=keep)
     return {
         "params": {name: params[name] for name in spec.space.dimensions},
-        "rungs": [_plain(rung.step, "validation", rung.validation, rung.cost) for rung in rungs],
-        "test": _plain(spec.training.steps, "test", outcome.test, outcome.cost),
+        "rungs": [_to_json(rung.step, "validation", rung.validation, rung.cost) for rung in rungs],
+        "test": _to_json(spec.training.steps, "test", outcome.test, outcome.cost),
     }
 
 
-def _plain(step: int, split: str, values: Mapping[str, Estimate], cost: Cost) -> dict[str, Any]:
+def _to_json(step: int, split: str, values: Mapping[str, Estimate], cost: Cost) -> dict[str, Any]:
     estimates = {name: [value.mean, value.se] for name, value in values.items()}
     return {"step": step, "split": split, "values": estimates, **asdict(cost)}
 
 
-def jobs_of(count: int, steps: tuple[int, ...], overrides: tuple[str, ...]) -> list[dict[str, Any]]:
+def list_jobs(
+    count: int, steps: tuple[int, ...], overrides: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """One for each configuration."""
     return [
         {"configuration": index, "steps": list(steps), "overrides": list(overrides)}
@@ -88,17 +90,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         with tempfile.TemporaryDirectory() as folder:
-            small = jobs_of(2, SMALL_STEPS, SMALL)
-            work(small, options.processes, Path(folder), Path(folder) / SHIPPED.name)
+            small = list_jobs(2, SMALL_STEPS, SMALL)
+            run_jobs(small, options.processes, Path(folder), Path(folder) / SHIPPED.name)
         return
-    jobs = jobs_of(options.configurations, STEPS, ())
+    jobs = list_jobs(options.configurations, STEPS, ())
     if options.only_table:
-        done = done_in(options.out / "trainings.jsonl")
-        jobs = [job for job in jobs if key_of(job) in done]
-    work(jobs, options.processes, options.out, options.table)
+        done = read_done(options.out / "trainings.jsonl")
+        jobs = [job for job in jobs if build_key(job) in done]
+    run_jobs(jobs, options.processes, options.out, options.table)
 
 
-def work(jobs: list[dict[str, Any]], processes: int, out: Path, table: Path) -> None:
+def run_jobs(jobs: list[dict[str, Any]], processes: int, out: Path, table: Path) -> None:
     """Finish all jobs, write what they came to, print."""
     if not jobs:
         raise SystemExit(f"no training in {out} yet")

@@ -14,7 +14,7 @@ Job = Mapping[str, Any]
 Result = Mapping[str, Any]
 
 
-def done_in(kept: Path) -> dict[str, Result]:
+def read_done(kept: Path) -> dict[str, Result]:
     """Key of a job -> its result, as a file has them; a last line that was cut off is removed."""
     if not kept.exists():
         return {}
@@ -23,7 +23,7 @@ def done_in(kept: Path) -> dict[str, Result]:
     if whole != content:
         os.truncate(kept, len(whole))  # written anew, all of it would be lost to a kill meanwhile
     entries = map(json.loads, whole.splitlines())
-    return {key_of(entry["job"]): entry["result"] for entry in entries}
+    return {build_key(entry["job"]): entry["result"] for entry in entries}
 
 
 def finish(
@@ -38,24 +38,24 @@ def finish(
         processes: how many work side by side.
     """
     kept.parent.mkdir(parents=True, exist_ok=True)
-    done = done_in(kept)
-    missing = [job for job in jobs if key_of(job) not in done]
+    done = read_done(kept)
+    missing = [job for job in jobs if build_key(job) not in done]
     started = time.perf_counter()
-    for count, (job, result) in enumerate(_results(missing, work, processes), 1):
+    for count, (job, result) in enumerate(_run_jobs(missing, work, processes), 1):
         with kept.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"job": job, "result": result}) + "\n")
-        done[key_of(job)] = result
+        done[build_key(job)] = result
         said = ", ".join(map(str, job.values()))
         print(f"{count}/{len(missing)}  {time.perf_counter() - started:.0f} s  {said}", flush=True)
-    return [done[key_of(job)] for job in jobs]
+    return [done[build_key(job)] for job in jobs]
 
 
-def key_of(job: Job) -> str:
+def build_key(job: Job) -> str:
     """Equal for jobs that ask for the same."""
     return json.dumps(job, sort_keys=True)
 
 
-def _results(
+def _run_jobs(
     jobs: Sequence[Job], work: Callable[[Job], Result], processes: int
 ) -> Iterator[tuple[Job, Result]]:
     if processes == 1:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from problems import Problem, spec_of
-from simulator import History, Visit, completed
+from problems import Problem, build_spec
+from simulator import History, Visit, find_completed
 
 from gdpo_tune.analysis import pareto
 from gdpo_tune.spec import Search
@@ -46,13 +46,13 @@ class Share:
         return self.hits / self.of if self.of else float("nan")
 
 
-def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
+def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, float]]:
     """Completions spent and the hypervolume from then on, once for each time it rose."""
-    goals = spec_of(problem, Search()).list_objectives()
+    goals = build_spec(problem, Search()).list_objectives()
     box = np.prod([abs(goal.reference - problem.best[goal.name]) for goal in goals])
     points: list[list[float]] = []
     steps: list[tuple[int, float]] = []
-    for visit in completed(history).values():
+    for visit in find_completed(history).values():
         truth = problem.truth(history.params[visit.number])
         if all(bound.holds(truth[name]) for name, bound in problem.constraints.items()):
             points.append([truth[goal.name] for goal in goals])
@@ -62,14 +62,14 @@ def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
     return steps
 
 
-def at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:
+def evaluate_at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:
     """The hypervolume at each of B budgets, 0 before the first step."""
     spent = [step[0] for step in steps]
     volumes = np.array([0.0, *(step[1] for step in steps)])
     return volumes[np.searchsorted(spent, budgets, side="right")]
 
 
-def median_of(values: Floats, seed: int = 0) -> Interval:
+def compute_median(values: Floats, seed: int = 0) -> Interval:
     """The median over the seeds of `values[S, B]`, with an interval by bootstrap over seeds."""
     rows = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     drawn = np.median(values[rows], axis=1)
@@ -77,19 +77,19 @@ def median_of(values: Floats, seed: int = 0) -> Interval:
     return Interval(np.median(values, axis=0), low, high)
 
 
-def reached(
+def find_budget_to_reach(
     steps: Sequence[Sequence[tuple[float, float]]], target: float, budget: float
 ) -> float | None:
     """The least budget at which the median over seeds is at `target`; None if it never is."""
     moments = sorted({spent for seed in steps for spent, _ in seed if spent <= budget})
     if not moments:
         return None
-    medians = np.median([at_budgets(seed, moments) for seed in steps], axis=0)
+    medians = np.median([evaluate_at_budgets(seed, moments) for seed in steps], axis=0)
     above = np.flatnonzero(medians >= target)
     return moments[above[0]] if len(above) else None
 
 
-def continuations(history: History, problem: Problem) -> dict[str, Share]:
+def count_continuations(history: History, problem: Problem) -> dict[str, Share]:
     """How often trials that were measured before their end went on, by how they stood then.
 
     `front`: nothing that had been measured at the level by then dominated it. `worst third`: two
@@ -105,7 +105,7 @@ def continuations(history: History, problem: Problem) -> dict[str, Share]:
         known.append(visit)
         if len(known) < LEAST_AT_RUNG:
             continue
-        ranks = _ranks(known, problem)
+        ranks = _rank_visits(known, problem)
         standing = {
             "front": ranks[-1] == 0,
             "worst third": (ranks < ranks[-1]).sum() * 3 >= 2 * len(ranks),
@@ -116,11 +116,11 @@ def continuations(history: History, problem: Problem) -> dict[str, Share]:
     return {name: Share(hits, of) for name, (hits, of) in counts.items()}
 
 
-def _ranks(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
-    goals = spec_of(problem, Search()).list_objectives()
+def _rank_visits(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
+    goals = build_spec(problem, Search()).list_objectives()
     values = [[visit.values[goal.name].mean for goal in goals] for visit in visits]
     ranks = pareto.rank_points(values, goals)
-    broken = np.array([_broken(visit, problem) for visit in visits])
+    broken = np.array([_breaks_constraint(visit, problem) for visit in visits])
     if broken.all() or not broken.any():
         return ranks
     ranks[~broken] = pareto.rank_points(np.array(values)[~broken], goals)
@@ -128,5 +128,5 @@ def _ranks(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
     return ranks
 
 
-def _broken(visit: Visit, problem: Problem) -> bool:
+def _breaks_constraint(visit: Visit, problem: Problem) -> bool:
     return not all(b.holds(visit.values[name].mean) for name, b in problem.constraints.items())

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from problems import Curve, exactly
+from problems import Curve, build_exact_estimates
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
@@ -44,7 +44,7 @@ class BraninCurrin:
     def curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """Values at the fidelity that a level stands for; nothing is random."""
         del rng
-        return lambda level: exactly(self._values(params, level / self.levels[-1]))
+        return lambda level: build_exact_estimates(self._values(params, level / self.levels[-1]))
 
     def truth(self, params: Params) -> Mapping[str, float]:
         """Values at full fidelity."""
@@ -57,10 +57,13 @@ class BraninCurrin:
 
     def _values(self, params: Params, fidelity: float) -> dict[str, float]:
         x1, x2 = float(params["x1"]), float(params["x2"])
-        return {"branin": branin(x1, x2, fidelity), "currin": currin(x1, x2, fidelity)}
+        return {
+            "branin": compute_branin(x1, x2, fidelity),
+            "currin": compute_currin(x1, x2, fidelity),
+        }
 
 
-def branin(x1: float, x2: float, fidelity: float) -> float:
+def compute_branin(x1: float, x2: float, fidelity: float) -> float:
     """Branin's function of a point of the unit square, with parameters that hang on fidelity."""
     away = 1 - fidelity
     across, up = 15 * x1 - 5, 15 * x2
@@ -71,7 +74,7 @@ def branin(x1: float, x2: float, fidelity: float) -> float:
     return valley**2 + 10 * (1 - shrink) * math.cos(across) + 10
 
 
-def currin(x1: float, x2: float, fidelity: float) -> float:
+def compute_currin(x1: float, x2: float, fidelity: float) -> float:
     """Currin's exponential function of a point of the unit square; low fidelity damps it.
 
     Currin's own factor 1 - exp(-1 / (2 x2)) loses its weight of 1 here for one of at most 0.1.

@@ -15,7 +15,7 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial
-from problems import REDUCTION, Estimates, Problem, spec_of
+from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Params
@@ -29,7 +29,7 @@ class OptunaAlone:
     def __init__(self, problem: Problem, sampler: BaseSampler) -> None:
         self._problem = problem
         self._study = create_study(
-            InMemoryStorage(), problem.name, spec_of(problem, Search()), sampler
+            InMemoryStorage(), problem.name, build_spec(problem, Search()), sampler
         )
         self._distributions = {n: to_distribution(d) for n, d in problem.domains.items()}
         self._trials: dict[int, Trial] = {}
@@ -57,14 +57,14 @@ class OptunaAlone:
         return None
 
 
-def optuna_sampler(name: str, seed: int) -> BaseSampler:
+def build_optuna_sampler(name: str, seed: int) -> BaseSampler:
     """A sampler of Optuna's with its defaults.
 
     Raises:
         ImportError: it needs a package that is not installed.
     """
     if name == "qnehvi":
-        return _qnehvi(seed)
+        return _build_qnehvi(seed)
     samplers: dict[str, Callable[..., BaseSampler]] = {
         "random": optuna.samplers.RandomSampler,
         "tpe": optuna.samplers.TPESampler,
@@ -74,7 +74,7 @@ def optuna_sampler(name: str, seed: int) -> BaseSampler:
     return samplers[name](seed=seed)
 
 
-def _qnehvi(seed: int) -> BaseSampler:
+def _build_qnehvi(seed: int) -> BaseSampler:
     """BoTorch's noisy expected hypervolume improvement, behind Optuna's sampler for BoTorch."""
     from optuna_integration.botorch import BoTorchSampler, qnehvi_candidates_func
 
@@ -115,7 +115,7 @@ class RayOptuna:
 
     def start(self, number: int) -> Params:
         """What the searcher proposes."""
-        self._scheduler.on_trial_add(None, _trial(number))
+        self._scheduler.on_trial_add(None, _build_trial(number))
         with silence_optuna():
             return self._search.suggest(str(number))
 
@@ -123,8 +123,8 @@ class RayOptuna:
         """What ASHA says of the first objective."""
         if not self._asha:
             return "continue"
-        result = self._result(level, values)
-        if self._scheduler.on_trial_result(None, _trial(number), result) == "CONTINUE":
+        result = self._build_result(level, values)
+        if self._scheduler.on_trial_result(None, _build_trial(number), result) == "CONTINUE":
             return "continue"
         with silence_optuna():
             self._search.on_trial_complete(str(number), result)
@@ -132,8 +132,8 @@ class RayOptuna:
 
     def finish(self, number: int, values: Estimates) -> None:
         """Tell both."""
-        result = self._result(self._problem.levels[-1], values)
-        self._scheduler.on_trial_complete(None, _trial(number), result)
+        result = self._build_result(self._problem.levels[-1], values)
+        self._scheduler.on_trial_complete(None, _build_trial(number), result)
         with silence_optuna():
             self._search.on_trial_complete(str(number), result)
 
@@ -141,7 +141,7 @@ class RayOptuna:
         """Nothing waits."""
         return None
 
-    def _result(self, level: int, values: Estimates) -> dict[str, float]:
+    def _build_result(self, level: int, values: Estimates) -> dict[str, float]:
         means = {name: values[name].mean for name in self._problem.objectives}
         return {**means, "completions": level}
 
@@ -162,7 +162,7 @@ class SyneTuneMoasha:
         np.random.seed(seed)
         self._problem = problem
         self._scheduler = MOASHA(
-            {name: _syne_tune_domain(domain) for name, domain in problem.domains.items()},
+            {name: _convert_domain(domain) for name, domain in problem.domains.items()},
             metrics=list(problem.objectives),
             time_attr="completions",
             max_t=problem.levels[-1],
@@ -173,7 +173,7 @@ class SyneTuneMoasha:
 
     def start(self, number: int) -> Params:
         """A random configuration."""
-        self._scheduler.on_trial_add(_trial(number))
+        self._scheduler.on_trial_add(_build_trial(number))
         return self._scheduler.suggest().config
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
@@ -182,7 +182,9 @@ class SyneTuneMoasha:
             name: values[name].mean * (-1 if goal.direction == "maximize" else 1)
             for name, goal in self._problem.objectives.items()
         }
-        decision = self._scheduler.on_trial_result(_trial(number), {**result, "completions": level})
+        decision = self._scheduler.on_trial_result(
+            _build_trial(number), {**result, "completions": level}
+        )
         return "continue" if decision == "CONTINUE" else "stop"
 
     def finish(self, number: int, values: Estimates) -> None:
@@ -194,12 +196,12 @@ class SyneTuneMoasha:
         return None
 
 
-def _trial(number: int) -> Any:
+def _build_trial(number: int) -> Any:
     """What schedulers look at in a trial of theirs."""
     return SimpleNamespace(trial_id=str(number))
 
 
-def _syne_tune_domain(domain: Choices | Uniform) -> Any:
+def _convert_domain(domain: Choices | Uniform) -> Any:
     from syne_tune import config_space
 
     if isinstance(domain, Choices):

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from measures import at_budgets, median_of
+from measures import compute_median, evaluate_at_budgets
 
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.figures import style
@@ -66,7 +66,7 @@ def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str 
         for name in names:
             mine = [s for s in sweeps if (s.problem, s.contestant) == (problem, name)]
             if mine:
-                _draw(axis, mine, budget, *_look(name, names))
+                _draw(axis, mine, budget, *_choose_style(name, names))
         axis.set_title(problem, size=10, color=style.INK)
         style_axis(axis, spent, "hypervolume of finished trials")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -85,7 +85,7 @@ def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str 
     write_atomically(path, picture.getvalue())
 
 
-def _look(name: str, names: Sequence[str]) -> tuple[str, object]:
+def _choose_style(name: str, names: Sequence[str]) -> tuple[str, object]:
     """Colour and dash: whole lines are ours, dashed ones the peers'."""
     turn, color = divmod(names.index(name), len(COLORS))
     return COLORS[color], DASHES[0 if name.startswith(OURS) else 1 + turn]
@@ -93,7 +93,9 @@ def _look(name: str, names: Sequence[str]) -> tuple[str, object]:
 
 def _draw(axis: Axes, sweeps: Sequence[Line], budget: float, color: str, dash: object) -> None:
     budgets = np.linspace(0, budget, GRID)
-    interval = median_of(np.array([at_budgets(sweep.steps, budgets) for sweep in sweeps]))
+    interval = compute_median(
+        np.array([evaluate_at_budgets(sweep.steps, budgets) for sweep in sweeps])
+    )
     axis.fill_between(budgets, interval.low, interval.high, color=color, alpha=0.12, linewidth=0)
     name = sweeps[0].contestant
     axis.plot(budgets, interval.value, color=color, linestyle=dash, linewidth=1.4, label=name)

@@ -47,7 +47,7 @@ class Problem(Protocol):
         ...
 
 
-def spec_of(problem: Problem, search: Search) -> SweepSpec:
+def build_spec(problem: Problem, search: Search) -> SweepSpec:
     """The problem as the spec of a sweep: all that samplers and schedulers know of it."""
     return SweepSpec(
         name=problem.name,
@@ -60,6 +60,6 @@ def spec_of(problem: Problem, search: Search) -> SweepSpec:
     )
 
 
-def exactly(values: Mapping[str, float]) -> Estimates:
+def build_exact_estimates(values: Mapping[str, float]) -> Estimates:
     """Values without noise as estimates."""
     return {name: Estimate(float(value), 0.0) for name, value in values.items()}

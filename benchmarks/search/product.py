@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from problems import REDUCTION, Estimates, Problem, spec_of
+from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
@@ -17,19 +17,19 @@ from gdpo_tune.tuning.search.projection import Projection
 Core = Callable[[Problem, SweepSpec], Rungs]
 
 
-def no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+def build_no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
     """First in, first out: there is no level at which trials are compared."""
     del problem
     return Rungs(spec.list_objectives(), ())
 
 
-def stopping(problem: Problem, spec: SweepSpec) -> Rungs:
+def build_stopping_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
     """Whoever does not go on at a level of the problem ends there."""
     bounds = len(spec.constraints)
     return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "stop", bounds)
 
 
-def promoting(problem: Problem, spec: SweepSpec) -> Rungs:
+def build_promoting_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
     """Whoever does not go on waits, and may be promoted later."""
     bounds = len(spec.constraints)
     return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "promote", bounds)
@@ -48,7 +48,7 @@ class Product:
             seed: of the sweep.
         """
         self._full = problem.levels[-1]
-        self._spec = spec_of(problem, Search(trials=trials, sampler=sampler, seed=seed))
+        self._spec = build_spec(problem, Search(trials=trials, sampler=sampler, seed=seed))
         self._projection = Projection(self._spec)
         self._rungs = core(problem, self._spec)
         self._records: dict[int, TrialRecord] = {}
@@ -106,7 +106,7 @@ class Product:
             self._change(replace(self._records[number], state="running"))
         return number
 
-    def model_share(self) -> float:
+    def compute_model_share(self) -> float:
         """Share of the trials that the sampler's model proposed."""
         return sum(r.proposer == "model" for r in self._records.values()) / len(self._records)
 

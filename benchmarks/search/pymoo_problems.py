@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from problems import Curve, exactly
+from problems import Curve, build_exact_estimates
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
@@ -72,7 +72,7 @@ class PymooProblem:
     def curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """The values at the only level."""
         del rng
-        return lambda level: exactly(self.truth(params))
+        return lambda level: build_exact_estimates(self.truth(params))
 
     def truth(self, params: Params) -> Mapping[str, float]:
         """Objectives and constraints."""

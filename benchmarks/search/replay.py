@@ -11,7 +11,7 @@ Optuna's TPE, both without stopping. FOLDER/sweeps.jsonl keeps what is done; FOL
 
 from __future__ import annotations
 
-from comparison import Plan, asked, compare, show
+from comparison import Plan, compare, parse_arguments, print_figures
 
 FULL = Plan(
     "replay",
@@ -45,4 +45,4 @@ SMALL = Plan(
 
 
 if __name__ == "__main__":
-    show(compare(asked(__doc__ or "", FULL, SMALL))[1])
+    print_figures(compare(parse_arguments(__doc__ or "", FULL, SMALL))[1])

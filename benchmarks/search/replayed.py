@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from problems import Curve, Estimates
-from surrogate import Floats, Surrogate, features, nearest
+from surrogate import Floats, Surrogate, encode_features, find_nearest
 from table import SHIPPED, Curves, read_table
 
 from gdpo_tune.core import registry
@@ -54,18 +54,18 @@ class Replayed:
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
         infos = registry.describe_task(spec.task).metrics
-        self._ranges = {n: (infos[n].low, infos[n].high) for n in self._metrics()}
+        self._ranges = {n: (infos[n].low, infos[n].high) for n in self._list_metrics()}
         self.best: Mapping[str, float] = {
             name: self._ranges[name][goal.direction == "maximize"]
             for name, goal in spec.objectives.items()
         }
-        self._points = np.array([features(params, self.domains) for params in curves.params])
+        self._points = np.array([encode_features(params, self.domains) for params in curves.params])
         self._cpu_seconds = {
             level: curves.cpu_seconds[:, column] for column, level in enumerate(curves.levels)
         }
         self._surrogates: dict[tuple[str, int], Surrogate] = {}
         self._errors: dict[tuple[str, int], float] = {}
-        for name in self._metrics():
+        for name in self._list_metrics():
             for level in levels:
                 column = curves.levels.index(level)
                 errors = curves.errors[name][:, column]
@@ -73,21 +73,21 @@ class Replayed:
                 self._errors[name, level] = float(np.median(errors))
         self._tests = {
             name: self._fit(curves.test_means[name], curves.test_errors[name])
-            for name in self._metrics()
+            for name in self._list_metrics()
         }
 
     @staticmethod
-    def of_shipped() -> Replayed:
+    def load_shipped() -> Replayed:
         """The table that ships, measured where trials are compared by default."""
         curves = read_table(SHIPPED)
-        return Replayed(load_spec(SPACE), curves, levels_of(curves.levels))
+        return Replayed(load_spec(SPACE), curves, choose_levels(curves.levels))
 
     def curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """One training."""
-        point = features(params, self.domains)
-        of_training = {name: float(rng.standard_normal()) for name in self._metrics()}
+        point = encode_features(params, self.domains)
+        of_training = {name: float(rng.standard_normal()) for name in self._list_metrics()}
         of_rungs = {
-            level: {name: float(rng.standard_normal()) for name in self._metrics()}
+            level: {name: float(rng.standard_normal()) for name in self._list_metrics()}
             for level in self.levels
         }
 
@@ -101,12 +101,12 @@ class Replayed:
 
     def truth(self, params: Params) -> Mapping[str, float]:
         """What the surrogate of the test values says."""
-        point = features(params, self.domains)
-        return {n: self._within(n, fit.mean(point)) for n, fit in self._tests.items()}
+        point = encode_features(params, self.domains)
+        return {n: self._clip(n, fit.predict(point)) for n, fit in self._tests.items()}
 
     def seconds(self, params: Params, start: int, end: int) -> float:
         """CPU seconds of the nearest configuration between two levels."""
-        row = nearest(features(params, self.domains), list(self._points))
+        row = find_nearest(encode_features(params, self.domains), list(self._points))
         before = float(self._cpu_seconds[start][row]) if start else 0.0
         return float(self._cpu_seconds[end][row]) - before
 
@@ -114,20 +114,22 @@ class Replayed:
         self, name: str, level: int, point: Floats, of_training: float, draw: float
     ) -> Estimate:
         fit, error = self._surrogates[name, level], self._errors[name, level]
-        value = fit.mean(point) + fit.deviation * of_training + error * draw
-        return Estimate(self._within(name, value), error)
+        value = fit.predict(point) + fit.deviation * of_training + error * draw
+        return Estimate(self._clip(name, value), error)
 
     def _fit(self, values: Floats, errors: Floats) -> Surrogate:
         return Surrogate(self._points, values, errors)
 
-    def _within(self, name: str, value: float) -> float:
+    def _clip(self, name: str, value: float) -> float:
         return float(np.clip(value, *self._ranges[name]))
 
-    def _metrics(self) -> list[str]:
+    def _list_metrics(self) -> list[str]:
         return list(dict.fromkeys([*self.objectives, *self.constraints]))
 
 
-def levels_of(known: tuple[int, ...], grace_share: float = AshaSettings().grace) -> tuple[int, ...]:
+def choose_levels(
+    known: tuple[int, ...], grace_share: float = AshaSettings().grace
+) -> tuple[int, ...]:
     """Levels of a table nearest to those of halving by 3, from the full budget down."""
     full, wanted = known[-1], [1.0]
     while wanted[-1] / 3 >= grace_share:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import numpy as np
-from comparison import Plan, asked, compare, show
+from comparison import Plan, compare, parse_arguments, print_figures
 from pymoo_problems import REFERENCES
 
 from gdpo_tune.core.trials import Estimate, TrialRecord
@@ -63,7 +63,7 @@ class AskTime:
     slowest: float
 
 
-def ask_time(sampler: str, objectives: int, trials: int) -> AskTime:
+def time_proposals(sampler: str, objectives: int, trials: int) -> AskTime:
     """Time proposals of a sweep with so many finished trials, and some in flight."""
     goals = [f"f{index}" for index in range(objectives)]
     spec = SweepSpec(
@@ -77,22 +77,22 @@ def ask_time(sampler: str, objectives: int, trials: int) -> AskTime:
     projection = Projection(spec)
     values = np.random.default_rng(0).random((trials, objectives))
     known = [
-        _record(spec, number, dict(zip(goals, row, strict=True)))
+        _build_record(spec, number, dict(zip(goals, row, strict=True)))
         for number, row in enumerate(values)
     ]
-    known += [_record(spec, trials + number, {}) for number in range(RUNNING)]
+    known += [_build_record(spec, trials + number, {}) for number in range(RUNNING)]
     projection.load((record, {}) for record in known)
     seconds: list[float] = []
     for number in range(len(known), len(known) + ASKS):
         started = time.perf_counter()
         suggestion = projection.propose()
         seconds.append(time.perf_counter() - started)
-        record = replace(_record(spec, number, {}), params=suggestion.params)
+        record = replace(_build_record(spec, number, {}), params=suggestion.params)
         projection.observe(record, suggestion.sampler_state)
     return AskTime(sampler, objectives, trials, median(seconds), max(seconds))
 
 
-def _record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialRecord:
+def _build_record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialRecord:
     """A trial at a quasi-random point: finished if it has values, else in flight."""
     return TrialRecord(
         number=number,
@@ -105,9 +105,9 @@ def _record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialR
     )
 
 
-def ask_times(samplers: Sequence[str], trials: int) -> list[AskTime]:
+def time_samplers(samplers: Sequence[str], trials: int) -> list[AskTime]:
     """Of every sampler, with two and with three objectives."""
-    times = [ask_time(sampler, count, trials) for sampler in samplers for count in (2, 3)]
+    times = [time_proposals(sampler, count, trials) for sampler in samplers for count in (2, 3)]
     print(f"| one proposal at {trials} trials | objectives | median s | slowest s |")
     print("|---|---|---|---|")
     for one in times:
@@ -118,13 +118,13 @@ def ask_times(samplers: Sequence[str], trials: int) -> list[AskTime]:
 
 def main() -> None:
     """Compare, time, print."""
-    options = asked(__doc__ or "", FULL, SMALL)
+    options = parse_arguments(__doc__ or "", FULL, SMALL)
     _, figures = compare(options)
     samplers = [name.split()[1] for name in options.plan.contestants if name.startswith("gdpo")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = ask_times(samplers, FEW if options.small else MANY)
-    show({**figures, "asks": [asdict(one) for one in times]})
+        times = time_samplers(samplers, FEW if options.small else MANY)
+    print_figures({**figures, "asks": [asdict(one) for one in times]})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ third trial on. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets `table.
 
 from __future__ import annotations
 
-from comparison import Plan, asked, compare, show
+from comparison import Plan, compare, parse_arguments, print_figures
 
 FULL = Plan(
     "schedulers",
@@ -41,4 +41,4 @@ SMALL = Plan(
 
 
 if __name__ == "__main__":
-    show(compare(asked(__doc__ or "", FULL, SMALL))[1])
+    print_figures(compare(parse_arguments(__doc__ or "", FULL, SMALL))[1])

@@ -151,6 +151,6 @@ class Simulation:
         return verdict == "continue"
 
 
-def completed(history: History) -> Mapping[int, Visit]:
+def find_completed(history: History) -> Mapping[int, Visit]:
     """Number -> the last visit of every trial that had its full budget."""
     return {visit.number: visit for visit in history.visits if visit.verdict == "complete"}

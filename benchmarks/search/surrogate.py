@@ -24,7 +24,7 @@ LENGTHS = (0.05, 50.0)
 """Bounds of the kernel's lengths: finer is noise, and a longer one leaves a feature out."""
 
 
-def features(params: Params, domains: Mapping[str, Choices | Uniform]) -> Floats:
+def encode_features(params: Params, domains: Mapping[str, Choices | Uniform]) -> Floats:
     """A configuration as `float[D]`."""
     columns: list[float] = []
     for name, domain in domains.items():
@@ -61,11 +61,11 @@ class Surrogate:
         self.deviation = self._scale * math.sqrt(self._process.kernel_.k2.noise_level)
         """Of one training from the mean, beyond the standard error of its measurement."""
 
-    def mean(self, point: Floats) -> float:
+    def predict(self, point: Floats) -> float:
         """At one point `[D]`."""
         return self._centre + self._scale * float(self._process.predict(point[None])[0])
 
-    def left_out(self) -> Floats:
+    def predict_left_out(self) -> Floats:
         """What each value is predicted to be by all others, `float[C]`, kernel as fitted.
 
         Source: Rasmussen and Williams 2006, Gaussian processes for machine learning, eq. 5.12.
@@ -77,13 +77,13 @@ class Surrogate:
         return self._centre + self._scale * predicted
 
 
-def explained(values: Floats, predicted: Floats) -> float:
+def compute_r_squared(values: Floats, predicted: Floats) -> float:
     """Share of the variance of `values` that a prediction explains (R squared); NaN without any."""
     if np.ptp(values) == 0:
         return math.nan
     return 1 - float(((values - predicted) ** 2).sum() / ((values - values.mean()) ** 2).sum())
 
 
-def nearest(point: Floats, points: Sequence[Floats]) -> int:
+def find_nearest(point: Floats, points: Sequence[Floats]) -> int:
     """Index of the closest of several points."""
     return int(np.argmin([np.linalg.norm(point - other) for other in points]))

@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measures import at_budgets, reached
+from measures import evaluate_at_budgets, find_budget_to_reach
 from picture import write_picture
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
@@ -76,14 +76,14 @@ class Course:
         """By all search trials."""
         return self.ends[-1][0]
 
-    def within(self, budget: float) -> dict[str, int]:
+    def count_within(self, budget: float) -> dict[str, int]:
         """How many trials ended within a budget, and how many of them had their full length."""
         states = [state for spent, state in self.ends if spent <= budget]
         return {"ended": len(states), "complete": states.count("complete")}
 
-    def at(self, budget: float) -> float:
+    def get_hypervolume(self, budget: float) -> float:
         """The hypervolume once so much is spent."""
-        return float(at_budgets(self.steps, [budget])[0])
+        return float(evaluate_at_budgets(self.steps, [budget])[0])
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Line:
     steps: Sequence[tuple[float, float]]
 
 
-def sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep:
+def run_sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep:
     """Run or continue a sweep by the command, and read what it came to."""
     name = f"{scheduler}-{seed}"
     overrides = [
@@ -131,10 +131,10 @@ def sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep
         )
     spec = load_spec(SPACE, overrides, name)
     with Ledger.open(spec, read_only=True) as ledger:
-        return read(spec, ledger.get_records(), ledger.get_sessions()[-1])
+        return read_sweep(spec, ledger.get_records(), ledger.get_sessions()[-1])
 
 
-def read(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any]) -> Sweep:
+def read_sweep(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any]) -> Sweep:
     """A finished sweep."""
     tried = [r for r in records if r.role == "search" and r.finished is not None]
     tried.sort(key=lambda record: (record.finished or 0.0, record.number))
@@ -144,22 +144,23 @@ def read(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any
         sampler=session["sampler"].split()[0],
         slots=session["slots"],
         courses={
-            name: course(tried, price, spec.list_objectives()) for name, price in CURRENCIES.items()
+            name: build_course(tried, price, spec.list_objectives())
+            for name, price in CURRENCIES.items()
         },
         completions=sum(record.cost.completions for record in records),
     )
 
 
-def course(
+def build_course(
     tried: Sequence[TrialRecord], price: Callable[[Cost], float], goals: Sequence[Objective]
 ) -> Course:
     """What trials, in the order of their ends, had come to by when."""
     spent = list(accumulate(price(record.cost) for record in tried))
     ends = [(by_then, record.state) for by_then, record in zip(spent, tried, strict=True)]
-    return Course(ends, rises(tried, spent, goals))
+    return Course(ends, list_rises(tried, spent, goals))
 
 
-def rises(
+def list_rises(
     records: Sequence[TrialRecord], spent: Sequence[float], goals: Sequence[Objective]
 ) -> list[tuple[float, float]]:
     """What was spent when a complete trial raised the hypervolume on test prompts, and to what."""
@@ -175,27 +176,27 @@ def rises(
     return steps
 
 
-def both(seed: int, out: Path, changes: Sequence[str]) -> tuple[Sweep, Sweep]:
+def run_pair(seed: int, out: Path, changes: Sequence[str]) -> tuple[Sweep, Sweep]:
     """FIFO, then ASHA with as much to spend."""
-    fifo = sweep("fifo", seed, out, changes)
+    fifo = run_sweep("fifo", seed, out, changes)
     enough = math.ceil(MARGIN * fifo.completions)
     more = [f"search.trials={TRIALS}", f"search.budget.completions={enough}"]
-    return fifo, sweep("asha", seed, out, [*changes, *more])
+    return fifo, run_sweep("asha", seed, out, [*changes, *more])
 
 
-def figures(fifo: Sweep, asha: Sweep) -> dict[str, Any]:
+def build_figures(fifo: Sweep, asha: Sweep) -> dict[str, Any]:
     """One seed, for JSON."""
     return {
         "seed": fifo.seed,
         "sampler": fifo.sampler,
         **{
-            name: compared({s.scheduler: s.courses[name] for s in (fifo, asha)})
+            name: compare_courses({s.scheduler: s.courses[name] for s in (fifo, asha)})
             for name in CURRENCIES
         },
     }
 
 
-def compared(courses: Mapping[str, Course]) -> dict[str, Any]:
+def compare_courses(courses: Mapping[str, Course]) -> dict[str, Any]:
     """Both sides at FIFO's budget in one currency."""
     fifo = courses["fifo"]
     budget = fifo.spent
@@ -204,22 +205,25 @@ def compared(courses: Mapping[str, Course]) -> dict[str, Any]:
         **{
             scheduler: {
                 "spent": round(found.spent, 1),
-                **found.within(budget),
-                "hypervolume_at_third": round(found.at(budget / 3), 4),
-                "hypervolume": round(found.at(budget), 4),
-                "reaches_fifo_at": share(reached([found.steps], fifo.at(budget), budget), budget),
+                **found.count_within(budget),
+                "hypervolume_at_third": round(found.get_hypervolume(budget / 3), 4),
+                "hypervolume": round(found.get_hypervolume(budget), 4),
+                "reaches_fifo_at": compute_share(
+                    find_budget_to_reach([found.steps], fifo.get_hypervolume(budget), budget),
+                    budget,
+                ),
             }
             for scheduler, found in courses.items()
         },
     }
 
 
-def share(spent: float | None, budget: float) -> float | None:
+def compute_share(spent: float | None, budget: float) -> float | None:
     """Of a budget; None for None."""
     return None if spent is None else round(spent / budget, 3)
 
 
-def markdown(found: Sequence[dict[str, Any]]) -> str:
+def render_markdown(found: Sequence[dict[str, Any]]) -> str:
     """A row a sweep and currency."""
     lines = [
         "| seed | at equal | | hypervolume | at a third | trials: complete of ended | spent | "
@@ -243,7 +247,7 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
+def compute_medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Over seeds, of both sides in each currency."""
     return {
         f"{scheduler}_{figure}_at_equal_{name}": round(
@@ -255,7 +259,7 @@ def medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
+def build_panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
     """A panel a seed, and one of all of them, over completions."""
     every = [s for pair in pairs for s in pair]
     return [
@@ -268,18 +272,20 @@ def panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
 def compare(seeds: int, out: Path, changes: Sequence[str]) -> None:
     """Run what is missing, write, print."""
     out.mkdir(parents=True, exist_ok=True)
-    pairs = [both(seed, out, changes) for seed in range(seeds)]
-    found = [figures(*pair) for pair in pairs]
-    table = markdown(found)
+    pairs = [run_pair(seed, out, changes) for seed in range(seeds)]
+    found = [build_figures(*pair) for pair in pairs]
+    table = render_markdown(found)
     (out / "table.md").write_text(table, encoding="utf-8")
     budget = median(fifo.courses["completions"].spent for fifo, _ in pairs)
-    write_picture(panels(pairs), budget, out / "sweeps.png", "completions sampled in training")
+    write_picture(
+        build_panels(pairs), budget, out / "sweeps.png", "completions sampled in training"
+    )
     print(table)
     result = {
         "benchmark": "search/sweeps",
         "seeds": seeds,
         "slots": sorted({s.slots for pair in pairs for s in pair}),
-        "median": medians(found),
+        "median": compute_medians(found),
         "figures": found,
     }
     print(json.dumps(result))

@@ -51,7 +51,7 @@ def write_table(
 ) -> None:
     """Write trainings as Parquet, configuration by configuration; whole or not at all."""
     rows = [
-        _row(job["configuration"], training["params"], measured)
+        _build_row(job["configuration"], training["params"], measured)
         for job, training in zip(jobs, trainings, strict=True)
         for measured in (*training["rungs"], training["test"])
     ]
@@ -60,7 +60,7 @@ def write_table(
     write_atomically(path, file.getvalue())
 
 
-def _row(configuration: int, params: Params, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _build_row(configuration: int, params: Params, measured: Mapping[str, Any]) -> dict[str, Any]:
     means = {name: mean for name, (mean, _) in measured["values"].items()}
     errors = {f"{name}{ERROR}": error for name, (_, error) in measured["values"].items()}
     about = {name: measured[name] for name in MEASURED}
