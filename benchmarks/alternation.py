@@ -1,6 +1,6 @@
-"""Two trainers in turns, timed step by step: what the step benchmarks share.
+"""Shared parts of the step benchmarks: two trainers in turns, timed step by step.
 
-Light: whoever starts the blocks in other processes imports no torch.
+The module imports no torch, so the process that starts the blocks stays light.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ LENGTH_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Block:
-    """A few steps of one trainer, measured."""
+    """Measurements of a few steps of one trainer."""
 
     seconds: float
-    """A step."""
+    """Seconds of one step."""
     lengths: list[float]
     """Mean tokens of a completion, one entry a counted step."""
     peak_mib: float | None = None
-    """The most that was allocated on the GPU; None where it was not asked for."""
+    """Peak allocation on the GPU; None if it was not measured."""
     device: str = "cpu"
 
 
@@ -29,11 +29,12 @@ class Stopwatch:
     """Time and completion lengths of the steps of one block after the warm-up."""
 
     def __init__(self, steps: int, clock: Callable[[], float], warm_up: int = 1) -> None:
-        """
+        """Create a stopwatch.
+
         Args:
-            steps: that are counted.
-            clock: seconds, whatever kind is wanted.
-            warm_up: steps before them, at least 1.
+            steps: number of counted steps.
+            clock: returns seconds, of wall time or CPU time.
+            warm_up: steps before the counted ones, at least 1.
         """
         self.last = warm_up + steps
         """Number of the last step, the first one being 1."""
@@ -42,7 +43,7 @@ class Stopwatch:
         self._lengths: list[float] = []
 
     def end_step(self, step: int, mean_length: float) -> None:
-        """Note that a step is over."""
+        """Record the end of a step."""
         now = self._clock()
         if step == self._warm_up:
             self._started = now
@@ -51,10 +52,10 @@ class Stopwatch:
             self._ended = now
 
     def build_block(self, peak_mib: float | None = None, device: str = "cpu") -> Block:
-        """What was measured.
+        """Build the block of all counted steps.
 
         Raises:
-            ValueError: a step that counts is missing.
+            ValueError: a counted step is missing.
         """
         counted, wanted = len(self._lengths), self.last - self._warm_up
         if counted != wanted:
@@ -70,11 +71,11 @@ class Side:
     blocks: list[Block] = field(default_factory=list)
 
     def compute_seconds(self) -> float:
-        """Median over the blocks of seconds a step."""
+        """Compute the seconds of a step: the median over the blocks."""
         return statistics.median(block.seconds for block in self.blocks)
 
     def compute_length(self) -> float:
-        """Mean tokens over all counted steps."""
+        """Compute the mean tokens of a completion over all counted steps."""
         return statistics.fmean(length for block in self.blocks for length in block.lengths)
 
 
@@ -86,14 +87,14 @@ class Pair:
     plain: Side = field(default_factory=Side)
 
     def compute_length_gap(self) -> float:
-        """How much longer or shorter our completions are than TRL's."""
+        """Compute the relative difference in length between our completions and TRL's."""
         return abs(self.ours.compute_length() / self.plain.compute_length() - 1)
 
     def build_figures(self, unit: str) -> dict[str, object]:
-        """For a line of JSON; the spread of the ratio is that over the pairs of blocks.
+        """Build the figures for a line of JSON; ratios are over pairs of blocks.
 
         Args:
-            unit: of the seconds, as part of a key: `cpu_seconds`.
+            unit: unit of the seconds, as part of a key: `cpu_seconds`.
         """
         sides = zip(self.ours.blocks, self.plain.blocks, strict=True)
         ratios = [ours.seconds / plain.seconds for ours, plain in sides]
@@ -111,12 +112,14 @@ class Pair:
 
 
 def alternate(run: Callable[[bool, int], Block], blocks: int, most: int) -> Pair:
-    """Train in turns, so that a noisy machine hits both, until both wrote equally long completions.
+    """Train both sides in turns until their completions are equally long on average.
+
+    A noisy machine then affects both sides alike.
 
     Args:
-        run: one block; takes whether it is ours, and a seed that both sides get.
-        blocks: of each side, at least.
-        most: of each side, even if their completions differ.
+        run: runs one block; takes True for our side, and a seed that both sides get.
+        blocks: least number of blocks of each side.
+        most: largest number of blocks of each side, even if completion lengths differ.
     """
     pair = Pair()
     for seed in range(most):

@@ -1,6 +1,6 @@
 """GDPO, GRPO and GRPO without std on one grid of weights, with equal and with mixed reward ranges.
 
-    python benchmarks/normalization.py [--tasks math tools] [--seeds 3] [--out FOLDER] [--small]
+    python benchmarks/normalization.py [--tasks math tools] [--seeds 3] [--out DIRECTORY] [--small]
 
 Every training has the same budget. Weights of correctness, format and length are 1 : w : w. With
 equal ranges every reward lies in [0, 1]; with mixed ranges correctness lies in [-3, 3], by an
@@ -8,8 +8,8 @@ affine change of the reward alone: what is held out, and claimed here, stays the
 
 A learning rate means another step size under another mode, so each mode gets the better of two: by
 the validation hypervolumes of seed 0 on three of the weights, of both forms of ranges together. All
-other figures are on test prompts. The trainings are kept in FOLDER/trainings.jsonl: a run that was
-ended goes on where it was. FOLDER also gets `table.md` and `normalization.png`. The last line is
+other figures are on test prompts. The trainings are kept in DIRECTORY/trainings.jsonl: a run that was
+ended goes on where it was. DIRECTORY also gets `table.md` and `normalization.png`. The last line is
 JSON.
 """
 
@@ -190,15 +190,15 @@ def main() -> None:
         parser.error("--seeds must be at least 2: nothing is known of the spread of one")
     if options.small:
         plan = Plan(["math"], weights=WEIGHTS[1::2], seeds=2, steps=1, prompts=8)
-        with tempfile.TemporaryDirectory() as folder:
-            run_plan(plan, options.workers, Path(folder), options.only_report)
+        with tempfile.TemporaryDirectory() as directory:
+            run_plan(plan, options.workers, Path(directory), options.only_report)
     else:
         plan = Plan(options.tasks, learning_rates=options.learning_rates, seeds=options.seeds)
         run_plan(plan, options.workers, options.out, options.only_report)
 
 
 def run_plan(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
-    """Go on with what is in a folder and report on it."""
+    """Go on with what is in a directory and report on it."""
     from normalization_picture import write_picture
 
     out.mkdir(parents=True, exist_ok=True)

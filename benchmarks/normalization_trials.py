@@ -193,14 +193,14 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
         "reward_weights.length": setting.weight,
     }
     _BATCHES.clear()
-    with tempfile.TemporaryDirectory() as folder, register_task(name, info):
+    with tempfile.TemporaryDirectory() as directory, register_task(name, info):
         config = TrialConfig(
             task=name,
             policy=info.embedded,
             seed=setting.seed,
             params=params,
             training=training,
-            directory=Path(folder),
+            directory=Path(directory),
         )
         outcome = train(config, resume=None, report=_ignore)
     weights = [float(params[f"reward_weights.{name}"]) for name in info.rewards]

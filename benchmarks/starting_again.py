@@ -1,10 +1,10 @@
-"""What it costs to start a killed sweep again, before any process is started: CPU seconds.
+"""CPU seconds to restart a killed sweep, before any process is started.
 
     python benchmarks/starting_again.py [--trials 1000 2000 4000 8000] [--small]
 
 A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
-come to rungs in simulated time on 200 slots. It is killed when so many trials exist. Then the
-ledger is opened and the searcher rebuilt from it, up to its first answer.
+reach rungs in simulated time on 200 slots. It is killed when `--trials` trials exist. Then the
+benchmark opens the ledger and rebuilds the searcher from it, up to its first answer.
 
 Printed: seconds of the ledger, of the scheduler, and of both with the rest of the searcher. The
 last line is JSON.
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class KilledSweep:
-    """Fills a ledger as a sweep does, until so many trials exist."""
+    """Simulated sweep that fills a ledger until a number of trials exist."""
 
     def __init__(self, ledger: Ledger, slots: int) -> None:
         self._ledger, self._slots = ledger, slots
@@ -50,11 +50,11 @@ class KilledSweep:
         self._rng = np.random.default_rng(0)
         self._clock = 0.0
         self._running: list[tuple[float, int, int]] = []
-        """When a trial comes to its next rung or its end, its number, and that step."""
+        """Time at which a trial reaches its next rung or its end, its number, and that step."""
         self._worth: list[list[float]] = []
 
     def run(self, trials: int) -> None:
-        """Begin trials, promote them and end them."""
+        """Start, promote and end trials until `trials` exist."""
         while True:
             while len(self._running) < self._slots:
                 waiting = self._scheduler.find_promotable()
@@ -83,12 +83,14 @@ class KilledSweep:
         heapq.heappush(self._running, (due, record.number, step))
 
     def _handle_step(self, number: int, step: int) -> None:
-        found = self._measure(number, step)
+        measurement = self._measure(number, step)
         if step == STEPS:
-            outcome = Outcome(found.validation, found.validation, found.cost, None, {})
+            outcome = Outcome(
+                measurement.validation, measurement.validation, measurement.cost, None, {}
+            )
             self._ledger.complete(number, outcome)
             return
-        self._ledger.record_rung(number, found)
+        self._ledger.record_rung(number, measurement)
         record = self._ledger.get_record(number)
         verdict = self._scheduler.judge(record, record.rungs[-1])
         if verdict == "stop":
@@ -103,19 +105,19 @@ class KilledSweep:
         means = np.array(self._worth[number]) * (1 + step / STEPS) / 2
         noisy = np.clip(means + self._rng.normal(0, 0.05, len(means)), 0, 1).tolist()
         names = self._ledger.spec.objectives
-        found = {name: Estimate(mean, 0.01) for name, mean in zip(names, noisy, strict=True)}
-        return Measurement(step, {}, Cost(completions=64 * step, seconds=step), found)
+        estimates = {name: Estimate(mean, 0.01) for name, mean in zip(names, noisy, strict=True)}
+        return Measurement(step, {}, Cost(completions=64 * step, seconds=step), estimates)
 
 
 def measure_cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
-    """What it gives, and the CPU seconds that it takes."""
+    """Return the result of `work` and the CPU seconds that it takes."""
     gc.collect()
     start = time.process_time()
     return work(), time.process_time() - start
 
 
 def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
-    """Seconds by part of a start."""
+    """Restart the sweep and return the CPU seconds of each part."""
     with Ledger.open(spec) as ledger:
         scheduler = asha.build(ledger)
         _, of_scheduler = measure_cpu_seconds(RungDecisions(ledger, scheduler).restore)
@@ -136,7 +138,7 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, then JSON."""
+    """Measure every variant and size; print the table, then JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, nargs="+", default=[1000, 2000, 4000, 8000])
     parser.add_argument("--small", action="store_true", help="60 and 120 trials on 20 slots")
@@ -146,21 +148,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| variant | trials | ledger | scheduler | all |\n|---|---|---|---|---|")
     for variant in get_args(Variant):
         for trials in sizes:
-            with tempfile.TemporaryDirectory() as folder:
-                spec = load_spec(SPACE, list_overrides(folder, variant, trials))
+            with tempfile.TemporaryDirectory() as directory:
+                spec = load_spec(SPACE, list_overrides(directory, variant, trials))
                 with Ledger.open(spec) as ledger:
                     KilledSweep(ledger, slots).run(trials)
-                found = start_again(spec, slots)
-            seconds = " | ".join(f"{found[part]:.3f}" for part in ("ledger", "scheduler", "all"))
+                parts = start_again(spec, slots)
+            seconds = " | ".join(f"{parts[part]:.3f}" for part in ("ledger", "scheduler", "all"))
             print(f"| {variant} | {trials} | {seconds} |", flush=True)
-            rows.append({"variant": variant, "trials": trials, **found})
+            rows.append({"variant": variant, "trials": trials, **parts})
     print(json.dumps({"benchmark": "starting_again", "slots": slots, "rows": rows}))
 
 
-def list_overrides(folder: str, variant: str, trials: int) -> list[str]:
-    """What makes the shipped search space a sweep that goes on beyond `trials`."""
+def list_overrides(directory: str, variant: str, trials: int) -> list[str]:
+    """Return overrides that make the shipped search space a sweep of more than `trials` trials."""
     return [
-        f"storage={folder}",
+        f"storage={directory}",
         f"search.trials={2 * trials}",
         "search.sampler=random",
         f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}",

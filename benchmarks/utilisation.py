@@ -64,8 +64,8 @@ def main() -> None:
     else:
         from gdpo_tune.tuning.runner import run_sweep
 
-        with tempfile.TemporaryDirectory() as folder:
-            spec = load_spec(SPACE, [f"storage={folder}", *(SMALL if options.small else [])])
+        with tempfile.TemporaryDirectory() as directory:
+            spec = load_spec(SPACE, [f"storage={directory}", *(SMALL if options.small else [])])
             run_sweep(spec)
             figures = measure(spec)
     print(json.dumps(figures))

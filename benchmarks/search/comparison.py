@@ -146,8 +146,8 @@ def compare(options: argparse.Namespace) -> tuple[list[Sweep], dict[str, Any]]:
         All sweeps, and the figures for the line of JSON.
     """
     if options.small:
-        with tempfile.TemporaryDirectory() as folder:
-            return _compare(options.plan, options.processes, Path(folder))
+        with tempfile.TemporaryDirectory() as directory:
+            return _compare(options.plan, options.processes, Path(directory))
     return _compare(options.plan, options.processes, options.out)
 
 

@@ -1,11 +1,11 @@
 """Real learning curves: configurations of the embedded word problems, trained and measured often.
 
-    python benchmarks/search/curves.py [--configurations 160] [--processes 2] [--out FOLDER]
+    python benchmarks/search/curves.py [--configurations 160] [--processes 2] [--out DIRECTORY]
 
 Configurations are the first points of a scrambled Sobol sequence over the space of
 `search_spaces/math.yaml`, each trained with a seed of its own for the file's full budget, measured
 on validation prompts at every rung and on test prompts at the end, standard errors by a bootstrap
-clustered by prompt. Every training is kept in FOLDER/trainings.jsonl as soon as it is done: the
+clustered by prompt. Every training is kept in DIRECTORY/trainings.jsonl as soon as it is done: the
 same command goes on after a kill, and goes further with more configurations. At the end, and with
 `--only-table` at any time, all trainings so far become `curves_math.parquet` beside this script
 (`--table FILE` for another place) with a data sheet, `curves_math.md`. The last line is JSON.
@@ -51,8 +51,8 @@ def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
         if measurement.has_validation:
             rungs.append(Rung(measurement.step, measurement.validation, measurement.cost))
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = spec.build_trial_config(params, index, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        config = spec.build_trial_config(params, index, Path(directory))
         outcome = train(replace(config, evaluate_at=tuple(job["steps"])), resume=None, report=keep)
     return {
         "params": {name: params[name] for name in spec.space.dimensions},
@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="seconds: shows that it runs")
     options = parser.parse_args()
     if options.small:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             small = list_jobs(2, SMALL_STEPS, SMALL)
-            run_jobs(small, options.processes, Path(folder), Path(folder) / SHIPPED.name)
+            run_jobs(small, options.processes, Path(directory), Path(directory) / SHIPPED.name)
         return
     jobs = list_jobs(options.configurations, STEPS, ())
     if options.only_table:

@@ -1,11 +1,11 @@
 """Searches on real learning curves, replayed: what a sweep of word problems would have found.
 
-    python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out FOLDER] [--small]
+    python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out DIRECTORY] [--small]
 
 The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` says how a
 trial is made of it. A budget of 30 full trials, 4 in flight. `reaches random and TPE at` is the
 share of the budget at which the median hypervolume is at the final one of random search and of
-Optuna's TPE, both without stopping. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets
+Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps what is done; DIRECTORY also gets
 `table.md` and `replay.png`. The last line is JSON.
 """
 

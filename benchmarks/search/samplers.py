@@ -1,11 +1,11 @@
 """Samplers of this product against Optuna's own, which see a plain study, on problems of pymoo.
 
-    python benchmarks/search/samplers.py [--seeds 5] [--processes 2] [--out FOLDER] [--small]
+    python benchmarks/search/samplers.py [--seeds 5] [--processes 2] [--out DIRECTORY] [--small]
 
 60 trials, 4 of them in flight, nothing is stopped early; hypervolume by moocore, as a share of the
 box between the references and the ideal point. Then the time of one proposal when 500 trials have
-finished and 4 run. Sweeps are kept in FOLDER/sweeps.jsonl: a run that was ended goes on where it
-was, and a sweep is simulated again once its line is deleted. FOLDER also gets `table.md` and
+finished and 4 run. Sweeps are kept in DIRECTORY/sweeps.jsonl: a run that was ended goes on where it
+was, and a sweep is simulated again once its line is deleted. DIRECTORY also gets `table.md` and
 `samplers.png`. The last line is JSON.
 """
 

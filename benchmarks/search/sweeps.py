@@ -1,6 +1,6 @@
 """Real sweeps: the embedded code task, stopped by dominance (ASHA) and not at all (FIFO).
 
-    python benchmarks/search/sweeps.py [--seeds 3] [--out FOLDER] [--small]
+    python benchmarks/search/sweeps.py [--seeds 3] [--out DIRECTORY] [--small]
 
 For each seed two sweeps of `search_spaces/code.yaml`, by the command that users type, one after
 another on two slots: FIFO with the file's own number of trials, and ASHA with `TRIALS`
@@ -13,7 +13,7 @@ the second stays true where the machine is faster at one hour than at another. T
 end: what a stopped one cost is spent as well, what a complete one is worth on test prompts enters
 the hypervolume. Baselines are neither paid for nor counted.
 
-FOLDER keeps the sweeps: the same command goes on where it was ended. It also gets `table.md` and
+DIRECTORY keeps the sweeps: the same command goes on where it was ended. It also gets `table.md` and
 `sweeps.png` over completions, a panel a seed and one of their median. The last line is JSON.
 """
 
@@ -303,8 +303,8 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):  # as many slots as cores that the command may use
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:SLOTS])
     if options.small:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(1, Path(folder), SMALL)
+        with tempfile.TemporaryDirectory() as directory:
+            compare(1, Path(directory), SMALL)
         return
     compare(options.seeds, options.out.absolute(), ())
 

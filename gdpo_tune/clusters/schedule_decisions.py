@@ -185,7 +185,7 @@ def skip_times(
 ) -> ScheduleEvent:
     """Start no run for some times in order, and add a notice.
 
-    `why` is `missed`, `overlap`, `budget`, `disabled` or `pause`, `reason` the same for a person.
+    `why` is `missed`, `overlap`, `budget`, `disabled` or `stopped`, `reason` the same for a person.
     """
     state, now, first, last = context.state, context.clock(), times[0], times[-1]
     if state.queued in times:

@@ -85,7 +85,7 @@ def title_axis(objective: Objective) -> str:
 
 
 def count_columns(panels: int) -> int:
-    """Return how many of `build_panels` stand side by side: at most three."""
+    """Return how many of `panels` stand side by side: at most three."""
     return min(panels, 3)
 
 
