@@ -97,7 +97,7 @@ def is_ready_for_fault(night: Night, cluster: RayCluster) -> bool:
 def disturb(
     night: Night, process: subprocess.Popen[bytes], cluster: RayCluster, watch: Watch
 ) -> dict[str, Any]:
-    """Kill the node and then the driver; return the lost trials and the seconds until their return."""
+    """Kill the node and then the driver; return lost trials and seconds until their return."""
     head, other = cluster.nodes
     wait(night, process, watch, lambda: is_ready_for_fault(night, cluster))
     watch.record_progress()
@@ -154,7 +154,7 @@ def run(
         if status:
             raise SystemExit(f"the run ended with {status}\n{read_output(night)}")
         figures["wall_seconds"] = round(time.monotonic() - began, 1)
-        left = [
+        remaining = [
             *list_trial_processes(head),
             *(p for p in head.processes() if p.status() == "zombie"),
         ]

@@ -251,7 +251,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         ours = print_run("ours", run_in_process(run_ours, load_sweep(f"{directory}/ours", trials)))
         counts = [count for count, many in ours.results.items() for _ in range(many)]
-        ray = print_run("Ray", run_in_process(run_ray, load_sweep(f"{directory}/ray", trials), counts))
+        ray = print_run(
+            "Ray", run_in_process(run_ray, load_sweep(f"{directory}/ray", trials), counts)
+        )
     spent = 1000 * ours.cpu / ours.states.total()
     result = {
         "benchmark": "driver",

@@ -101,16 +101,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--small", action="store_true", help="on a CPU; ignores other options")
     parser.add_argument("--policy", default="Qwen/Qwen2.5-1.5B-Instruct")
     parser.add_argument("--engine", choices=["auto", "transformers", "vllm"], default="auto")
-    parser.add_argument("--prompts", type=build_integer_type(1), default=16, help="prompts of a step")
+    parser.add_argument(
+        "--prompts", type=build_integer_type(1), default=16, help="prompts of a step"
+    )
     parser.add_argument("--group-size", type=build_integer_type(2), default=8)
     parser.add_argument(
-        "--tokens", type=build_integer_type(1), default=256, help="longest completion"
+        "--tokens", type=build_integer_type(1), default=256, help="most tokens of a completion"
     )
     parser.add_argument(
-        "--blocks", type=build_integer_type(1), default=3, help="of each side, at least"
+        "--blocks", type=build_integer_type(1), default=3, help="least number for each side"
     )
     parser.add_argument(
-        "--steps", type=build_integer_type(1), default=8, help="of a block that count"
+        "--steps", type=build_integer_type(1), default=8, help="counted steps of a block"
     )
     return parser
 

@@ -32,7 +32,7 @@ tracking: TRACKING
 """
 PATIENCE = 900.0
 DYING_SECONDS = 2.0
-"""Time in which the trials of a killed driver die too; lines that they write by then do not count."""
+"""Time until the trials of a killed driver are dead; lines written by then do not count."""
 
 
 class Night(KilledSweep):
@@ -83,7 +83,11 @@ def write_files(directory: Path, url: str, steps: int, trials: int) -> Night:
     (directory / "sweeps").mkdir(parents=True)
     space = NIGHT.replace("STEPS", str(steps)).replace("TRIALS", str(trials))
     (directory / "night.yaml").write_text(space)
-    values = {"URL": url, "STORAGE": directory / "shared", "TRACKING": f"sqlite:///{directory}/mlflow.db"}
+    values = {
+        "URL": url,
+        "STORAGE": directory / "shared",
+        "TRACKING": f"sqlite:///{directory}/mlflow.db",
+    }
     sweep = SWEEP
     for word, value in values.items():
         sweep = sweep.replace(word, str(value))

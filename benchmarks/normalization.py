@@ -3,14 +3,14 @@
     python benchmarks/normalization.py [--tasks math tools] [--seeds 3] [--out DIRECTORY] [--small]
 
 Every training has the same budget. Weights of correctness, format and length are 1 : w : w. With
-equal ranges every reward lies in [0, 1]; with mixed ranges correctness lies in [-3, 3], by an
-affine change of the reward alone: what is held out, and claimed here, stays the same.
+equal ranges every reward lies in [0, 1]. With mixed ranges correctness lies in [-3, 3], by an
+affine change of the reward alone: the held-out metrics, and all figures here, stay the same.
 
-A learning rate means another step size under another mode, so each mode gets the better of two: by
-the validation hypervolumes of seed 0 on three of the weights, of both forms of ranges together. All
-other figures are on test prompts. The trainings are kept in DIRECTORY/trainings.jsonl: a run that was
-ended goes on where it was. DIRECTORY also gets `table.md` and `normalization.png`. The last line is
-JSON.
+The step size of a learning rate depends on the mode, so each mode gets the better of two rates. The
+criterion is the validation hypervolume of seed 0 on three of the weights, for both forms of ranges
+together. All other figures are on test prompts. DIRECTORY/trainings.jsonl keeps the trainings, so
+that an interrupted run can continue. DIRECTORY also gets `table.md` and `normalization.png`. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from normalization_trials import LENGTHS, MODES, RANGES, Result, Setting, build_
 from gdpo_tune.core.settings import TrainingSettings
 
 STEP = 6**0.5
-"""Two steps of the grid make up for the sixfold range of correctness."""
+"""Ratio of neighbouring weights; two steps equal the sixfold range of correctness."""
 WEIGHTS = tuple(round(STEP**power, 3) for power in (-3, -2, -1, 0, 1))
 LEARNING_RATES = (1.5e-4, 3e-4)
 
 
 @dataclass
 class Plan:
-    """What is to be trained."""
+    """Trainings of the benchmark."""
 
     tasks: Sequence[str]
     weights: Sequence[float] = WEIGHTS
@@ -47,16 +47,16 @@ class Plan:
     seeds: int = 3
     steps: int = 40
     prompts: int = 256
-    """Held-out ones for the test; half as many for validation."""
+    """Number of test prompts; half as many are for validation."""
     done: dict[Setting, Result] = field(default_factory=dict)
 
     @property
     def pilot_weights(self) -> Sequence[float]:
-        """Both ends and the middle."""
+        """Lowest, middle and highest weight."""
         return sorted({self.weights[i] for i in (0, len(self.weights) // 2, -1)})
 
     def list_pilot_settings(self) -> list[Setting]:
-        """What the learning rates are chosen by."""
+        """List the trainings that decide the learning rates."""
         return [
             setting
             for task in self.tasks
@@ -67,10 +67,10 @@ class Plan:
         ]
 
     def choose_rate(self, task: str, mode: str) -> float | None:
-        """The learning rate of the greatest validation hypervolume; None if none has been tried.
+        """Return the rate of the greatest validation hypervolume; None before any is trained.
 
-        Both forms of ranges count, and get the same one: their comparison is not to hang on what is
-        within the noise of a seed.
+        Both forms of ranges count and get the same rate, so that their comparison does not depend
+        on the noise of a seed.
         """
         volumes: dict[float, float] = {}
         for rate in self.learning_rates:
@@ -87,12 +87,12 @@ class Plan:
         return compute_hypervolume(np.array(shares))
 
     def list_remaining_settings(self) -> list[Setting]:
-        """Everything else, so ordered that what is there at any time is as whole as can be."""
-        few = self.pilot_weights
-        further = [weight for weight in self.weights if weight not in few]
+        """List all other trainings, in an order that completes whole comparisons early."""
+        pilot = self.pilot_weights
+        further = [weight for weight in self.weights if weight not in pilot]
         return [
             Setting(task, ranges, mode, weight, rate, seed)
-            for weights in (few, further)
+            for weights in (pilot, further)
             for task in self.tasks
             for seed in range(self.seeds)
             for weight in weights
@@ -102,7 +102,7 @@ class Plan:
         ]
 
     def build_cells(self) -> list[Cell]:
-        """Test values of every mode with every form of ranges, weights without a gap alone."""
+        """Build the cells of every mode and form of ranges, from fully trained weights alone."""
         return [cell for task in self.tasks for cell in self._build_cells(task)]
 
     def _build_cells(self, task: str) -> list[Cell]:
@@ -114,12 +114,12 @@ class Plan:
         def seeds(ranges: str, mode: str, weight: float) -> list[Setting]:
             return [Setting(task, ranges, mode, weight, rates[mode], s) for s in range(self.seeds)]
 
-        whole = [
+        trained = [
             weight
             for weight in self.weights
             if all(s in self.done for ranges, mode in forms for s in seeds(ranges, mode, weight))
         ]
-        if not whole:
+        if not trained:
             return []
         return [
             Cell(
@@ -127,15 +127,15 @@ class Plan:
                 ranges,
                 mode,
                 rates[mode],
-                tuple(whole),
-                [[self.done[s] for s in seeds(ranges, mode, weight)] for weight in whole],
+                tuple(trained),
+                [[self.done[s] for s in seeds(ranges, mode, weight)] for weight in trained],
             )
             for ranges, mode in forms
         ]
 
 
 def train_all(settings: Iterable[Setting], plan: Plan, workers: int, kept: Path) -> None:
-    """Train what is not done yet; each result is on disk before the next one is awaited."""
+    """Train the missing settings; write each result to disk before waiting for the next."""
     missing = [setting for setting in settings if setting not in plan.done]
     jobs = [(s, build_training(s.task, plan.steps, plan.prompts)) for s in missing]
     started = time.perf_counter()
@@ -160,7 +160,7 @@ def _run_jobs(jobs: Sequence[tuple[Setting, TrainingSettings]], workers: int) ->
 
 
 def read_results(kept: Path, plan: Plan) -> None:
-    """Results of an earlier run with the same training; a line that was cut off is removed."""
+    """Read results of an earlier run with the same training; remove an incomplete last line."""
     if not kept.exists():
         return
     whole = kept.read_bytes().rpartition(b"\n")[0]
@@ -174,7 +174,7 @@ def read_results(kept: Path, plan: Plan) -> None:
 
 
 def main() -> None:
-    """Train, report and print."""
+    """Train, report and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="seconds: shows that it runs")
     options = parser.parse_args()
     if options.seeds < 2:
-        parser.error("--seeds must be at least 2: nothing is known of the spread of one")
+        parser.error("--seeds must be at least 2: one seed has no spread")
     if options.small:
         plan = Plan(["math"], weights=WEIGHTS[1::2], seeds=2, steps=1, prompts=8)
         with tempfile.TemporaryDirectory() as directory:
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def run_plan(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
-    """Go on with what is in a directory and report on it."""
+    """Continue the run in directory `out` and report on it."""
     from normalization_picture import write_picture
 
     out.mkdir(parents=True, exist_ok=True)

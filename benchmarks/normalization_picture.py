@@ -1,4 +1,4 @@
-"""The picture of `normalization.py`: fronts of the modes, with equal and with mixed ranges."""
+"""Picture of `normalization.py`: fronts of the modes, with equal and with mixed ranges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACROSS, UP = "correctness", ("length", "format")
 
 
 def write_picture(cells: Sequence[Cell], path: Path) -> None:
-    """A row a task; a column for each form of ranges and each objective against correctness."""
+    """Draw a row for each task, and a column for each form of ranges and objective."""
     tasks = list(dict.fromkeys(cell.task for cell in cells))
     columns = [(up, ranges) for up in UP for ranges in RANGES]
     size = (len(columns) * 0.88 * SIDE, len(tasks) * SIDE + 1.0)

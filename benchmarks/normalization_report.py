@@ -1,4 +1,4 @@
-"""What `normalization.py` says of its trainings: figures, and a table of them.
+"""Report of `normalization.py`: figures of its trainings, and tables of them.
 
 Shapes: S seeds, W weight settings, M objectives.
 """
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 WIDTH = (RANGES["mixed"][1] - RANGES["mixed"][0]) / (RANGES["equal"][1] - RANGES["equal"][0])
 """Ratio of the ranges of correctness."""
 ROUNDING = 0.01
-"""By how much a pair of weights may miss a ratio."""
+"""Largest relative error of the ratio of two weights."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """Objectives of a task, each with its worst value of interest and its best value."""
+    """Objectives of a task with their worst values of interest and best values."""
 
     bounds: Mapping[str, tuple[float, float]] = field(
         default_factory=lambda: {"correctness": (0, 1), "format": (0, 1), "length": (0, 1)}
@@ -39,7 +39,7 @@ class Box:
         return iter(self.bounds)
 
     def compute_shares(self, values: Mapping[str, float]) -> list[float]:
-        """Each objective as a share of its way from worst to best."""
+        """Compute each objective as a share of the range from worst to best."""
         return [(values[name] - low) / (high - low) for name, (low, high) in self.bounds.items()]
 
 
@@ -52,7 +52,7 @@ BOXES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One mode with one form of ranges on one task."""
+    """Results of one mode with one form of ranges on one task."""
 
     task: str
     ranges: str
@@ -83,28 +83,28 @@ class Cell:
 
     @property
     def on_front(self) -> list[bool]:
-        """Of each weight setting, whether no other one of the cell dominates its means."""
+        """True for each weight setting whose means no other setting of the cell dominates."""
         return find_front(self.values.mean(axis=0)).tolist()
 
     def compute_hypervolume(self) -> Interval:
-        """Of the means over seeds."""
+        """Compute the hypervolume of the means over seeds."""
         values = self.values
         return bootstrap(len(values), lambda seeds: compute_hypervolume(values[seeds].mean(axis=0)))
 
     def compute_distinct(self) -> float:
-        """Distinct advantages a batch of the cell's own trainings."""
+        """Compute the mean number of distinct advantages in a batch of the cell's trainings."""
         return float(np.mean([one.distinct[self.mode] for seeds in self.results for one in seeds]))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One cell against another of the same task; seeds are drawn for both at once."""
+    """Comparison of two cells of a task; the bootstrap draws the same seeds for both."""
 
     one: Cell
     other: Cell
 
     def compute_hypervolume_difference(self) -> Interval:
-        """How much more the one's means dominate."""
+        """Compute the difference in hypervolume of the means over seeds."""
         ours, theirs = self.one.values, self.other.values
 
         def difference(seeds: NDArray[np.int64]) -> float:
@@ -115,37 +115,37 @@ class Comparison:
         return bootstrap(len(ours), difference)
 
     def compute_attainment_difference(self) -> tuple[float, float]:
-        """Goals that the one attains more often, and the other."""
+        """Compute how much more often each of the two cells attains goals."""
         return compute_attainment_difference(self.one.values, self.other.values)
 
     def __str__(self) -> str:
-        """For a table."""
+        """Describe the comparison for a table."""
         if self.one.mode == self.other.mode:
             return f"{self.one.mode}: {self.one.ranges} against {self.other.ranges}"
         return f"{self.one.ranges}: {self.one.mode} against {self.other.mode}"
 
 
 def list_comparisons(cells: Sequence[Cell]) -> list[Comparison]:
-    """GDPO against the others with equal ranges and with mixed ones; each mode with both forms."""
+    """List GDPO against the other modes for both forms of ranges, and each mode with both forms."""
     by_key = {(cell.task, cell.ranges, cell.mode): cell for cell in cells}
-    found: list[Comparison] = []
+    pairs: list[Comparison] = []
     for task in dict.fromkeys(cell.task for cell in cells):
         for ranges in RANGES:
-            found += [
+            pairs += [
                 Comparison(by_key[task, ranges, MODES[0]], by_key[task, ranges, mode])
                 for mode in MODES[1:]
             ]
-        found += [
+        pairs += [
             Comparison(by_key[task, "mixed", mode], by_key[task, "equal", mode]) for mode in MODES
         ]
-    return found
+    return pairs
 
 
 def measure_distances(results: Iterable[Result], ratio: float) -> dict[tuple[str, str], float]:
-    """How far trainings with mixed ranges at w are from those with equal ranges at w / `ratio`.
+    """Measure the distance of trainings with mixed ranges at w and equal ranges at w / `ratio`.
 
-    With a ratio of 1 their weights are the same, with `WIDTH` their weights times ranges are, and a
-    mode that sums rewards first cannot tell them apart.
+    With a ratio of 1 their weights are equal. With `WIDTH` their weights times ranges are equal, so
+    that a mode that sums rewards first gives equal results.
 
     Returns:
         (task, mode) -> mean absolute difference of the test objectives as shares of their box,
@@ -154,7 +154,7 @@ def measure_distances(results: Iterable[Result], ratio: float) -> dict[tuple[str
     tested = {
         result.setting: BOXES[result.setting.task].compute_shares(result.test) for result in results
     }
-    found: dict[tuple[str, str], list[float]] = {}
+    distances: dict[tuple[str, str], list[float]] = {}
     for setting, shares in tested.items():
         if setting.ranges != "mixed":
             continue
@@ -162,43 +162,47 @@ def measure_distances(results: Iterable[Result], ratio: float) -> dict[tuple[str
             twin = replace(setting, ranges="equal", weight=weight)
             if twin in tested and abs(setting.weight / (ratio * weight) - 1) < ROUNDING:
                 difference = np.abs(np.subtract(shares, tested[twin])).mean()
-                found.setdefault((setting.task, setting.mode), []).append(float(difference))
-    return {key: float(np.mean(differences)) for key, differences in found.items()}
+                distances.setdefault((setting.task, setting.mode), []).append(float(difference))
+    return {key: float(np.mean(values)) for key, values in distances.items()}
 
 
 def measure_seed_distances(results: Iterable[Result]) -> dict[tuple[str, str], float]:
-    """The same measure between two seeds of everything that was trained alike."""
+    """Measure the same distance between seeds of trainings with equal settings."""
     alike: dict[Setting, list[Floats]] = {}
     for result in results:
         shares = BOXES[result.setting.task].compute_shares(result.test)
         alike.setdefault(replace(result.setting, seed=0), []).append(np.array(shares))
-    found: dict[tuple[str, str], list[float]] = {}
+    distances: dict[tuple[str, str], list[float]] = {}
     for setting, seeds in alike.items():
         differences = [np.abs(a - b).mean() for a, b in itertools.combinations(seeds, 2)]
-        found.setdefault((setting.task, setting.mode), []).extend(map(float, differences))
-    return {key: float(np.mean(values)) for key, values in found.items() if values}
+        distances.setdefault((setting.task, setting.mode), []).extend(map(float, differences))
+    return {key: float(np.mean(values)) for key, values in distances.items() if values}
 
 
 def count_distinct_by_weight(
     cells: Sequence[Cell],
 ) -> dict[tuple[str, str, float], dict[str, float]]:
-    """(task, ranges, weight) -> mode -> distinct advantages, every mode on the same batches.
+    """Count the distinct advantages of every mode on the same batches, those of all modes.
 
-    The batches are those of the trainings of all modes.
+    Returns:
+        (task, ranges, weight) -> mode -> mean number of distinct advantages.
     """
-    found: dict[tuple[str, str, float], list[Mapping[str, float]]] = {}
+    batches: dict[tuple[str, str, float], list[Mapping[str, float]]] = {}
     for cell in cells:
         for weight, seeds in zip(cell.weights, cell.results, strict=True):
-            counts = found.setdefault((cell.task, cell.ranges, weight), [])
+            counts = batches.setdefault((cell.task, cell.ranges, weight), [])
             counts += [one.distinct for one in seeds]
     return {
         key: {mode: float(np.mean([count[mode] for count in counts])) for mode in MODES}
-        for key, counts in found.items()
+        for key, counts in batches.items()
     }
 
 
 def render_markdown(cells: Sequence[Cell], results: Collection[Result]) -> str:
-    """Every figure as tables, one section a task; `results` are all trainings, the pilot's too."""
+    """Render every figure as tables, one section for each task.
+
+    `results` are all trainings, including those that decide the learning rates.
+    """
     sections = []
     for task in dict.fromkeys(cell.task for cell in cells):
         own = [cell for cell in cells if cell.task == task]
@@ -226,7 +230,7 @@ def render_markdown(cells: Sequence[Cell], results: Collection[Result]) -> str:
 
 
 def build_figures(cells: Sequence[Cell], results: Collection[Result]) -> dict[str, object]:
-    """The same for a machine."""
+    """Build the same figures for the line of JSON."""
     return {
         "modes": [
             {
@@ -312,8 +316,8 @@ def _render_distances(task: str, results: Collection[Result]) -> str:
         f"mixed at w, equal at w / {WIDTH:g}": measure_distances(results, WIDTH),
         "for comparison: two seeds of one setting": measure_seed_distances(results),
     }
-    for text, found in measures.items():
-        rows.append([text, *(f"{found.get((task, mode), np.nan):.3f}" for mode in MODES)])
+    for text, distances in measures.items():
+        rows.append([text, *(f"{distances.get((task, mode), np.nan):.3f}" for mode in MODES)])
     return _render_table(rows)
 
 

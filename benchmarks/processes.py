@@ -56,7 +56,7 @@ def _read_kib(text: str, key: str) -> int:
 
 
 def count_open_descriptors(pid: int) -> int | None:
-    """Return the number of open descriptors, 0 if the process has ended, None without permission."""
+    """Count the open descriptors: 0 if the process has ended, None without permission."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except PermissionError:

@@ -109,7 +109,8 @@ def run_block(row: Row, count: int, first: int, *, loops: bool) -> None:
             row.late += 1
         elif verdict != candidate.expected:
             raise SystemExit(
-                f"{row.name}: {verdict} where {candidate.expected} is right:\n{candidate.build_program()}"
+                f"{row.name}: {verdict} where {candidate.expected} is right:\n"
+                f"{candidate.build_program()}"
             )
     if loops:
         row.rates_with_loops.append(count / wall)
@@ -140,7 +141,9 @@ def build_figures(table: dict[tuple[str, int], Row], box: Boxed) -> dict[str, ob
     unit = table[UNIT]
     ratio = {lanes: compare(table["locked", lanes].rates, unit.rates) for lanes in LEAST_RATIO}
     python_here = table["python_here", 1].rates
-    ratio_here = {lanes: compare(table["locked", lanes].rates, python_here) for lanes in LEAST_RATIO}
+    ratio_here = {
+        lanes: compare(table["locked", lanes].rates, python_here) for lanes in LEAST_RATIO
+    }
     hardening, over_minimal_fork = (
         {
             lanes: 1 - compare(table["locked", lanes].rates, table[open_side, lanes].rates)

@@ -1,17 +1,7 @@
 """Growth of processes, descriptors and memory over many jobs in one sandbox.
-The jobs are a mix of every ending: passes, wrong values, exceptions, free-form tests, programs
-on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
-status is checked. Processes, zombies, descriptors and memory of the trainer and of every process
-of the sandbox are read between batches. Growth is the slope of a straight line through the
-samples after the first fifth, in MiB per 10,000 jobs. `leaks` names what has more processes,
 
     python benchmarks/sandbox_endurance.py [--jobs 100000] [--small]
 
-The jobs are a mix of every ending: passes, wrong values, exceptions, free-form tests, programs
-on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
-status is checked. Processes, zombies, descriptors and memory of the trainer and of every process
-of the sandbox are read between batches. Growth is the slope of a straight line through the
-samples after the first fifth, in MiB per 10,000 jobs. `find_leaks` names what has more processes,
 The jobs are a mix of every ending: passes, wrong values, exceptions, free-form tests, programs
 on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
 status is checked. Between batches the benchmark reads processes, zombies, descriptors and memory

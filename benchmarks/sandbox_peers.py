@@ -38,7 +38,7 @@ class Candidate:
     expected: str
 
     def build_program(self) -> str:
-        """Build one program of code and tests, for harnesses that grade in the candidate's process."""
+        """Build one program of code and tests, for sides that grade in the candidate's process."""
         return "\n".join([self.code, *self.asserts])
 
 

@@ -6,9 +6,9 @@ The benchmark runs `run_sweep` as users get it: Ray Tune's own loop, our searche
 ledger, tracking (its server is down) and display (lines). Only the processes are simulated, see
 `scale_executor`: every slot does a step a second, and a whole trial has 120 steps, with rungs at a
 ninth and a third of that. The driver is killed once half of the trials have ended, and started
-again. Two runs follow without our parts. Ray Tune alone runs `--peer-trials` trials, with a searcher
-that always proposes. Ray's real actor manager, which the simulation replaces, runs with as many real
-tasks in flight, see `scale_ray`.
+again. Two runs follow without our parts. Ray Tune alone runs `--peer-trials` trials, with a
+searcher that always proposes. Ray's real actor manager, which the simulation replaces, runs with as
+many real tasks in flight, see `scale_ray`.
 
 All costs are CPU seconds of the driver's process, not wall time, so they leave out waits for the
 disk. The last line is JSON.

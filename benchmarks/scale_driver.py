@@ -228,7 +228,9 @@ def run_peer(output: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     with open_cluster(storage / "processes"), simulate_processes(slots, generate_flat_results):
         tune.Tuner(
             tune.with_resources(do_nothing, {"cpu": 1}),
-            tune_config=tune.TuneConfig(search_alg=ConstantSearcher(), num_samples=-1, reuse_actors=True),
+            tune_config=tune.TuneConfig(
+                search_alg=ConstantSearcher(), num_samples=-1, reuse_actors=True
+            ),
             run_config=tune.RunConfig(name="alone", storage_path=str(storage), verbose=0),
         ).fit()
     figures = {

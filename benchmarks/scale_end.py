@@ -31,20 +31,20 @@ def finish_ours(output: Path, spec: SweepSpec) -> None:
             "mib": round(measure_mib()),
         }
 
-    with measured("reading the ledger"):
+    with measure("reading the ledger"):
         ledger = Ledger.open(spec, read_only=True)
     with ledger:
         records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
-    with measured("report"):
+    with measure("report"):
         path = write_report(spec, records, sessions=sessions)
-    with measured("front.png"):
+    with measure("front.png"):
         write_front_png(spec, records)
     figures["report_megabytes"] = round(path.stat().st_size / 1e6, 1)
     figures["states"] = {
         state: sum(record.state == state for record in records)
         for state in ("complete", "pruned", "failed", "running")
     }
-    with measured("one picture of the live display"):
+    with measure("one picture of the live display"):
         draw(spec, records)
     figures["spool"] = count_messages(spec)
     output.write_text(json.dumps(figures))

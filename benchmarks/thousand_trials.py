@@ -102,7 +102,9 @@ def _write_directory(directory: Path, rng: np.random.Generator) -> None:
             for kind in ("mean", "dead_groups", "share")
         }
         append_step(directory, Measurement(step, metrics, Cost(64 * step, step, step)))
-    completion = Completion("Write a function.\n" * 8, "<think>x</think>\n" * 20, {"correctness": 1.0})
+    completion = Completion(
+        "Write a function.\n" * 8, "<think>x</think>\n" * 20, {"correctness": 1.0}
+    )
     write_completions(directory, [completion] * 6)
 
 

@@ -98,8 +98,7 @@ def simulate_sweep(
         )
         study.tell(trial, list(means))
         estimates = {
-            goal.name: Estimate(float(mean), NOISE)
-            for goal, mean in zip(GOALS, means, strict=True)
+            goal.name: Estimate(float(mean), NOISE) for goal, mean in zip(GOALS, means, strict=True)
         }
         records.append(
             TrialRecord(

@@ -1,4 +1,4 @@
-"""Contestants on problems, many seeds, the same budget and concurrency: what the scripts share."""
+"""Comparison of contestants on problems over many seeds, at equal budget and concurrency."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from simulator import Simulation
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared."""
+    """Problems, contestants and size of a comparison."""
 
     name: str
     problems: Sequence[str]
     contestants: Sequence[str]
     budget: int
-    """In full trials."""
+    """Budget in full trials."""
     seeds: int
     workers: int = 4
     """Trials in flight."""
 
     def list_jobs(self) -> list[dict[str, Any]]:
-        """One for each sweep, seeds outermost, so that what is there at any time is even."""
+        """List a job for each sweep, seeds outermost, so that partial results are balanced."""
         return [
             {
                 "problem": problem,
@@ -51,7 +51,7 @@ class Plan:
         ]
 
     def drop_missing(self) -> tuple[Plan, dict[str, str]]:
-        """The plan with what can take part, and what the others lack."""
+        """Return the plan without entries that lack a package, and these packages."""
         names = (*self.problems, *self.contestants)
         lacking = {name: package for name in names if (package := find_missing_package(name))}
         return (
@@ -66,35 +66,35 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one simulated sweep came to."""
+    """Result of one simulated sweep."""
 
     problem: str
     contestant: str
     seed: int
     steps: Sequence[tuple[float, float]]
-    """Full trials spent, and the hypervolume from then on."""
+    """Full trials spent, and the hypervolume from then on, for each rise."""
     started: int
     complete: int
     model_share: float | None
-    """Of the proposals; None for a peer."""
+    """Share of the proposals that a model made; None for a peer."""
     continued: Mapping[str, Share]
     slowest_ask: float
-    """Seconds of real time."""
+    """Real seconds of the slowest proposal."""
     usual_ask: float
 
 
 @lru_cache(maxsize=1)
 def load_problem(name: str) -> Problem:
-    """A problem, kept from one job to the next: some take a while to make."""
+    """Load a problem; the cache keeps it for the next job, because some are slow to build."""
     return PROBLEMS[name]()
 
 
 def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one sweep; the result is what JSON can hold of a `Sweep`."""
+    """Run one sweep; return the fields of a `Sweep` as JSON values."""
     problem = load_problem(job["problem"])
     full = problem.levels[-1]
     with warnings.catch_warnings():
-        # Peers warn of what they try out and of matrices; nothing of it changes what is compared.
+        # Peers warn of experimental features and of matrices, which does not affect the figures.
         warnings.simplefilter("ignore")
         tuner = CONTESTANTS[job["contestant"]].build(problem, job["budget"], job["seed"])
         history = Simulation(tuner, problem, job["workers"], job["seed"]).run(job["budget"] * full)
@@ -111,15 +111,15 @@ def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sweep(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
-    """A job and its result as a `Sweep`."""
-    known = {name: job[name] for name in ("problem", "contestant", "seed")}
+    """Build a `Sweep` from a job and its result."""
+    fields = {name: job[name] for name in ("problem", "contestant", "seed")}
     continued = {name: Share(*counts) for name, counts in result["continued"].items()}
     steps = [(spent, volume) for spent, volume in result["steps"]]
-    return Sweep(**{**result, **known, "continued": continued, "steps": steps})
+    return Sweep(**{**result, **fields, "continued": continued, "steps": steps})
 
 
 def parse_arguments(description: str, full: Plan, small: Plan) -> argparse.Namespace:
-    """The command line that the scripts share; its `plan` is what to compare."""
+    """Parse the command line that the scripts share; `plan` of the result is the comparison."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,13 +134,13 @@ def parse_arguments(description: str, full: Plan, small: Plan) -> argparse.Names
     options = parser.parse_args()
     plan = small if options.small else full
     fields = ("problems", "contestants", "seeds", "budget", "workers")
-    given = {name: value for name in fields if (value := getattr(options, name)) is not None}
-    options.plan = replace(plan, **given)
+    overrides = {name: value for name in fields if (value := getattr(options, name)) is not None}
+    options.plan = replace(plan, **overrides)
     return options
 
 
 def compare(options: argparse.Namespace) -> tuple[list[Sweep], dict[str, Any]]:
-    """Simulate what is not done yet and report; a small run leaves nothing behind.
+    """Simulate the missing sweeps and report; a small run leaves no files.
 
     Returns:
         All sweeps, and the figures for the line of JSON.
@@ -151,11 +151,11 @@ def compare(options: argparse.Namespace) -> tuple[list[Sweep], dict[str, Any]]:
     return _compare(options.plan, options.processes, options.out)
 
 
-def _compare(asked: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[str, Any]]:
+def _compare(requested: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[str, Any]]:
     from picture import write_picture
     from report import build_figures, render_markdown
 
-    plan, lacking = asked.drop_missing()
+    plan, lacking = requested.drop_missing()
     for name, package in lacking.items():
         print(f"left out: {name}, which needs {package} (pip install -e '.[bench]')")
     jobs = plan.list_jobs()
@@ -176,5 +176,5 @@ def _compare(asked: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[
 
 
 def print_figures(figures: Mapping[str, Any]) -> None:
-    """The last line of a script."""
+    """Print the line of JSON that ends a script."""
     print(json.dumps(figures))

@@ -1,4 +1,4 @@
-"""Who is compared on what, by name. Nothing here is imported before it is asked for."""
+"""Contestants and problems of the comparisons by name; other packages are imported on use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Build = Callable[[Problem, int, int], Tuner]
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something that searches."""
+    """Tuner that takes part in comparisons."""
 
     build: Build
     needs: str = ""
-    """A package that it needs besides the project's own."""
+    """Package that it needs in addition to the project's dependencies."""
     takes_constraints: bool = True
     most_seeds: int | None = None
-    """Of one whose proposals take seconds to minutes."""
+    """Most seeds of a contestant whose proposals take seconds to minutes."""
 
 
 def _build_product(sampler: str, core: Core, most_seeds: int | None = None) -> Contestant:
@@ -87,7 +87,7 @@ PROBLEMS: Mapping[str, Callable[[], Problem]] = {
 
 
 def find_missing_package(name: str) -> str:
-    """The package without which a contestant or a problem cannot take part; empty if it can."""
+    """Return the missing package of a contestant or problem; empty if it can take part."""
     needs = CONTESTANTS[name].needs if name in CONTESTANTS else ""
     if name in REFERENCES:
         needs = "pymoo"

@@ -1,11 +1,11 @@
-"""The table of real learning curves as a problem: what a training would have measured.
+"""Table of real learning curves as a search problem.
 
-A configuration that is not in the table is looked up in a surrogate, a Gaussian process for each
-metric and level. A replayed trial adds to its mean what made real ones differ: one deviation of the
-training for each metric, the same at all its rungs in units of the level's own spread, and at every
-rung an error of measurement as large as the table's standard errors there. Values stay within the
-metric's range. What counts, `truth`, is the mean of the process through the test values. A trial
-takes as long as the nearest configuration of the table took.
+A surrogate, a Gaussian process for each metric and level, interpolates between the configurations
+of the table. A replayed trial adds two random parts to its mean: one deviation of the training for
+each metric, equal at all rungs in units of the level's own spread, and at every rung an error of
+measurement as large as the table's standard errors there. Values stay within the metric's range.
+The true values are the means of the process through the test values. A trial takes as long as the
+nearest configuration of the table.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 
 
 class Replayed:
-    """Trainings of a search space, replayed from a table."""
+    """Problem whose trainings are replayed from a table."""
 
     def __init__(self, spec: SweepSpec, curves: Curves, levels: tuple[int, ...]) -> None:
-        """
+        """Fit the surrogates.
+
         Args:
-            spec: whose space the table's configurations were drawn from.
+            spec: spec with the space of the table's configurations.
             curves: the table.
-            levels: where trials are measured; some of the table's, the last one included.
+            levels: levels at which trials are measured; some of the table's, with its last one.
 
         Raises:
-            ValueError: a level that the table does not have.
+            ValueError: the table does not have one of the levels.
         """
         if not set(levels) <= set(curves.levels) or levels[-1] != curves.levels[-1]:
-            raise ValueError(f"levels {levels} of a table that has {curves.levels}")
+            raise ValueError(f"levels {levels} are not all in the table, which has {curves.levels}")
         self.name = spec.name
         self.levels = levels
         self.domains: Mapping[str, Choices | Uniform] = spec.space.searched
@@ -78,12 +79,12 @@ class Replayed:
 
     @staticmethod
     def load_shipped() -> Replayed:
-        """The table that ships, measured where trials are compared by default."""
+        """Load the table that ships, with the default rungs as levels."""
         curves = read_table(SHIPPED)
         return Replayed(load_spec(SPACE), curves, choose_levels(curves.levels))
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """One training."""
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        """Draw one training."""
         point = encode_features(params, self.domains)
         of_training = {name: float(rng.standard_normal()) for name in self._list_metrics()}
         of_rungs = {
@@ -91,21 +92,21 @@ class Replayed:
             for level in self.levels
         }
 
-        def measured(level: int) -> Estimates:
+        def measure(level: int) -> Estimates:
             return {
                 name: self._estimate(name, level, point, of_training[name], draw)
                 for name, draw in of_rungs[level].items()
             }
 
-        return measured
+        return measure
 
-    def truth(self, params: Params) -> Mapping[str, float]:
-        """What the surrogate of the test values says."""
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
+        """Predict the test values by their surrogates."""
         point = encode_features(params, self.domains)
         return {n: self._clip(n, fit.predict(point)) for n, fit in self._tests.items()}
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
-        """CPU seconds of the nearest configuration between two levels."""
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
+        """Return the CPU seconds of the nearest configuration between two levels."""
         row = find_nearest(encode_features(params, self.domains), list(self._points))
         before = float(self._cpu_seconds[start][row]) if start else 0.0
         return float(self._cpu_seconds[end][row]) - before
@@ -128,12 +129,12 @@ class Replayed:
 
 
 def choose_levels(
-    known: tuple[int, ...], grace_share: float = AshaSettings().grace
+    available: tuple[int, ...], grace_share: float = AshaSettings().grace
 ) -> tuple[int, ...]:
-    """Levels of a table nearest to those of halving by 3, from the full budget down."""
-    full, wanted = known[-1], [1.0]
+    """Return the levels nearest to those of halving by 3, from the full budget down."""
+    full, wanted = available[-1], [1.0]
     while wanted[-1] / 3 >= grace_share:
         wanted.append(wanted[-1] / 3)
     return tuple(
-        sorted({min(known, key=lambda level: abs(level - share * full)) for share in wanted})
+        sorted({min(available, key=lambda level: abs(level - share * full)) for share in wanted})
     )

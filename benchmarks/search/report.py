@@ -1,4 +1,4 @@
-"""Tables of simulated sweeps, and the same figures for JSON."""
+"""Tables of simulated sweeps, and their figures for JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NOTHING = "\N{EM DASH}"
 
 @dataclass(frozen=True)
 class Row:
-    """What one contestant came to on one problem, over its seeds."""
+    """Figures of one contestant on one problem, over its seeds."""
 
     problem: str
     contestant: str
     seeds: int
     median: float
-    """Hypervolume at the whole budget."""
+    """Median hypervolume at the whole budget."""
     low: float
     high: float
     mean: float
@@ -32,8 +32,9 @@ class Row:
     at_third: float
     """Median hypervolume at a third of the budget."""
     to_reach: float | None
-    """Share of the budget at which the median reaches the final ones of all `TO_REACH`; None if it
-    never does, or is one of them."""
+    """Share of the budget at which the median reaches the final ones of all `TO_REACH`.
+
+    None if it never does, or for a contestant of `TO_REACH`."""
     started: float
     complete: float
     model_share: float | None
@@ -44,18 +45,18 @@ class Row:
 
 
 TO_REACH = ("optuna random", "optuna tpe")
-"""Whose final hypervolume is to be reached with less."""
+"""Contestants whose final hypervolume the others should reach with less budget."""
 
 
 def build_rows(sweeps: Sequence[Sweep], budget: int) -> Iterator[Row]:
-    """One for each problem and contestant, problem by problem."""
+    """Yield a row for each problem and contestant, problem by problem."""
     for problem in dict.fromkeys(sweep.problem for sweep in sweeps):
-        here = [sweep for sweep in sweeps if sweep.problem == problem]
-        names = list(dict.fromkeys(sweep.contestant for sweep in here))
-        of = {name: [sweep for sweep in here if sweep.contestant == name] for name in names}
-        goals = [_compute_final(of[name], budget) for name in TO_REACH if name in of]
-        for name, mine in of.items():
-            yield _build_row(mine, budget, None if name in TO_REACH else max(goals, default=None))
+        own = [sweep for sweep in sweeps if sweep.problem == problem]
+        names = list(dict.fromkeys(sweep.contestant for sweep in own))
+        groups = {name: [sweep for sweep in own if sweep.contestant == name] for name in names}
+        goals = [_compute_final(groups[name], budget) for name in TO_REACH if name in groups]
+        for name, group in groups.items():
+            yield _build_row(group, budget, None if name in TO_REACH else max(goals, default=None))
 
 
 def _compute_final(sweeps: Sequence[Sweep], budget: int) -> float:
@@ -99,33 +100,33 @@ def _pool_share(sweeps: Sequence[Sweep], standing: str) -> float | None:
 
 
 def render_markdown(sweeps: Sequence[Sweep], budget: int) -> str:
-    """A table a problem."""
-    found = list(build_rows(sweeps, budget))
+    """Render a table for each problem."""
+    rows = list(build_rows(sweeps, budget))
     tables = [
-        _render_table([row for row in found if row.problem == problem], budget)
-        for problem in dict.fromkeys(row.problem for row in found)
+        _render_table([row for row in rows if row.problem == problem], budget)
+        for problem in dict.fromkeys(row.problem for row in rows)
     ]
     return "\n".join(tables)
 
 
 def build_figures(sweeps: Sequence[Sweep], budget: int) -> list[dict[str, Any]]:
-    """The rows as JSON has them."""
+    """Build the rows for JSON."""
     return [
         {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
         for row in build_rows(sweeps, budget)
     ]
 
 
-def _render_table(found: Sequence[Row], budget: int) -> str:
+def _render_table(rows: Sequence[Row], budget: int) -> str:
     lines = [
-        f"### {found[0].problem}, budget of {budget} full trials",
+        f"### {rows[0].problem}, budget of {budget} full trials",
         "",
         "| | hypervolume, median [95 %] | mean ± sd | at a third | reaches random and TPE at | "
         "trials: complete of started | from the model | P(continue): front, worst third | "
         "ask: median, slowest (s) | seeds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in rows:
         cells = [
             row.contestant,
             f"{row.median:.3f} [{row.low:.3f}, {row.high:.3f}]",

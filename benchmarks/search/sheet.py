@@ -1,4 +1,4 @@
-"""The data sheet of the table of learning curves: what it is, computed from the table itself."""
+"""Data sheet of the table of learning curves, computed from the table itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PACKAGES = ("gdpo-tune", "torch", "trl", "transformers")
 
 
 def write_sheet(spec: SweepSpec, table: Path) -> None:
-    """Write the sheet of a table beside it, `.md`; whole or not at all."""
+    """Write the sheet of a table atomically to a `.md` file beside the table."""
     text = render_sheet(spec, read_table(table), table.name)
     write_atomically(table.with_suffix(".md"), text.encode())
 
 
 def render_sheet(spec: SweepSpec, curves: Curves, name: str) -> str:
-    """The sheet as Markdown."""
+    """Render the sheet as Markdown."""
     training = spec.training
     steps = [level // training.completions_per_step for level in curves.levels]
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
@@ -101,7 +101,7 @@ def _render_correlations(curves: Curves, spec: SweepSpec, steps: list[int]) -> l
 
 
 def _compute_spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """NaN if one of them does not vary."""
+    """Compute Spearman's correlation; NaN if one of the arrays is constant."""
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
     return float(spearmanr(one, other).statistic)

@@ -50,16 +50,16 @@ class Line:
     best: Mapping[str, float] = {"gain": 1.0, "loss": 0.0}
     constraints: Mapping[str, Constraint] = {"gain": Constraint(op=">=", bound=0.1)}
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         noise = float(rng.standard_normal())
         return lambda level: build_exact_estimates(
-            {**{k: v * level / 9 for k, v in self.truth(params).items()}, "noise": noise}
+            {**{k: v * level / 9 for k, v in self.compute_truth(params).items()}, "noise": noise}
         )
 
-    def truth(self, params: Params) -> Mapping[str, float]:
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
         return {"gain": float(params["x"]), "loss": 2 * float(params["x"])}
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
         return float(end - start)
 
 
@@ -114,7 +114,7 @@ def test_botorch_has_the_same_functions():
 def test_pymoo_constraints_are_met_at_zero_or_less():
     pytest.importorskip("pymoo")
     problem = PROBLEMS["bnh"]()
-    truth = problem.truth({"x1": 0.0, "x2": 0.0})
+    truth = problem.compute_truth({"x1": 0.0, "x2": 0.0})
     assert truth["f1"] == 0.0
     assert truth["f2"] == 50.0
     assert problem.constraints["g1"].holds(truth["g1"])
@@ -178,7 +178,7 @@ def history_of(*trials: tuple[float, int]) -> History:
     """Trials that were completed, each with its x and what had been spent by then."""
     history = History(params={n: {"x": x} for n, (x, _) in enumerate(trials)})
     for number, (x, spent) in enumerate(trials):
-        values = build_exact_estimates(Line().truth({"x": x}))
+        values = build_exact_estimates(Line().compute_truth({"x": x}))
         history.visits.append(Visit(spent, spent, number, 9, values, "complete"))
     return history
 

@@ -134,8 +134,8 @@ def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: Sweep
     problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = {**quasi_random.draw_point(spec, 1000)}
     true = true_values(params, 1.0)
-    assert problem.truth(params) == pytest.approx(true, abs=0.02)
-    trainings = [problem.curve(params, np.random.default_rng(seed)) for seed in range(200)]
+    assert problem.compute_truth(params) == pytest.approx(true, abs=0.02)
+    trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(200)]
     ends = np.array([training(LEVELS[-1])["length"].mean for training in trainings])
     assert ends.mean() == pytest.approx(true["length"], abs=0.02)
     assert ends.std() == pytest.approx(0.02, rel=0.4)
@@ -150,11 +150,11 @@ def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: 
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.002, deviation=0.05)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = quasi_random.draw_point(spec, 1000)
-    trainings = [problem.curve(params, np.random.default_rng(seed)) for seed in range(60)]
+    trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(60)]
     first = [training(problem.levels[-2])["correctness"].mean for training in trainings]
     last = [training(problem.levels[-1])["correctness"].mean for training in trainings]
     assert np.corrcoef(first, last)[0, 1] > 0.95
-    again = problem.curve(params, np.random.default_rng(3))
+    again = problem.draw_curve(params, np.random.default_rng(3))
     assert again(LEVELS[-1]) == trainings[3](LEVELS[-1])
 
 
@@ -163,15 +163,15 @@ def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: Sw
     problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = quasi_random.draw_point(spec, 5)
     for seed in range(30):
-        values = problem.curve(params, np.random.default_rng(seed))(LEVELS[-1])
+        values = problem.draw_curve(params, np.random.default_rng(seed))(LEVELS[-1])
         assert all(0 <= value.mean <= 1 for value in values.values())
 
 
 def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec: SweepSpec):
     problem = Replayed(spec, curves_of(spec, tmp_path / "t.parquet"), (640, 1280, 3840))
     params = quasi_random.draw_point(spec, 3)
-    assert problem.seconds(params, 0, 640) == 5.0
-    assert problem.seconds(params, 640, 3840) == 25.0
+    assert problem.compute_seconds(params, 0, 640) == 5.0
+    assert problem.compute_seconds(params, 640, 3840) == 25.0
     with pytest.raises(ValueError, match="of a table that has"):
         Replayed(spec, read_table(tmp_path / "t.parquet"), (100, 3840))
 
