@@ -134,13 +134,13 @@ class Plan:
         ]
 
 
-def train_all(settings: Iterable[Setting], plan: Plan, workers: int, kept: Path) -> None:
+def train_all(settings: Iterable[Setting], plan: Plan, workers: int, path: Path) -> None:
     """Train the missing settings; write each result to disk before waiting for the next."""
     missing = [setting for setting in settings if setting not in plan.done]
     jobs = [(s, build_training(s.task, plan.steps, plan.prompts)) for s in missing]
     started = time.perf_counter()
     for count, result in enumerate(_run_jobs(jobs, workers), 1):
-        with kept.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         plan.done[result.setting] = result
         values = "  ".join(f"{name} {result.test[name]:.3f}" for name in BOXES[result.setting.task])
@@ -159,12 +159,12 @@ def _run_jobs(jobs: Sequence[tuple[Setting, TrainingSettings]], workers: int) ->
         yield from pool.imap_unordered(run, jobs)
 
 
-def read_results(kept: Path, plan: Plan) -> None:
+def read_results(path: Path, plan: Plan) -> None:
     """Read results of an earlier run with the same training; remove an incomplete last line."""
-    if not kept.exists():
+    if not path.exists():
         return
-    whole = kept.read_bytes().rpartition(b"\n")[0]
-    kept.write_bytes(whole + b"\n" if whole else b"")
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    path.write_bytes(whole + b"\n" if whole else b"")
     for line in whole.splitlines():
         entry = json.loads(line)
         result = Result(**{**entry, "setting": Setting(**entry["setting"])})
@@ -202,14 +202,14 @@ def run_plan(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
     from normalization_picture import write_picture
 
     out.mkdir(parents=True, exist_ok=True)
-    kept = out / "trainings.jsonl"
-    read_results(kept, plan)
+    path = out / "trainings.jsonl"
+    read_results(path, plan)
     if not only_report:
-        train_all(plan.list_pilot_settings(), plan, workers, kept)
-        train_all(plan.list_remaining_settings(), plan, workers, kept)
+        train_all(plan.list_pilot_settings(), plan, workers, path)
+        train_all(plan.list_remaining_settings(), plan, workers, path)
     cells = plan.build_cells()
     if not cells:
-        raise SystemExit(f"{len(plan.done)} trainings in {kept} are too few for any figure")
+        raise SystemExit(f"{len(plan.done)} trainings in {path} are too few for any figure")
     table = render_markdown(cells, plan.done.values())
     (out / "table.md").write_text(table, encoding="utf-8")
     write_picture(cells, out / "normalization.png")

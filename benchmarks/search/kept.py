@@ -14,35 +14,35 @@ Job = Mapping[str, Any]
 Result = Mapping[str, Any]
 
 
-def read_done(kept: Path) -> dict[str, Result]:
+def read_done(path: Path) -> dict[str, Result]:
     """Return key of a job -> its result from a file; remove an incomplete last line."""
-    if not kept.exists():
+    if not path.exists():
         return {}
-    content = kept.read_bytes()
+    content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
-        os.truncate(kept, len(whole))  # a kill while the file is rewritten would lose all of it
+        os.truncate(path, len(whole))  # a kill while the file is rewritten would lose all of it
     entries = map(json.loads, whole.splitlines())
     return {build_key(entry["job"]): entry["result"] for entry in entries}
 
 
 def finish(
-    jobs: Sequence[Job], work: Callable[[Job], Result], kept: Path, processes: int
+    jobs: Sequence[Job], work: Callable[[Job], Result], path: Path, processes: int
 ) -> list[Result]:
     """Run all jobs without a result in the file; return all results in the order of the jobs.
 
     Args:
         jobs: mappings of JSON values.
         work: function of a module, so that another process can import it.
-        kept: file of the results.
+        path: file of the results.
         processes: number of parallel processes.
     """
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    done = read_done(kept)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = read_done(path)
     missing = [job for job in jobs if build_key(job) not in done]
     started = time.perf_counter()
     for count, (job, result) in enumerate(_run_jobs(missing, work, processes), 1):
-        with kept.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"job": job, "result": result}) + "\n")
         done[build_key(job)] = result
         values = ", ".join(map(str, job.values()))

@@ -82,7 +82,7 @@ def test_the_peak_is_that_of_the_largest_block():
 
 
 def options(command, *arguments: str) -> argparse.Namespace:
-    return command.parser().parse_args(arguments)
+    return command.build_parser().parse_args(arguments)
 
 
 def test_options_decide_what_a_step_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
