@@ -107,10 +107,10 @@ def test_a_number_that_cannot_be_is_refused(text: str):
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_one_gpu_is_measured(monkeypatch: pytest.MonkeyPatch, gpus: int):
-    monkeypatch.setattr("gpu_options.visible_gpus", lambda environment: gpus)
+    monkeypatch.setattr("gpu_options.count_visible_gpus", lambda environment: gpus)
     with pytest.raises(ResourcesError, match=f"{gpus} GPUs"):
         require_gpu()
-    monkeypatch.setattr("gpu_options.visible_gpus", lambda environment: 1)
+    monkeypatch.setattr("gpu_options.count_visible_gpus", lambda environment: 1)
     require_gpu()
 
 
